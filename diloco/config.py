@@ -1,0 +1,361 @@
+"""The run's configuration: typed, validated, and the only reader of dicts.
+
+Experiments write a `ConfigDict`; everything behind this module sees frozen
+dataclasses. Every refusal names the field and its value, the rule, and what to
+do about it.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from diloco import errors, typed
+from diloco.fragments import codec
+
+_TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6})?")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+  """Which task to train; see `diloco.tasks.registry`."""
+
+  name: str = "language_model"
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceConfig:
+  """Devices joined by fast links: one unit of hardware."""
+
+  kind: str = "cpu"
+  topology: str = "1"  # devices along each axis, "2x4"
+  relative_speed: float = 1.0  # inner steps against the fleet's fastest
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The topology as integers."""
+    return tuple(int(n) for n in self.topology.split("x"))
+
+  @property
+  def num_devices(self) -> int:
+    """Chips of the slice."""
+    return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class FleetConfig:
+  """All slices known to the run, and how many become islands."""
+
+  slices: tuple[SliceConfig, ...] = (SliceConfig(),)
+  num_islands: int = 0  # M; 0 takes every slice, fewer leaves spares
+  pace_step_secs: float = 0.0  # emulated step time at relative speed 1; 0: off
+
+  @property
+  def islands(self) -> int:
+    """M."""
+    return self.num_islands or len(self.slices)
+
+
+@dataclasses.dataclass(frozen=True)
+class SyncConfig:
+  """Fragments, rounds and their merging."""
+
+  num_fragments: int = 24  # P
+  every: int = 24  # H, inner steps
+  overlap_steps: int = 2  # tau
+  quorum: int = 1  # K
+  grace: str = "adaptive"  # or a fixed number of seconds
+  grace_gamma: float = 0.8  # share of the slack the adaptive grace may spend
+  max_staleness: int = 2
+  staleness_decay: float = 0.7
+  follow: bool = True
+  codec: str = "bf16"
+  adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
+  blend_alpha: float = 0.5  # share of the local value kept by "blend"
+  merge: Literal["rda", "mean"] = "rda"
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterConfig:
+  """The outer optimizer: SGD with momentum, per fragment."""
+
+  learning_rate: float = 0.7
+  momentum: float = 0.9
+  nesterov: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramConfig:
+  """What the controller dispatches."""
+
+  window_steps: int = 24
+  windows_ahead: int = 2
+  eval_every_tokens: int = 0  # 0: only at the end
+  eval_batches: int = 4
+  final_eval_batches: int = 64
+  checkpoint_every_steps: int = 200  # 0: only when the run stops
+
+
+@dataclasses.dataclass(frozen=True)
+class ControllerConfig:
+  """Supervision; all times follow from `heartbeat_secs` unless set."""
+
+  heartbeat_secs: float = 0.5
+  port: int = 0  # 0 lets the system choose
+  start_secs: float = 180.0  # to import, compile and report ready
+  gather_secs: float = 30.0  # the first island ready waits for the others
+  hang_secs: float = 60.0  # without a step while training
+  restart_base_secs: float = 0.5
+  restart_max_secs: float = 60.0
+  max_restarts: int = 20  # per island, then it is given up
+  drain_secs: float = 60.0
+  orphan_secs: float = 60.0  # an island or syncer lives without controller
+  max_islands_per_core: int = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultConfig:
+  """A fault to inject: a real signal to a real process."""
+
+  target: str  # "island-<m>" or "syncer"
+  at_fraction: float  # of the token budget trained
+  kind: Literal["sigkill", "sigstop"] = "sigkill"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """One run, whole."""
+
+  name: str = "run"
+  seed: int = 0
+  total_tokens: int = 1_000_000  # trained by all islands together
+  task: TaskConfig = TaskConfig()
+  fleet: FleetConfig = FleetConfig()
+  sync: SyncConfig = SyncConfig()
+  outer: OuterConfig = OuterConfig()
+  programs: ProgramConfig = ProgramConfig()
+  controller: ControllerConfig = ControllerConfig()
+  faults: tuple[FaultConfig, ...] = ()
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns plain JSON values."""
+    return typed.plain(dataclasses.asdict(self))
+
+  def speed_share(self, island: int) -> float:
+    """Share of the run's tokens an island of this speed should train."""
+    speeds = [s.relative_speed for s in self.fleet.slices][: self.fleet.islands]
+    return speeds[island] / sum(speeds)
+
+
+# A resumed run may change these; anything else would make it another run.
+RESUMABLE = ("total_tokens", "programs", "controller", "faults")
+
+
+def from_mapping(values: Mapping[str, Any]) -> RunConfig:
+  """Builds and validates a configuration.
+
+  Args:
+    values: nested mappings, such as a `ConfigDict`.
+
+  Returns:
+    The typed configuration.
+
+  Raises:
+    UserError: an unknown field (names the nearest), a wrong type, or values
+      that cannot work together.
+  """
+  config = typed.build(RunConfig, values, "config")
+  _validate(config)
+  return config
+
+
+def check_resumable(old: RunConfig, new: RunConfig) -> None:
+  """Refuses to continue a run under an incompatible configuration."""
+  for name, old_value, new_value in _differences(old, new, ""):
+    if name.split(".")[0] not in RESUMABLE:
+      raise errors.UserError(
+        f"config.{name} = {typed.show(new_value)}",
+        f"the run in this directory has {typed.show(old_value)}, and this field"
+        " cannot change within a run",
+        f"set config.{name} back to that, or use a new --workdir",
+      )
+
+
+def _differences(
+  old: Any, new: Any, prefix: str
+) -> Iterator[tuple[str, Any, Any]]:
+  for field in dataclasses.fields(old):
+    a, b = getattr(old, field.name), getattr(new, field.name)
+    name = prefix + field.name
+    if dataclasses.is_dataclass(a):
+      yield from _differences(a, b, name + ".")
+    elif typed.plain(a) != typed.plain(b):
+      yield name, a, b
+
+
+def _require(holds: bool, what: str, why: str, remedy: str) -> None:
+  if not holds:
+    raise errors.UserError(what, why, remedy)
+
+
+def _validate(config: RunConfig) -> None:
+  _validate_ranges(config)
+  _validate_fleet(config.fleet)
+  _validate_sync(config.sync, config.fleet.islands)
+  _validate_times(config)
+  for i, fault in enumerate(config.faults):
+    targets = [f"island-{m}" for m in range(config.fleet.islands)] + ["syncer"]
+    _require(
+      fault.target in targets,
+      f"config.faults[{i}].target = {typed.show(fault.target)}",
+      f"the run has {', '.join(targets)}",
+      "name one of them",
+    )
+
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+  ("seed", 0, 2**32 - 1),
+  ("total_tokens", 1, math.inf),
+  ("sync.num_fragments", 1, math.inf),
+  ("sync.every", 1, math.inf),
+  ("sync.overlap_steps", 1, math.inf),
+  ("sync.quorum", 1, math.inf),
+  ("sync.grace_gamma", 0, 1),
+  ("sync.max_staleness", 0, math.inf),
+  ("sync.staleness_decay", 0, 1),
+  ("sync.blend_alpha", 0, 1),
+  ("outer.learning_rate", 0, math.inf),
+  ("outer.momentum", 0, 1),
+  ("fleet.num_islands", 0, math.inf),
+  ("fleet.pace_step_secs", 0, math.inf),
+  ("programs.window_steps", 1, math.inf),
+  ("programs.windows_ahead", 1, math.inf),
+  ("programs.eval_every_tokens", 0, math.inf),
+  ("programs.eval_batches", 1, math.inf),
+  ("programs.final_eval_batches", 1, math.inf),
+  ("programs.checkpoint_every_steps", 0, math.inf),
+  ("controller.heartbeat_secs", 0.05, math.inf),
+  ("controller.port", 0, 65535),
+  ("controller.start_secs", 1, math.inf),
+  ("controller.gather_secs", 0, math.inf),
+  ("controller.hang_secs", 1, math.inf),
+  ("controller.restart_base_secs", 0, math.inf),
+  ("controller.restart_max_secs", 0, math.inf),
+  ("controller.max_restarts", 0, math.inf),
+  ("controller.drain_secs", 1, math.inf),
+  ("controller.orphan_secs", 1, math.inf),
+  ("controller.max_islands_per_core", 1, math.inf),
+)
+
+
+def _validate_ranges(config: RunConfig) -> None:
+  for name, low, high in _RANGES:
+    value: Any = config
+    for part in name.split("."):
+      value = getattr(value, part)
+    _require(
+      low <= value <= high,
+      f"config.{name} = {value}",
+      f"it must be at least {low}"
+      + (f" and at most {high}" if high < math.inf else ""),
+      f"change config.{name}",
+    )
+  for i, fault in enumerate(config.faults):
+    _require(
+      0 <= fault.at_fraction <= 1,
+      f"config.faults[{i}].at_fraction = {fault.at_fraction}",
+      "it is a share of the token budget",
+      "give a number from 0 to 1",
+    )
+
+
+def _validate_fleet(fleet: FleetConfig) -> None:
+  _require(
+    bool(fleet.slices),
+    "config.fleet.slices = ()",
+    "a run needs at least one slice",
+    "add a slice",
+  )
+  for i, hardware in enumerate(fleet.slices):
+    where = f"config.fleet.slices[{i}]"
+    _require(
+      _TOPOLOGY.fullmatch(hardware.topology) is not None
+      and hardware.num_devices > 0,
+      f"{where}.topology = {typed.show(hardware.topology)}",
+      "a topology is device counts along one or two axes",
+      "write it like '4' or '2x4'",
+    )
+    _require(
+      0 < hardware.relative_speed <= 1,
+      f"{where}.relative_speed = {hardware.relative_speed}",
+      "speeds are relative to the fleet's fastest slice",
+      "give a number above 0 and at most 1",
+    )
+  _require(
+    fleet.num_islands <= len(fleet.slices),
+    f"config.fleet.num_islands = {fleet.num_islands}",
+    f"the fleet has {len(fleet.slices)} slices and an island needs one",
+    "add slices or lower config.fleet.num_islands",
+  )
+
+
+def _validate_times(config: RunConfig) -> None:
+  times = config.controller
+  _require(
+    times.hang_secs >= 2 * times.heartbeat_secs,
+    f"config.controller.hang_secs = {times.hang_secs}",
+    "progress is reported every config.controller.heartbeat_secs ="
+    f" {times.heartbeat_secs}, so every island would count as hung",
+    "raise hang_secs to twice heartbeat_secs or more",
+  )
+  islands = config.fleet.slices[: config.fleet.islands]
+  slowest = min(hardware.relative_speed for hardware in islands)
+  step_secs = config.fleet.pace_step_secs / slowest
+  _require(
+    step_secs < times.hang_secs,
+    f"config.fleet.pace_step_secs = {config.fleet.pace_step_secs}",
+    f"the slowest island would take {step_secs:g} s a step and be killed"
+    f" after config.controller.hang_secs = {times.hang_secs}",
+    "lower pace_step_secs or raise hang_secs",
+  )
+
+
+def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
+  codec.check(sync.codec)
+  _require(
+    sync.quorum <= num_islands,
+    f"config.sync.quorum = {sync.quorum}",
+    f"the run has {num_islands} islands, so no round could ever close",
+    f"set config.sync.quorum to at most {num_islands}",
+  )
+  _require(
+    sync.num_fragments <= sync.every,
+    f"config.sync.num_fragments = {sync.num_fragments}",
+    f"P must not exceed H, config.sync.every = {sync.every}, or several"
+    " fragments would be due at every step",
+    f"set config.sync.num_fragments to at most {sync.every}",
+  )
+  _require(
+    sync.overlap_steps <= max(1, sync.every - 1),
+    f"config.sync.overlap_steps = {sync.overlap_steps}",
+    f"a fragment must be back before it leaves again, config.sync.every ="
+    f" {sync.every}",
+    "lower config.sync.overlap_steps or raise config.sync.every",
+  )
+  _require(
+    sync.grace == "adaptive" or fixed_grace_secs(sync.grace) is not None,
+    f"config.sync.grace = {typed.show(sync.grace)}",
+    "it is 'adaptive' or a number of seconds",
+    "write 'adaptive', or for instance '0.5'",
+  )
+
+
+def fixed_grace_secs(grace: str) -> float | None:
+  """Seconds of a fixed grace window; None when it is not a number."""
+  try:
+    secs = float(grace)
+  except ValueError:
+    return None
+  return secs if math.isfinite(secs) and secs >= 0 else None

@@ -1,0 +1,50 @@
+"""Engines: where the processes of a run live, behind one small interface."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+  """One role to start."""
+
+  role: str
+  module: str  # run as `python -m`
+  args: Sequence[str]
+  log: pathlib.Path
+  env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Handle(Protocol):
+  """A started role."""
+
+  @property
+  def pid(self) -> int:
+    """Process number."""
+    ...
+
+  def cause_of_death(self) -> str | None:
+    """How it ended, as "exit 0" or "SIGKILL"; None while it lives."""
+    ...
+
+  def signal(self, number: int) -> None:
+    """Sends a signal to the role and all it started."""
+    ...
+
+  def wait(self, timeout_secs: float) -> bool:
+    """Waits for its end; False on time-out."""
+    ...
+
+
+class Engine(Protocol):
+  """Starts roles."""
+
+  def start(self, launch: Launch) -> Handle:
+    """Starts a role and returns at once."""
+    ...
+
+  def kill_leftovers(self) -> list[str]:
+    """Ends roles that an earlier controller of this run left alive."""
+    ...

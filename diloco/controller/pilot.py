@@ -1,0 +1,100 @@
+"""What to dispatch next: the run's plan, from progress alone.
+
+Pure decisions: progress comes in, programs to dispatch go out.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import config as config_lib
+from diloco.controller import program
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+  """A program to dispatch to an island."""
+
+  island: int
+  name: program.Name
+  args: Mapping[str, Any]
+
+
+class Pilot:
+  """Keeps every island supplied with programs until the budget is trained."""
+
+  def __init__(self, config: config_lib.RunConfig, tokens_per_step: int):
+    """Args: the run's configuration and the tokens of one inner step."""
+    self._config = config
+    self._tokens_per_step = tokens_per_step
+    self._steps: dict[int, int] = {}
+    self._next_eval_tokens = 0
+    self._next_checkpoint: dict[int, int] = {}
+    speeds = [s.relative_speed for s in config.fleet.slices]
+    self._by_speed = sorted(
+      range(config.fleet.islands), key=lambda m: (-speeds[m], m)
+    )
+
+  @property
+  def tokens(self) -> int:
+    """Tokens trained by all islands, as far as heard of."""
+    return sum(self._steps.values()) * self._tokens_per_step
+
+  @property
+  def budget_spent(self) -> bool:
+    """Whether the run's tokens are trained."""
+    return self.tokens >= self._config.total_tokens
+
+  def observe(self, island: int, step: int) -> bool:
+    """Takes an island's step count in; says whether it moved."""
+    moved = step > self._steps.get(island, -1)
+    if moved:
+      self._steps[island] = step
+    return moved
+
+  def joined(self, island: int, step: int) -> None:
+    """An island is ready, at `step`, which may be before where it died."""
+    self._steps[island] = step
+    every = self._config.programs.checkpoint_every_steps
+    self._next_checkpoint[island] = step + every
+
+  def wanted(self, queued: Mapping[int, int]) -> list[Wanted]:
+    """Programs to dispatch now.
+
+    Args:
+      queued: train windows each ready island still has.
+    """
+    programs = self._config.programs
+    wanted: list[Wanted] = []
+    for island, windows in sorted(queued.items()):
+      if windows >= programs.windows_ahead:
+        continue
+      for name, args in self._extras(island, queued):
+        wanted.append(Wanted(island, name, args))
+      window = {"num_steps": programs.window_steps}
+      missing = programs.windows_ahead - windows
+      wanted += [Wanted(island, "train", window)] * missing
+    return wanted
+
+  def _extras(
+    self, island: int, queued: Mapping[int, int]
+  ) -> list[tuple[program.Name, Mapping[str, Any]]]:
+    """What an island does between two train windows."""
+    programs = self._config.programs
+    extras: list[tuple[program.Name, Mapping[str, Any]]] = []
+    every_steps = programs.checkpoint_every_steps
+    due = self._next_checkpoint.get(island, 0)
+    if every_steps and self._steps.get(island, 0) >= due:
+      self._next_checkpoint[island] = self._steps[island] + every_steps
+      extras.append(("checkpoint", {"wait": False}))
+    every_tokens = programs.eval_every_tokens
+    evaluator = next((m for m in self._by_speed if m in queued), None)
+    if (
+      every_tokens
+      and island == evaluator
+      and self.tokens >= self._next_eval_tokens
+    ):
+      self._next_eval_tokens = self.tokens + every_tokens
+      args = {"target": "global", "num_batches": programs.eval_batches}
+      extras.append(("evaluate", args))
+    return extras

@@ -1,0 +1,106 @@
+"""The resource manager: which slice and which cores an island runs on.
+
+Islands ask for a slice when they start, not before; a slice that was lost is
+not handed out again while another is free. On one machine the "hardware" of a
+slice is a share of its processor cores.
+"""
+
+import os
+from collections.abc import Sequence
+
+from diloco import config as config_lib
+from diloco import errors
+
+_MAX_DEVICES_PER_CORE = 16
+
+
+def available_cores() -> list[int]:
+  """Cores this process may use."""
+  return sorted(os.sched_getaffinity(0))
+
+
+def divide_cores(
+  speeds: Sequence[float], cores: Sequence[int]
+) -> list[list[int]]:
+  """Divides cores among islands.
+
+  With a core or more for each island, every one has its own and the rest go
+  where speed per core is highest. With fewer, islands share: each gets one
+  core, fastest first onto the least loaded.
+
+  Args:
+    speeds: relative speed of each island.
+    cores: core numbers, at least one.
+
+  Returns:
+    [M] lists of core numbers.
+  """
+  order = sorted(range(len(speeds)), key=lambda m: (-speeds[m], m))
+  shares: list[list[int]] = [[] for _ in speeds]
+  if len(cores) < len(speeds):
+    load = dict.fromkeys(cores, 0.0)
+    for m in order:
+      core = min(cores, key=lambda c: (load[c], c))
+      load[core] += speeds[m]
+      shares[m] = [core]
+    return shares
+  counts = [1] * len(speeds)
+  for _ in range(len(cores) - len(speeds)):
+    counts[max(order, key=lambda m: speeds[m] / counts[m])] += 1
+  left = list(cores)
+  for m in range(len(speeds)):
+    shares[m], left = left[: counts[m]], left[counts[m] :]
+  return shares
+
+
+def check_fits(config: config_lib.RunConfig, cores: Sequence[int]) -> None:
+  """Raises `UserError` if this machine cannot hold the fleet."""
+  islands, limit = config.fleet.islands, config.controller.max_islands_per_core
+  if islands > limit * len(cores):
+    raise errors.UserError(
+      f"{islands} islands",
+      f"this machine has {len(cores)} cores and"
+      f" config.controller.max_islands_per_core = {limit}",
+      f"use at most {limit * len(cores)} islands or raise that limit",
+    )
+  devices = _MAX_DEVICES_PER_CORE * len(cores)
+  for i, hardware in enumerate(config.fleet.slices):
+    if hardware.num_devices > devices:
+      raise errors.UserError(
+        f"config.fleet.slices[{i}].topology = {hardware.topology!r}",
+        f"{hardware.num_devices} devices are more than {len(cores)} cores can"
+        f" stand in for ({_MAX_DEVICES_PER_CORE} each)",
+        f"choose a topology of at most {devices} devices",
+      )
+
+
+class ResourceManager:
+  """Binds islands to slices, late."""
+
+  def __init__(self, config: config_lib.RunConfig, cores: Sequence[int]):
+    """Knows the whole fleet; nothing is bound yet."""
+    slices = config.fleet.slices
+    self._bound: dict[int, int] = {}  # island -> slice
+    self._free = list(range(len(slices)))
+    self._lost: list[int] = []
+    speeds = [s.relative_speed for s in slices[: config.fleet.islands]]
+    self._cores = divide_cores(speeds, cores)
+
+  def bind(self, island: int) -> tuple[int, list[int]]:
+    """Gives an island a slice and cores; the same ones if it had any.
+
+    Raises:
+      LookupError: no slice is left.
+    """
+    if island not in self._bound:
+      if not self._free:
+        raise LookupError(f"no slice is free for island {island}")
+      preferred = island if island in self._free else self._free[0]
+      self._free.remove(preferred)
+      self._bound[island] = preferred
+    return self._bound[island], self._cores[island]
+
+  def slice_lost(self, island: int) -> None:
+    """Takes an island's slice out of the fleet, if there is a spare."""
+    if self._free and island in self._bound:
+      self._lost.append(self._bound.pop(island))

@@ -1,0 +1,30 @@
+"""Errors a user can act on.
+
+A `UserError` is the caller's mistake or the machine's shortage. The command
+line prints it as one line and exits with code 2; nothing has been touched.
+"""
+
+
+class UserError(ValueError):
+  """What was asked, why it cannot be, and what to do, in one line."""
+
+  def __init__(self, what: str, why: str, remedy: str):
+    """Joins the three parts into one line.
+
+    Args:
+      what: the thing asked for, with its name and value.
+      why: the rule it breaks, with the other value.
+      remedy: what the user can do.
+    """
+    super().__init__(f"{what}: {why}; {remedy}")
+    self.what = what
+    self.why = why
+    self.remedy = remedy
+
+
+class FencedError(RuntimeError):
+  """This syncer's lease was taken over; it must not commit anything more."""
+
+
+class CorruptSnapshotError(RuntimeError):
+  """A stored object is torn, missing or does not match its checksum."""

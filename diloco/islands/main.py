@@ -1,0 +1,88 @@
+"""Process of one island: `python -m diloco.islands.main`."""
+
+import argparse
+import os
+import pathlib
+import sys
+
+from diloco import channel as channel_lib
+from diloco import errors, process
+from diloco.snapshots import records
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Joins the run, runs programs, leaves. Returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--run_dir", type=pathlib.Path, required=True)
+  parser.add_argument("--island", type=int, required=True)
+  parser.add_argument("--incarnation", type=int, required=True)
+  parser.add_argument("--slice", type=int, required=True)
+  parser.add_argument("--cores", type=int, nargs="*", default=[])
+  args = parser.parse_args(argv)
+  process.setup_role(args.cores)
+  try:
+    return _run(args)
+  except errors.UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return process.EXIT_USER_ERROR
+
+
+def _run(args: argparse.Namespace) -> int:
+  config = process.read_config(args.run_dir)
+  hardware = config.fleet.slices[args.slice]
+  # JAX reads these once, so it is imported only now.
+  os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')}"
+    f" --xla_force_host_platform_device_count={hardware.num_devices}"
+  )
+  import jax
+
+  from diloco.islands import island as island_lib
+  from diloco.islands import programs
+  from diloco.tasks import registry
+
+  jax.config.update(
+    "jax_compilation_cache_dir", str(args.run_dir / "compilation_cache")
+  )
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+  channel = channel_lib.Client(
+    args.run_dir,
+    f"island-{args.island}",
+    {"island": args.island, "incarnation": args.incarnation, "ready": False},
+  )
+
+  def report(member: records.Member, stepping: bool) -> None:
+    channel.send(
+      {
+        "type": "status",
+        "step": member.step,
+        "training": stepping,
+        "step_secs": member.step_secs,
+      }
+    )
+
+  task = registry.make_task(config.task.name, config.task.options)
+  island = island_lib.Island(
+    island_lib.Spec(
+      run_dir=args.run_dir,
+      store_url=process.store_url(args.run_dir),
+      island=args.island,
+      incarnation=args.incarnation,
+      slice=hardware,
+    ),
+    config,
+    task,
+    jax.devices(),
+    after_beat=report,
+  )
+  channel.set_hello(ready=True)
+  channel.send({"type": "ready", "step": island.step})
+  reason = programs.ProgramRunner(island, channel, config).run()
+  island.close(reason)
+  channel.close()
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,110 @@
+"""What an island does: the programs the controller dispatches.
+
+Programs run in the order they come. An island that hears nothing more repeats
+its last train window, so a controller's death or silence stops no training;
+after `controller.orphan_secs` without one it drains, saves its state and ends,
+so that no orphan survives.
+"""
+
+import logging
+import queue
+from collections import deque
+from typing import Any
+
+from diloco import channel as channel_lib
+from diloco import config as config_lib
+from diloco.islands import island as island_lib
+
+logger = logging.getLogger(__name__)
+
+_IDLE_SECS = 0.05
+
+
+class ProgramRunner:
+  """The main loop of an island process."""
+
+  def __init__(
+    self,
+    island: island_lib.Island,
+    channel: channel_lib.Client,
+    config: config_lib.RunConfig,
+  ):
+    """Args: who runs them, where they come from, the run's configuration."""
+    self._island = island
+    self._channel = channel
+    self._config = config
+    self._queue: deque[channel_lib.Message] = deque()
+    self._last_window: dict[str, Any] | None = None
+    self._preempted = False
+    self._orphaned = False
+
+  def run(self) -> str:
+    """Runs programs until told to stop; returns why it stopped."""
+    while True:
+      self._receive(wait=not self._queue and self._last_window is None)
+      if self._orphaned:
+        return self._leave_orphaned()
+      if self._queue:
+        message = self._queue.popleft()
+        if message["name"] == "stop":
+          self._done(message, {"step": self._island.step})
+          return str(message["args"].get("reason", "stopped"))
+        self._done(message, self._run_program(message))
+      elif self._last_window is not None:
+        # Still doing what it was last told; its steps need no answer.
+        self._train(self._last_window)
+
+  def _run_program(self, message: channel_lib.Message) -> dict[str, Any]:
+    name, args = message["name"], message["args"]
+    self._preempted = False
+    match name:
+      case "train":
+        self._last_window = args
+        return self._train(args)
+      case "evaluate":
+        return self._island.evaluate(**args)
+      case "checkpoint":
+        return self._island.checkpoint(**args)
+      case "drain":
+        self._last_window = None
+        return self._island.drain(**args)
+    return {"error": f"there is no program {name!r}"}
+
+  def _train(self, args: dict[str, Any]) -> dict[str, Any]:
+    return self._island.train(args["num_steps"], self._interrupted)
+
+  def _interrupted(self) -> bool:
+    self._receive(wait=False)
+    return self._preempted or self._orphaned
+
+  def _receive(self, *, wait: bool) -> None:
+    """Moves messages into the queue; a preempting one ends train windows."""
+    while True:
+      try:
+        message = self._channel.inbox.get(
+          block=wait, timeout=_IDLE_SECS if wait else None
+        )
+      except queue.Empty:
+        break
+      wait = False
+      if message.get("type") != "program":
+        continue
+      if message.get("preempt"):
+        self._preempted = True
+        for old in [m for m in self._queue if m["name"] == "train"]:
+          self._queue.remove(old)
+          self._done(old, {"steps": 0, "cancelled": True})
+      self._queue.append(message)
+    limit_secs = self._config.controller.orphan_secs
+    self._orphaned = self._channel.alone_secs() > limit_secs
+
+  def _done(self, message: channel_lib.Message, result: Any) -> None:
+    self._channel.send(
+      {"type": "done", "seq": message["seq"], "result": result}
+    )
+
+  def _leave_orphaned(self) -> str:
+    logger.warning("orphaned secs=%.1f", self._channel.alone_secs())
+    self._island.drain(self._config.controller.drain_secs)
+    self._island.checkpoint(wait=True)
+    return "no controller"

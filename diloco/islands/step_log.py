@@ -1,0 +1,85 @@
+"""Step times and metrics of an island.
+
+Metrics of a step are read while the next one runs, so that the host never
+holds the device up.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from diloco.tape import recorder
+
+_SPEED_WEIGHT = 0.1  # of the newest step in the moving average
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pending:
+  step: int
+  metrics: Mapping[str, jax.Array]
+  dispatched_secs: float
+
+
+class StepLog:
+  """Writes one metric line per finished step and keeps the pace."""
+
+  def __init__(
+    self, log: recorder.MetricLog, incarnation: int, tokens_per_step: int
+  ):
+    """Args: where to write, and what every line repeats."""
+    self._log = log
+    self._incarnation = incarnation
+    self._tokens_per_step = tokens_per_step
+    self._pending: _Pending | None = None
+    self._finished_secs: float | None = None
+    self.step_secs = 0.0  # moving average between two steps; 0: unknown
+    self.loss = float("nan")
+
+  def dispatched(
+    self, step: int, metrics: Mapping[str, jax.Array], at_secs: float
+  ) -> None:
+    """Takes over a step's metrics and finishes the one before it."""
+    self.finish()
+    self._pending = _Pending(step, metrics, at_secs)
+
+  def finish(self) -> None:
+    """Waits for the last dispatched step and logs it."""
+    pending, self._pending = self._pending, None
+    if pending is None:
+      return
+    loss = float(np.asarray(pending.metrics["loss"]))
+    now = time.monotonic()
+    started = pending.dispatched_secs
+    gap_secs = None
+    if self._finished_secs is not None:
+      gap_secs = now - self._finished_secs
+      self._observe(gap_secs)
+      started = max(started, self._finished_secs)
+    self._finished_secs = now
+    self.loss = loss
+    self._log.record(
+      step=pending.step,
+      loss=loss,
+      tokens=self._tokens_per_step,
+      step_secs=now - started,
+      gap_secs=gap_secs,
+      incarnation=self._incarnation,
+    )
+
+  def pause(self) -> None:
+    """Ends a program: the next step has no gap to this one."""
+    self.finish()
+    self._finished_secs = None
+
+  def _observe(self, gap_secs: float) -> None:
+    if not self.step_secs:
+      self.step_secs = gap_secs
+    self.step_secs += _SPEED_WEIGHT * (gap_secs - self.step_secs)
+
+  def close(self) -> None:
+    """Finishes the last step and closes the log."""
+    self.finish()
+    self._log.close()

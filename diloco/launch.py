@@ -1,0 +1,225 @@
+"""Launching a run from absl flags: `diloco train` and `experiments/launch.py`.
+
+--config=FILE.py[:VARIANT]   a file with get_config() or get_config(variant)
+--config.FIELD=VALUE         overrides one field, set in the file or not
+--workdir=DIR                directory of the run
+"""
+
+import difflib
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from diloco import config as config_lib
+from diloco import errors, process, typed
+from diloco import run as run_lib
+
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
+# Options belong to the task, which knows their names.
+_FREE = "config.task.options"
+
+
+def define_flags(values: flags.FlagValues) -> None:
+  """Defines --config, --workdir, --json and --quiet."""
+  flags.DEFINE_string(
+    "config", None, "FILE.py[:VARIANT] with get_config.", flag_values=values
+  )
+  flags.DEFINE_string(
+    "workdir", None, "Directory of the run.", flag_values=values
+  )
+  flags.DEFINE_bool(
+    "json", False, "Print summary.json on stdout.", flag_values=values
+  )
+  flags.DEFINE_bool("quiet", False, "Show no live view.", flag_values=values)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Parses flags and trains; returns the exit code.
+
+  Raises:
+    UserError: flags, file, configuration or directory will not do.
+  """
+  values = flags.FlagValues()
+  define_flags(values)
+  if any(a in ("-h", "--help", "-help") for a in argv[1:]):
+    print(f"usage: {argv[0]} --config=FILE.py --workdir=DIR\n\n{__doc__}")
+    print(values.get_help())
+    return 0
+  # Which fields can be overridden is known once the file has been loaded.
+  values.set_gnu_getopt(True)
+  overrides = _parse(values, argv, known_only=True)
+  for argument in overrides:
+    if argument.startswith("-") and not _OVERRIDE.match(argument):
+      raise _unknown_flag(argument.lstrip("-").partition("=")[0], values)
+  for name in ("config", "workdir"):
+    if not values[name].value:
+      raise errors.UserError(
+        f"--{name}", "it is missing", f"give --{name}=..., see --help"
+      )
+  config = load_config(values.config)
+  _override(config, [argv[0], *overrides])
+  return run(
+    config,
+    pathlib.Path(values.workdir),
+    as_json=values.json,
+    quiet=values.quiet,
+  )
+
+
+def run(
+  config: Mapping[str, Any] | ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  *,
+  as_json: bool = False,
+  quiet: bool = False,
+) -> int:
+  """Trains and says how it went; returns the exit code."""
+  result = run_lib.train(config, workdir, quiet=quiet)
+  if as_json:
+    json.dump(result.summary, sys.stdout, indent=2)
+    print()
+  print(f"run {result.status}; report: {result.report}", file=sys.stderr)
+  done = result.status in ("finished", "stopped")
+  return 0 if done else process.EXIT_FAILED
+
+
+def load_config(place: str) -> ml_collections.ConfigDict:
+  """Loads a configuration and fills in every field it leaves out.
+
+  Args:
+    place: "FILE.py" or "FILE.py:VARIANT".
+
+  Raises:
+    UserError: there is no such file, or it cannot be used.
+  """
+  what = f"--config={place}"
+  path, colon, variant = place.partition(":")
+  if not pathlib.Path(path).is_file():
+    raise errors.UserError(what, "there is no such file", "check the path")
+  spec = importlib.util.spec_from_file_location("diloco_config", path)
+  if spec is None or spec.loader is None:
+    raise errors.UserError(what, "it is no Python file", "name a .py file")
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    get_config = module.get_config
+    config = get_config(variant) if colon else get_config()
+    if isinstance(config, Mapping):
+      config = ml_collections.ConfigDict(config)
+  except errors.UserError:
+    raise
+  except Exception as error:  # whatever the user's file does wrong
+    raise errors.UserError(
+      what, _describe(error, path), "correct the file"
+    ) from error
+  if not isinstance(config, ml_collections.ConfigDict):
+    raise errors.UserError(
+      what,
+      f"its get_config returned {typed.show(config)}",
+      "return a ConfigDict",
+    )
+  config.unlock()
+  _complete(config, config_lib.RunConfig().to_dict())
+  return config
+
+
+def _describe(error: Exception, path: str) -> str:
+  """The exception on one line, with the line of the file if it has one."""
+  text = " ".join(str(error).split())
+  if isinstance(error, AttributeError) and error.name == "get_config":
+    return "it has no function get_config"
+  if isinstance(error, SyntaxError):
+    return f"{type(error).__name__}: {text}"
+  frames = traceback.extract_tb(error.__traceback__)
+  lines = [frame.lineno for frame in frames if frame.filename.endswith(path)]
+  where = f" (line {lines[-1]})" if lines else ""
+  return f"{type(error).__name__}: {text}{where}"
+
+
+def _complete(
+  config: ml_collections.ConfigDict, defaults: Mapping[str, Any]
+) -> None:
+  """Sets what is not set, so that every field can be overridden."""
+  for name, default in defaults.items():
+    if isinstance(default, list):
+      default = tuple(default)
+    if name not in config:
+      config[name] = default
+    elif isinstance(default, Mapping):
+      if isinstance(config[name], ml_collections.ConfigDict):
+        _complete(config[name], default)
+    elif isinstance(default, float) and type(config[name]) is int:
+      # Or no override with a fraction would be taken.
+      with config.ignore_type():
+        config[name] = float(config[name])
+
+
+def _override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
+  """Applies --config.FIELD=VALUE to `config`."""
+  for argument in argv[1:]:
+    match = _OVERRIDE.match(argument)
+    if match is not None:
+      _check_field(config, match[1])
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_dict(
+    "config",
+    config,
+    flag_values=values,
+    lock_config=False,
+    accept_new_attributes=True,
+    sys_argv=list(argv),
+  )
+  rest = _parse(values, argv)
+  if rest:
+    raise errors.UserError(
+      f"argument {rest[0]!r}", "only flags are taken", "write --flag=value"
+    )
+
+
+def _check_field(config: ml_collections.ConfigDict, path: str) -> None:
+  """Refuses a path no configuration has, and names the nearest."""
+  where, node = "config", config
+  for part in path.split("."):
+    if not isinstance(node, ml_collections.ConfigDict) or where == _FREE:
+      return
+    name, bracket, _ = part.partition("[")
+    if name not in node:
+      raise typed.unknown_field(where, name, list(node))
+    where, node = f"{where}.{name}", node[name]
+    if bracket:
+      return
+
+
+def _parse(
+  values: flags.FlagValues, argv: Sequence[str], *, known_only: bool = False
+) -> list[str]:
+  """Parses; every way to get it wrong becomes one line."""
+  try:
+    return values(list(argv), known_only=known_only)[1:]
+  except flags.UnrecognizedFlagError as error:
+    raise _unknown_flag(error.flagname, values) from error
+  except (flags.Error, AttributeError, LookupError, ValueError, TypeError) as e:
+    what, _, why = " ".join(str(e).split()).partition(": ")
+    raise errors.UserError(
+      what.removeprefix("flag "),
+      why or "it cannot be read",
+      "check the field's name and the value's type",
+    ) from e
+
+
+def _unknown_flag(name: str, values: flags.FlagValues) -> errors.UserError:
+  near = difflib.get_close_matches(name, list(values), n=1)
+  return errors.UserError(
+    f"--{name}",
+    "there is no such flag",
+    f"did you mean --{near[0]}?" if near else "see --help",
+  )

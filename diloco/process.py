@@ -1,0 +1,69 @@
+"""What every process of a run does at birth: logging, signals, configuration.
+
+Roles run in sessions of their own. A Ctrl-C in the terminal reaches only the
+controller, which then winds the run down in order.
+"""
+
+import json
+import logging
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from diloco import config as config_lib
+from diloco import errors
+
+EXIT_FAILED = 1
+EXIT_USER_ERROR = 2
+
+
+def read_config(run_dir: str | os.PathLike[str]) -> config_lib.RunConfig:
+  """Reads the configuration a run was started with.
+
+  Raises:
+    UserError: there is none, or it cannot be read.
+  """
+  path = pathlib.Path(run_dir) / "config.json"
+  try:
+    content = json.loads(path.read_text())
+    return config_lib.from_mapping(content["config"])
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    if isinstance(error, errors.UserError):
+      raise
+    raise errors.UserError(
+      f"the run directory {run_dir}",
+      f"its config.json cannot be read ({error})",
+      "name the directory of a run, or start one with 'diloco train'",
+    ) from error
+
+
+def print_error(error: Exception) -> None:
+  """Tells the user what went wrong, on one line whatever the error holds."""
+  line = " ".join(str(error).splitlines())
+  print(f"error: {line}", file=sys.stderr)
+
+
+def store_url(run_dir: str | os.PathLike[str]) -> str:
+  """URL of a run's snapshot store."""
+  path = pathlib.Path(run_dir).absolute() / "snapshots"
+  return path.as_uri() + "/"
+
+
+def setup_role(cores: Sequence[int]) -> None:
+  """Prepares a role's process: its cores, its log, deaf to the terminal.
+
+  Must run before JAX is imported: its thread pools are sized then.
+  """
+  if cores:
+    os.sched_setaffinity(0, set(cores))
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  logging.basicConfig(
+    stream=sys.stderr,
+    level=logging.INFO,
+    format="%(asctime)s %(levelname)s %(name)s %(message)s",
+  )
+  for noisy in ("absl", "jax", "orbax"):
+    logging.getLogger(noisy).setLevel(logging.WARNING)

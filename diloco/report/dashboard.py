@@ -1,0 +1,104 @@
+"""A run's state on a terminal: a table of islands and a line on the whole."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box, console, progress_bar, table, text
+
+from diloco.report import figures
+
+_STATE_STYLES = {
+  "starting": "cyan",
+  "training": "green",
+  "dead": "bold red",
+  "restarting": "yellow",
+  "stopped": "dim",
+  "done": "bold green",
+}
+_BAR_WIDTH = 32
+
+
+def render(status: Mapping[str, Any], name: str) -> console.RenderableType:
+  """Returns the dashboard.
+
+  Args:
+    status: of `diloco.report.status`.
+    name: what to call the run.
+
+  Returns:
+    Something rich can print.
+  """
+  return console.Group(_islands(status, name), _progress(status), _run(status))
+
+
+def _islands(status: Mapping[str, Any], name: str) -> table.Table:
+  title = f"{name}: {status['status']}"
+  grid = table.Table(
+    title=text.Text(title, style="bold"),
+    box=box.SIMPLE_HEAD,
+    pad_edge=False,
+    padding=(0, 1, 0, 0),
+  )
+  for head in ("island", "state", "kind", "speed"):
+    grid.add_column(head, no_wrap=True)
+  for head in ("step", "tokens/s", "loss", "stale", "restarts"):
+    grid.add_column(head, justify="right", no_wrap=True)
+  for number, island in status["islands"].items():
+    state = island["state"]
+    speed = figures.times(island["relative_speed"])
+    grid.add_row(
+      number,
+      text.Text(state, style=_STATE_STYLES.get(state, "")),
+      text.Text(island["kind"]),
+      f"{speed} emulated" if island["paced"] else speed,
+      f"{island['step']:,}",
+      figures.count(island["tokens_per_sec"]),
+      figures.number(island["loss"], 4),
+      figures.number(island["staleness_mean"], 2),
+      str(island["restarts"]),
+    )
+  if not status["islands"]:
+    grid.add_row(figures.DASH, text.Text("no island yet", style="dim"))
+  return grid
+
+
+def _progress(status: Mapping[str, Any]) -> console.RenderableType:
+  tokens = figures.count(status["tokens"])
+  if status["progress"] is None:
+    return text.Text(f" {tokens} tokens")
+  line = table.Table.grid(padding=(0, 1))
+  line.add_row(
+    "",
+    progress_bar.ProgressBar(
+      total=1.0, completed=min(status["progress"], 1.0), width=_BAR_WIDTH
+    ),
+    f"{figures.percent(status['progress'])}  {tokens} of"
+    f" {figures.count(status['tokens_budget'])} tokens",
+  )
+  return line
+
+
+def _run(status: Mapping[str, Any]) -> text.Text:
+  return text.Text(" " + describe(status), style="dim")
+
+
+def describe(status: Mapping[str, Any]) -> str:
+  """Returns one line on the run as a whole."""
+  secs, speed = status["wall_secs"], status["tokens_per_sec"]
+  pace = f"{figures.count(speed)} tokens/s"
+  if status["status"] != "running" and secs:
+    pace = f"{figures.count(status['tokens'] / secs)} tokens/s overall"
+  parts = [
+    figures.secs(secs),
+    pace,
+    f"{status['merges']:,} merges",
+    f"{figures.num_bytes(status['bytes_per_sec'])}/s",
+    f"{status['faults']} faults",
+    f"{status['deaths']} deaths",
+  ]
+  if status["contributors_mean"] is not None:
+    parts[2] += f" of {figures.number(status['contributors_mean'])} islands"
+  if status["eval_bits_per_token"] is not None:
+    bits = figures.number(status["eval_bits_per_token"], 4)
+    parts.insert(3, f"global eval {bits} bits/token")
+  return "  \N{MIDDLE DOT}  ".join(parts)

@@ -1,0 +1,63 @@
+"""Numbers as people read them."""
+
+import math
+
+DASH = "\N{EN DASH}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+  """Returns a number with few significant digits, or a dash."""
+  if value is None or not math.isfinite(value):
+    return DASH
+  if value and abs(value) >= 10**digits:
+    return f"{value:,.0f}"
+  return f"{value:.{digits}g}"
+
+
+def count(value: float | None) -> str:
+  """Returns a count, from a thousand on with k, M, G or T."""
+  return _scaled(value, ("", " k", " M", " G", " T"))
+
+
+def num_bytes(value: float | None) -> str:
+  """Returns an amount of data in decimal units."""
+  return _scaled(value, (" B", " kB", " MB", " GB", " TB"))
+
+
+def percent(value: float | None) -> str:
+  """Returns a share as a percentage."""
+  if value is None or not math.isfinite(value):
+    return DASH
+  return f"{100 * value:.1f} %"
+
+
+def secs(value: float | None) -> str:
+  """Returns a duration in its natural unit."""
+  if value is None or not math.isfinite(value):
+    return DASH
+  if value < 0.1:
+    return f"{1000 * value:.3g} ms"
+  if value < 120:
+    return f"{value:.3g} s"
+  minutes, rest = divmod(round(value), 60)
+  if minutes < 120:
+    return f"{minutes} min {rest:02d} s"
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours} h {minutes:02d} min"
+
+
+def times(value: float | None) -> str:
+  """Returns a ratio, as in "1.2×"."""
+  if value is None or not math.isfinite(value):
+    return DASH
+  return f"{value:.3g}\N{MULTIPLICATION SIGN}"
+
+
+def _scaled(value: float | None, units: tuple[str, ...]) -> str:
+  if value is None or not math.isfinite(value):
+    return DASH
+  power = 0
+  while abs(value) >= 999.5 and power < len(units) - 1:
+    value /= 1000
+    power += 1
+  return f"{value:.3g}{units[power]}"

@@ -1,0 +1,82 @@
+"""Goodput: chip-seconds of useful training over chip-seconds allocated.
+
+Useful are the seconds each step needs, its compute or its pace if its speed is
+emulated, of all steps whose tokens were not lost with an island; a step that
+lost some of its fragments counts for the others. Allocated is the wall time of
+all sessions of the run, start-up, evaluation and outages included, for every
+island of the fleet; an island that came later counts from when it came. Both
+are multiplied by the chips of the island.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from diloco.report import island_view
+from diloco.report import view as view_lib
+
+
+class Goodput(NamedTuple):
+  """Chip-seconds of a run."""
+
+  useful_chip_secs: float
+  allocated_chip_secs: float
+
+  @property
+  def ratio(self) -> float | None:
+    """Useful over allocated; None if nothing was allocated."""
+    if self.allocated_chip_secs <= 0:
+      return None
+    return self.useful_chip_secs / self.allocated_chip_secs
+
+
+def goodput(
+  view: view_lib.RunView,
+  lost_spans: Mapping[int, Sequence[tuple[int, int]]],
+  num_fragments: int,
+) -> Goodput:
+  """Sums useful and allocated chip-seconds over all islands.
+
+  Args:
+    view: the run.
+    lost_spans: by island, step ranges (first, last] lost with it, one entry
+      for each fragment that lost them.
+    num_fragments: P.
+
+  Returns:
+    The two sums.
+  """
+  useful = allocated = 0.0
+  for island in range(view.num_islands):
+    one = view.islands.get(island) or island_view.IslandView(island)
+    kept = 1.0 - _lost_share(one, lost_spans.get(island, ()), num_fragments)
+    useful += one.devices * float(np.nansum(one.busy_secs() * kept))
+    allocated += one.devices * _allocated_secs(view, one)
+  return Goodput(useful, allocated)
+
+
+def _lost_share(
+  island: island_view.IslandView,
+  spans: Sequence[tuple[int, int]],
+  num_fragments: int,
+) -> np.ndarray:
+  """Returns for each logged step the share of its fragments that was lost."""
+  steps = island.steps.column("step")
+  lost = np.zeros(len(steps))
+  for first, last in spans:
+    lost += (steps > first) & (steps <= last)
+  return np.minimum(lost / num_fragments, 1.0)
+
+
+def _allocated_secs(
+  view: view_lib.RunView, island: island_view.IslandView
+) -> float:
+  born = [life.born for life in island.lives.values() if life.born is not None]
+  came = -np.inf
+  if island.island >= view.initial_islands and born:
+    came = min(born)
+  return sum(
+    max(session.end - max(session.start, came), 0.0)
+    for session in view.sessions.all
+  )

@@ -1,0 +1,218 @@
+"""The report of a run: one HTML file that needs nothing else.
+
+It is made from tapes and metric logs alone, so it works for a run that is
+still going, has crashed, or never began.
+"""
+
+import json
+import math
+import os
+import pathlib
+
+from diloco.report import clock as clock_lib
+from diloco.report import (
+  figures,
+  narrative,
+  page,
+  plots,
+  summary,
+  tables,
+  timeline,
+)
+
+FILE_NAME = "report.html"
+
+
+def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
+  """Writes `report.html` into the run directory.
+
+  Args:
+    run_dir: directory of the run, in whatever state.
+
+  Returns:
+    Path of the report.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  run_dir = pathlib.Path(run_dir)
+  content = render(summary.load(run_dir), run_dir.resolve().name)
+  path = run_dir / FILE_NAME
+  temporary = path.with_suffix(".tmp")
+  temporary.write_text(content, encoding="utf-8")
+  temporary.rename(path)
+  return path
+
+
+def render(run: summary.Run, name: str) -> str:
+  """Returns the report as HTML.
+
+  Args:
+    run: the run.
+    name: how to call it.
+
+  Returns:
+    A whole page.
+  """
+  view = run.view
+  parts = [_head(run, name)]
+  if not view.islands:
+    parts.append(
+      page.panel(
+        "<p>No island of this run has started, so there is nothing to show."
+        " The logs of its roles, under <code>logs/</code>, may say why.</p>",
+        "Nothing was trained",
+      )
+    )
+  else:
+    parts += [_cards(run), _story(run), *_pictures(run), *_tables(run)]
+  parts += [_problems(run), _configuration(run)]
+  return page.page(f"{name} \N{MIDDLE DOT} diloco", filter(None, parts))
+
+
+def _head(run: summary.Run, name: str) -> str:
+  return (
+    f"<h1>{page.text(name)}"
+    f'<span class="tag">{page.text(run.view.status)}</span></h1>'
+    '<p class="dim">Decoupled DiLoCo: islands that never wait for each other.'
+    " Made from the tapes and metric logs of the run.</p>"
+  )
+
+
+def _cards(run: summary.Run) -> str:
+  view, tokens = run.view, run.ledger.tokens()
+  unit = narrative.token_unit(view)
+  evals = view.global_evals
+  bits = evals[-1].loss / math.log(2) if evals else None
+  budget = view.total_tokens
+  share = f"{unit}s"
+  if budget:
+    share = f"{figures.percent(tokens.trained / budget)} of the budget"
+  speed = tokens.trained / view.wall_secs if view.wall_secs else None
+  back = sum(incident.back_secs is not None for incident in run.incidents)
+  worst = max((i.worst_gap or 0.0 for i in run.incidents), default=0.0)
+  sizes = [len(merge.islands) for merge in view.merges]
+  mean = sum(sizes) / len(sizes) if sizes else None
+  return page.cards(
+    [
+      (f"Bits per {unit}", figures.number(bits, 4), "held out, global"),
+      ("Trained", figures.count(tokens.trained), share),
+      ("Speed", f"{figures.count(speed)}/s", f"{unit}s, whole run"),
+      (
+        "Goodput",
+        figures.percent(run.goodput.ratio),
+        "of allocated chip time",
+      ),
+      (
+        "Merges",
+        f"{len(view.merges):,}",
+        f"{figures.number(mean)} of {view.num_islands} islands in each",
+      ),
+      (
+        "Faults survived",
+        f"{back} of {len(run.incidents)}",
+        "target back at work",
+      ),
+      (
+        "Longest gap",
+        figures.times(worst or None),
+        "of any survivor, over its median",
+      ),
+    ]
+  )
+
+
+def _story(run: summary.Run) -> str:
+  sentences = " ".join(narrative.story(run))
+  return page.panel(f"<p>{page.text(sentences)}</p>", "What happened")
+
+
+def _pictures(run: summary.Run) -> list[str]:
+  view, clock = run.view, clock_lib.RunClock(run.view)
+  emulated = narrative.emulation_note(view)
+  parts = [
+    page.pair(
+      page.panel(plots.loss_by_tokens(view), "Loss against tokens"),
+      page.panel(plots.loss_by_time(view, clock), "Loss against time"),
+    ),
+    page.panel(timeline.draw(view, clock, run.incidents), "Timeline", emulated),
+    "<h2>Over time</h2>",
+    page.pair(
+      page.panel(
+        plots.speed(view, clock), "Tokens per second, stacked", emulated
+      ),
+      page.panel(plots.traffic(view, clock), "Bytes per second"),
+    ),
+  ]
+  if view.merges:
+    parts.append(
+      page.pair(
+        page.panel(
+          plots.contributors(view, clock),
+          "Contributors per merge",
+          "Mean and range; dashed: all islands.",
+        ),
+        page.panel(
+          plots.staleness(view, clock),
+          "Staleness",
+          "Global versions that came out between the one a contribution"
+          " started from and the one it was merged into.",
+        ),
+      )
+    )
+  return parts
+
+
+def _tables(run: summary.Run) -> list[str]:
+  view = run.view
+  parts = [
+    "<h2>Islands</h2>",
+    page.panel(
+      tables.islands(run),
+      note="Gap: time between the ends of two steps. Stall: gap time that"
+      " neither compute nor pace explains. " + narrative.emulation_note(view),
+    ),
+    "<h2>Faults and deaths</h2>",
+  ]
+  if run.incidents:
+    parts.append(
+      page.panel(
+        tables.incidents(run),
+        note="Gaps of survivors: the longest between two steps, from one"
+        " second before to ten seconds or ten median gaps after, over the"
+        " island's own median gap. 1\N{MULTIPLICATION SIGN} is undisturbed.",
+      )
+    )
+  else:
+    parts.append(page.panel("<p>None.</p>"))
+  parts += ["<h2>Where the tokens went</h2>", tables.ledger(run)]
+  parts += [
+    "<h2>Goodput</h2>",
+    page.panel(
+      f"<p>{page.text(narrative.goodput_note(run.goodput))}</p>",
+    ),
+  ]
+  return parts
+
+
+def _problems(run: summary.Run) -> str:
+  found = [*run.ledger.violations, *run.view.problems]
+  if not found:
+    return ""
+  items = "".join(f"<li>{page.text(item)}</li>" for item in found)
+  return '<h2 class="bad">What must not happen</h2>' + page.panel(
+    f'<ul class="small">{items}</ul>',
+    note="Broken rules of the ledger, and lines that could not be read.",
+  )
+
+
+def _configuration(run: summary.Run) -> str:
+  config = run.view.config
+  if not config:
+    return ""
+  whole = page.text(json.dumps(config, indent=2))
+  return "<h2>Configuration</h2>" + page.panel(
+    page.facts(narrative.settings(run.view))
+    + "<details><summary class='dim small'>all of it</summary>"
+    + f"<pre><code>{whole}</code></pre></details>"
+  )

@@ -1,0 +1,170 @@
+"""Incidents: injected faults and deaths nobody ordered, and who felt them.
+
+The claim to check is that an incident on one role holds no other up. So for
+each incident and each *surviving* island, one that was training before and
+is not the target, the longest gap between two of its steps in a window around
+the incident is set against the median of all its gaps.
+"""
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+from diloco.report import island_view
+from diloco.report import view as view_lib
+from diloco.tape import events
+
+_BEFORE_SECS = 1.0
+_AFTER_SECS = 10.0
+_AFTER_MEDIANS = 10
+_ATTRIBUTED_SECS = 120.0  # a death so long after a fault is its effect
+
+_ISLAND = re.compile(r"island[-: ]?(\d+)|(\d+)")
+
+
+@dataclasses.dataclass
+class Incident:
+  """A fault, or a death without one.
+
+  Attributes:
+    wall_secs: when it was recorded.
+    kind: of the fault, or "died".
+    target: the role it hit.
+    island: its number if it is an island.
+    injected: whether the run did it to itself on purpose.
+    at_tokens: tokens trained by all islands then.
+    cause: of the death that followed, if one did.
+    back_secs: from here to the target's next step, or the syncer's next
+      start; None if there was none.
+    gap_over_median: by surviving island, its longest gap around it over its
+      median gap.
+  """
+
+  wall_secs: float
+  kind: str
+  target: str
+  island: int | None
+  injected: bool
+  at_tokens: int
+  cause: str = ""
+  back_secs: float | None = None
+  gap_over_median: dict[int, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def worst_gap(self) -> float | None:
+    """The longest gap of any survivor, in its medians."""
+    return max(self.gap_over_median.values(), default=None)
+
+
+def find(view: view_lib.RunView) -> list[Incident]:
+  """Returns the incidents of a run in the order they happened."""
+  found = [
+    Incident(
+      line["wall_secs"],
+      str(line["kind"]),
+      str(line["target"]),
+      _island_number(line["target"]),
+      injected=True,
+      at_tokens=line.get("at_tokens") or 0,
+    )
+    for line in view.faults
+  ]
+  waiting = list(found)
+  for line in view.deaths:
+    wall, cause = line["wall_secs"], str(line.get("cause", ""))
+    died = line["event"] == events.ISLAND_DIED
+    target = f"island-{line['island']}" if died else "syncer"
+    island = line["island"] if died else None
+    fault = _cause_of(wall, target, waiting)
+    if fault is None:
+      tokens = int(view.tokens_at(np.array([wall]))[0])
+      fault = Incident(wall, "died", target, island, False, tokens)
+      found.append(fault)
+    else:
+      waiting.remove(fault)
+    fault.cause = cause
+  found.sort(key=lambda incident: incident.wall_secs)
+  for incident in found:
+    incident.back_secs = _back_secs(view, incident)
+    incident.gap_over_median = _gaps(view, incident)
+  return found
+
+
+def _island_number(target: object) -> int | None:
+  match = _ISLAND.fullmatch(str(target))
+  return int(match[1] or match[2]) if match else None
+
+
+def _cause_of(
+  wall: float, target: str, faults: list[Incident]
+) -> Incident | None:
+  """Returns the fault a death is the effect of."""
+  for fault in faults:
+    hit = fault.target if fault.island is None else f"island-{fault.island}"
+    if hit == target and 0 <= wall - fault.wall_secs < _ATTRIBUTED_SECS:
+      return fault
+  return None
+
+
+def _back_secs(view: view_lib.RunView, incident: Incident) -> float | None:
+  if incident.island is None:
+    moments = list(view.syncer_starts)
+  else:
+    lives = (
+      view.islands[incident.island].lives
+      if (incident.island in view.islands)
+      else {}
+    )
+    moments = [
+      life.first_step for life in lives.values() if life.first_step is not None
+    ]
+  later = [m for m in moments if m > incident.wall_secs]
+  return min(later) - incident.wall_secs if later else None
+
+
+def _gaps(view: view_lib.RunView, incident: Incident) -> dict[int, float]:
+  gaps = {}
+  for number, island in view.islands.items():
+    if number == incident.island or not _trained_at(island, incident):
+      continue
+    median = island.percentile("gap_secs", 50)
+    if not median:
+      continue
+    longest = _longest_gap(view, island, incident.wall_secs, median)
+    if longest is not None:
+      gaps[number] = longest / median
+  return gaps
+
+
+def _trained_at(island: island_view.IslandView, incident: Incident) -> bool:
+  """Whether an island was in the middle of a life then."""
+  for life in island.lives.values():
+    over = min(
+      life.died if life.died is not None else math.inf,
+      life.stopped if life.stopped is not None else math.inf,
+    )
+    if life.first_step is not None and (
+      life.first_step <= incident.wall_secs < over
+    ):
+      return True
+  return False
+
+
+def _longest_gap(
+  view: view_lib.RunView,
+  island: island_view.IslandView,
+  wall_secs: float,
+  median: float,
+) -> float | None:
+  """Returns the longest gap that touches the window around a moment."""
+  ends = island.steps.column("wall_secs")
+  gaps = island.steps.column("gap_secs")
+  first = wall_secs - _BEFORE_SECS
+  last = wall_secs + max(_AFTER_SECS, _AFTER_MEDIANS * median)
+  touching = gaps[(ends >= first) & (ends - gaps <= last)]
+  longest = [float(touching.max())] if len(touching) else []
+  if len(ends) and island.state == "training" and ends[-1] <= last:
+    longest.append(view.last_wall_secs - float(ends[-1]))  # a gap still open
+  return max(longest, default=None)

@@ -1,0 +1,250 @@
+"""One island as its record shows it, kept up to date line by line.
+
+A *life* is one incarnation. Lines of different roles arrive in no agreed
+order, so the state follows from which incarnation did what, never from which
+line was read last.
+"""
+
+import array
+import dataclasses
+import math
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from diloco.tape import events, reader
+
+State = Literal["starting", "training", "dead", "restarting", "stopped", "done"]
+
+_COLUMNS = (
+  *("step", "loss", "tokens", "step_secs", "gap_secs"),
+  *("wall_secs", "incarnation"),
+)
+_RECENT_STEPS = 20
+_RECENT_SECS = 30.0
+_LOSS_WINDOW = 50
+
+
+class Span(NamedTuple):
+  """A stretch of wall time an island spent in one state."""
+
+  state: State
+  start: float
+  end: float
+
+
+@dataclasses.dataclass
+class Life:
+  """Moments of one incarnation, in wall time; None: not seen."""
+
+  incarnation: int
+  launched: float | None = None
+  started: float | None = None
+  first_step: float | None = None
+  last_step: float | None = None
+  died: float | None = None
+  restart: float | None = None
+  stopped: float | None = None
+  cause: str = ""
+  paced_step_secs: float = 0.0
+
+  @property
+  def born(self) -> float | None:
+    """When it was first heard of."""
+    moments = (self.launched, self.started, self.first_step)
+    return next((m for m in moments if m is not None), None)
+
+
+class Steps:
+  """Columns of the metric log."""
+
+  def __init__(self) -> None:
+    self._columns = {name: array.array("d") for name in _COLUMNS}
+
+  def append(self, line: reader.Line) -> None:
+    """Adds a metric line; what it lacks is not a number."""
+    for name, column in self._columns.items():
+      value = line.get(name)
+      column.append(math.nan if value is None else value)
+
+  def __len__(self) -> int:
+    return len(self._columns["step"])
+
+  def column(self, name: str, last: int = 0) -> np.ndarray:
+    """Returns a column, or its `last` entries, as a copy."""
+    return np.array(self._columns[name][-last:])
+
+
+class IslandView:
+  """State and figures of one island."""
+
+  def __init__(self, island: int):
+    """Knows nothing but its number yet."""
+    self.island = island
+    self.kind = "?"
+    self.topology = ""
+    self.devices = 1
+    self.relative_speed = 1.0
+    self.paced_step_secs = 0.0
+    self.steps = Steps()
+    self.lives: dict[int, Life] = {}
+    self.staleness: list[int] = []
+    self.bytes_published = 0
+    self.bytes_adopted = 0
+    self.started_step = 0
+    self.tokens = 0  # of all steps logged
+
+  def life(self, incarnation: int) -> Life:
+    """Returns the life of an incarnation, a new one if need be."""
+    if incarnation not in self.lives:
+      self.lives[incarnation] = Life(incarnation)
+      self.lives = dict(sorted(self.lives.items()))
+    return self.lives[incarnation]
+
+  def started(self, line: reader.Line) -> None:
+    """Takes what an island says of itself when it starts."""
+    self.kind = line.get("kind", self.kind)
+    self.topology = line.get("topology", self.topology)
+    self.devices = line.get("devices", self.devices)
+    self.relative_speed = line.get("relative_speed", self.relative_speed)
+    self.paced_step_secs = line.get("paced_step_secs") or 0.0
+    self.started_step = max(self.started_step, line["step"])
+    life = self.life(line["incarnation"])
+    life.started = line["wall_secs"]
+    life.paced_step_secs = self.paced_step_secs
+
+  def ended(self, line: reader.Line) -> None:
+    """Takes a death, a coming restart or an orderly stop."""
+    wall = line["wall_secs"]
+    if line["event"] == events.ISLAND_DIED:
+      life = self.life(line["island_incarnation"])
+      life.died, life.cause = wall, str(line.get("cause", ""))
+    elif line["event"] == events.STOPPED:
+      self.life(line["incarnation"]).stopped = wall
+    elif self.lives:
+      dead = [life for life in self.lives.values() if life.died is not None]
+      (dead or list(self.lives.values()))[-1].restart = wall
+
+  def log(self, line: reader.Line) -> None:
+    """Takes one step."""
+    self.steps.append(line)
+    self.tokens += line.get("tokens") or 0
+    life = self.life(line.get("incarnation", 1))
+    wall = line["wall_secs"]
+    if life.first_step is None:
+      life.first_step = wall
+    life.last_step = wall
+
+  @property
+  def paced(self) -> bool:
+    """Whether its speed is emulated."""
+    return self.paced_step_secs > 0
+
+  @property
+  def state(self) -> State:
+    """What it is doing; "done" is for the run to say."""
+    life = next(reversed(self.lives.values()), None)
+    if life is None:
+      return "starting"
+    if life.stopped is not None:
+      return "stopped"
+    if life.died is not None:
+      return "dead" if life.restart is None else "restarting"
+    if life.first_step is not None:
+      return "training"
+    return "restarting" if self.restarts_of(life) else "starting"
+
+  def restarts_of(self, life: Life) -> bool:
+    """Whether this life follows a death."""
+    before = self.lives.get(life.incarnation - 1)
+    return before is not None and before.died is not None
+
+  @property
+  def restarts(self) -> int:
+    """How often it came back after it died."""
+    return sum(map(self.restarts_of, self.lives.values()))
+
+  @property
+  def step(self) -> int:
+    """Last step logged."""
+    if len(self.steps):
+      return int(self.steps.column("step", 1)[0])
+    return self.started_step
+
+  @property
+  def loss(self) -> float | None:
+    """Mean training loss of the last steps, nats per token."""
+    recent = self.steps.column("loss", _LOSS_WINDOW)
+    return finite_mean(recent)
+
+  def tokens_per_sec(self, now: float) -> float:
+    """Speed over the last steps; 0 if there was none lately."""
+    wall = self.steps.column("wall_secs", _RECENT_STEPS)
+    if self.state != "training" or len(wall) < 2 or wall[-1] <= wall[0]:
+      return 0.0
+    if now - wall[-1] > max(_RECENT_SECS, 3 * (wall[-1] - wall[0])):
+      return 0.0
+    tokens = self.steps.column("tokens", len(wall) - 1)
+    return float(np.nansum(tokens) / (wall[-1] - wall[0]))
+
+  @property
+  def staleness_mean(self) -> float | None:
+    """Mean of current version minus base version over its contributions."""
+    return float(np.mean(self.staleness)) if self.staleness else None
+
+  def busy_secs(self) -> np.ndarray:
+    """Returns the seconds each step needs: its compute, or its pace."""
+    paces = np.zeros(max(self.lives, default=0) + 1)
+    for life in self.lives.values():
+      paces[life.incarnation] = life.paced_step_secs
+    incarnations = np.nan_to_num(self.steps.column("incarnation"), nan=1.0)
+    pace = paces[incarnations.astype(np.int64)]
+    return np.fmax(self.steps.column("step_secs"), pace)
+
+  def stall_secs(self) -> float:
+    """Returns the time between steps that neither compute nor pace explain."""
+    excess = self.steps.column("gap_secs") - self.busy_secs()
+    return float(np.nansum(np.maximum(excess, 0.0)))
+
+  def percentile(self, column: str, percent: float) -> float | None:
+    """Returns a percentile of a metric column, None without values."""
+    values = self.steps.column(column)
+    values = values[np.isfinite(values)]
+    return float(np.percentile(values, percent)) if len(values) else None
+
+  def spans(self, end: float) -> list[Span]:
+    """Returns the states it went through, up to wall time `end`."""
+    spans: list[Span] = []
+    lives = list(self.lives.values())
+    for life, after in zip(lives, [*lives[1:], None], strict=True):
+      spans += self._spans_of(life, after, end)
+    return [span for span in spans if span.end > span.start]
+
+  def _spans_of(self, life: Life, after: Life | None, end: float) -> list[Span]:
+    born = life.born
+    if born is None:
+      return []
+    gone = [m for m in (life.stopped, life.died) if m is not None]
+    last = life.last_step if after else end
+    over = min(gone) if gone else (last or born)
+    first = life.first_step if life.first_step is not None else over
+    opening: State = "restarting" if self.restarts_of(life) else "starting"
+    spans = [
+      Span(opening, born, min(first, over)),
+      Span("training", first, over),
+    ]
+    if life.died is None:
+      return spans
+    silent = life.last_step if life.last_step is not None else life.died
+    spans[1] = Span("training", first, max(min(silent, life.died), first))
+    back = after.born if after and after.born is not None else end
+    again = life.restart if life.restart is not None else back
+    spans.append(Span("dead", spans[1].end, min(again, back)))
+    spans.append(Span("restarting", min(again, back), back))
+    return spans
+
+
+def finite_mean(values: np.ndarray) -> float | None:
+  """Returns the mean of the finite values, None if there are none."""
+  finite = values[np.isfinite(values)]
+  return float(finite.mean()) if len(finite) else None

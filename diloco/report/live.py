@@ -1,0 +1,161 @@
+"""A run watched while it goes on.
+
+On a terminal a table is redrawn in place; elsewhere, in a log file or a
+notebook, one line is printed every few seconds and on every event that
+matters. Both go to stderr: stdout belongs to results.
+"""
+
+import os
+import pathlib
+import sys
+import time
+from typing import Any, TextIO
+
+import rich.console
+import rich.live
+
+from diloco.report import dashboard, figures, liveness
+from diloco.report import status as status_lib
+from diloco.report import view as view_lib
+from diloco.tape import events, reader
+
+status = status_lib.status
+
+_DRAW_SECS = 0.5
+_LINE_SECS = 5.0
+_WATCH_SECS = 0.25
+_NOTABLE = {
+  events.FAULT_INJECTED: ("kind", "target", "at_tokens"),
+  events.ISLAND_DIED: ("island", "cause"),
+  events.ISLAND_RESTART: ("island", "attempt", "delay_secs"),
+  events.SYNCER_DIED: ("cause",),
+  events.EVALUATED: ("target", "loss", "bits_per_token"),
+  events.RUN_STOPPING: ("reason",),
+  events.RUN_FINISHED: ("status", "reason"),
+}
+
+
+class LiveView:
+  """Shows a run while it goes on; whoever runs it calls `tick()`."""
+
+  def __init__(
+    self, run_dir: str | os.PathLike[str], stream: TextIO | None = None
+  ):
+    """Takes what there is, so that only news will be told.
+
+    Args:
+      run_dir: directory of the run; it need not exist yet.
+      stream: where to show it; stderr if None.
+    """
+    self._run_dir = pathlib.Path(run_dir)
+    self._stream = stream or sys.stderr
+    self._follower = reader.Follower(run_dir)
+    self._view = view_lib.RunView()
+    self._view.update(self._follower.poll())
+    self._due = self._line_due = 0.0
+    self._printed = ""
+    self._screen: rich.live.Live | None = None
+    if self._stream.isatty():
+      console = rich.console.Console(file=self._stream)
+      self._screen = rich.live.Live(console=console, auto_refresh=False)
+      self._screen.start()
+
+  def tick(self, alive: bool = True) -> None:
+    """Takes what is new and shows it; cheap if called too often.
+
+    Args:
+      alive: whether the run's controller is.
+    """
+    now = time.monotonic()
+    if now >= self._due:
+      self._due = now + _DRAW_SECS
+      self._refresh(now, alive)
+
+  def close(self, alive: bool = True) -> None:
+    """Shows the last state and leaves the terminal as it was."""
+    self._line_due = 0.0  # whatever was shown a moment ago
+    self._refresh(time.monotonic(), alive)
+    if self._screen is not None:
+      self._screen.stop()
+
+  def _refresh(self, now: float, alive: bool) -> None:
+    if not self._view.config:
+      self._view.config = view_lib.read_config(self._run_dir)
+    record = self._follower.poll()
+    self._view.update(record)
+    if self._screen is None:
+      self._print_events(record)
+      if now < self._line_due:
+        return
+      self._line_due = now + _LINE_SECS
+    facts = status_lib.status_of(self._view, alive, time.time())
+    if self._screen is None:
+      line = _line(facts)
+      if line != self._printed:
+        self._print(line)
+      self._printed = line
+    else:
+      picture = dashboard.render(facts, self._run_dir.name)
+      self._screen.update(picture, refresh=True)
+
+  def _print_events(self, record: reader.Record) -> None:
+    for line in record.events:
+      names = _NOTABLE.get(line["event"])
+      if names is None or line.get("target") == "local":
+        continue
+      told = [f"{n}={_plain(line[n])}" for n in names if n in line]
+      self._print(" ".join([line["event"], *told]))
+    for problem in record.problems:
+      self._print(f"problem {problem}")
+
+  def _print(self, text: str) -> None:
+    print(text, file=self._stream, flush=True)
+
+
+def _line(facts: dict[str, Any]) -> str:
+  """Returns a run's state as one line."""
+  states = [island["state"] for island in facts["islands"].values()]
+  parts = [
+    facts["status"],
+    f"{figures.count(facts['tokens'])} tokens",
+    f"{states.count('training')} of {len(states)} islands training",
+    dashboard.describe(facts),
+  ]
+  if facts["progress"] is not None:
+    parts[1] += f" ({figures.percent(facts['progress'])})"
+  return "  \N{MIDDLE DOT}  ".join(parts)
+
+
+def _plain(value: object) -> str:
+  return figures.number(value, 5) if isinstance(value, float) else str(value)
+
+
+def render_status(run_dir: str | os.PathLike[str]) -> None:
+  """Prints the state of a run once, to stdout.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  name = pathlib.Path(run_dir).resolve().name
+  picture = dashboard.render(status_lib.status(run_dir), name)
+  rich.console.Console().print(picture)
+
+
+def watch(run_dir: str | os.PathLike[str]) -> None:
+  """Shows a run until it ends, dies, or the user has seen enough.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  status_lib.status(run_dir)  # refuses a directory that is not there
+  view = LiveView(run_dir)
+  alive = True
+  try:
+    while alive:
+      alive = liveness.controller_alive(run_dir)
+      view.tick(alive)
+      time.sleep(_WATCH_SECS)
+  except KeyboardInterrupt:
+    pass
+  finally:
+    view.close(liveness.controller_alive(run_dir))

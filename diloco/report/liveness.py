@@ -1,0 +1,40 @@
+"""Whether the controller of a run is alive.
+
+A process id alone proves nothing, for ids are used again. Together with the
+time the process started it names one process for as long as the machine is
+up.
+"""
+
+import json
+import os
+import pathlib
+
+_START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
+
+
+def start_ticks(pid: int) -> int | None:
+  """Returns when a process started, in clock ticks after boot.
+
+  Args:
+    pid: process id.
+
+  Returns:
+    The ticks; None if there is no such process or it is a zombie.
+  """
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+  except OSError:
+    return None
+  fields = stat.rpartition(")")[2].split()  # a name may hold spaces and )
+  return None if fields[0] in "ZX" else int(fields[_START_TIME])
+
+
+def controller_alive(run_dir: str | os.PathLike[str]) -> bool:
+  """Whether the controller that announced itself in `run_dir` still runs."""
+  path = pathlib.Path(run_dir) / "control" / "controller.json"
+  try:
+    announced = json.loads(path.read_text())
+    pid, ticks = int(announced["pid"]), announced["started_ticks"]
+  except (OSError, ValueError, KeyError, TypeError):
+    return False
+  return ticks is not None and start_ticks(pid) == ticks

@@ -1,0 +1,188 @@
+"""A run in plain words."""
+
+from diloco.report import figures, summary
+from diloco.report import goodput as goodput_lib
+from diloco.report import view as view_lib
+from diloco.tape import fates
+
+_ENDINGS = {
+  "finished": "It ended as planned",
+  "stopped": "It was stopped in order",
+  "failed": "It failed",
+  "killed": "It was killed",
+  "crashed": "It crashed: its controller left no word of an end",
+  "running": "It has not ended, or nobody was left to say so",
+}
+
+_SETTINGS = (
+  ("name", "name"),
+  ("task.name", "task"),
+  ("seed", "seed"),
+  ("total_tokens", "token budget"),
+  ("fleet.num_islands", "islands (0: one for each slice)"),
+  ("fleet.pace_step_secs", "emulated step time, seconds (0: none)"),
+  ("sync.num_fragments", "fragments P"),
+  ("sync.every", "steps between syncs H"),
+  ("sync.overlap_steps", "overlap steps"),
+  ("sync.quorum", "quorum K"),
+  ("sync.grace", "grace window"),
+  ("sync.codec", "codec"),
+  ("sync.adoption", "adoption"),
+  ("sync.merge", "merge"),
+  ("outer.learning_rate", "outer learning rate"),
+  ("outer.momentum", "outer momentum"),
+)
+
+# What became of tokens, by fate.
+_FATES = {
+  fates.MERGED: "They are in a global version.",
+  fates.PENDING: (
+    "Published and waiting to be merged, or trained and not published yet."
+  ),
+  fates.UNACCOUNTED: "Nothing is known of them. This must not happen.",
+  fates.OVERWRITTEN: (
+    "An island adopted a newer global version over them, between publishing a"
+    " fragment and receiving it back."
+  ),
+  fates.LOST_WITH_ISLAND: (
+    "Trained by an island that died before it had published them."
+  ),
+  fates.PUBLISH_DROPPED: (
+    "Their publication was dropped by the island, for a newer one or because"
+    " the store could not be reached."
+  ),
+  fates.SUPERSEDED: (
+    "Replaced by a later contribution that was to contain them."
+  ),
+  "too_stale": (
+    "They started from a global version older than the staleness limit."
+  ),
+  "overlaps_merged": (
+    "Their contribution also held steps that had been merged already."
+  ),
+  "unknown_base": (
+    "Their contribution named a global version that does not exist."
+  ),
+  "corrupt_record": "The record of their contribution could not be read.",
+  "corrupt": "Their contribution was damaged or incomplete in the store.",
+  "not_finite": "Their update held NaN or infinite values; quarantined.",
+  "not finite": "Their update held NaN or infinite values; quarantined.",
+}
+_OTHER_REASON = "Refused by the syncer; the tape has the details."
+
+
+def explain(fate: str) -> str:
+  """Returns what a fate, or a reason for discarding, means."""
+  return _FATES.get(fate, _OTHER_REASON)
+
+
+def token_unit(view: view_lib.RunView) -> str:
+  """Returns what a token is: a byte, for the built-in language model."""
+  task = view.config.get("task")
+  name = task.get("name") if isinstance(task, dict) else None
+  return "byte" if name == "language_model" else "token"
+
+
+def goodput_note(goodput: goodput_lib.Goodput) -> str:
+  """Returns how goodput comes about."""
+  return (
+    f"{figures.percent(goodput.ratio)} ="
+    f" {goodput.useful_chip_secs:,.1f} useful chip-seconds over"
+    f" {goodput.allocated_chip_secs:,.1f} allocated. Useful: the compute of"
+    " each step, or its pace where speed is emulated, of steps whose tokens"
+    " were not lost with an island. Allocated: the whole time the run was on,"
+    " start-up, evaluation and outages included, for every island of the"
+    " fleet. So a short run shows much start-up and little else."
+  )
+
+
+def emulation_note(view: view_lib.RunView) -> str:
+  """Returns a remark if the speed of some island is emulated."""
+  paced = [m for m, island in view.islands.items() if island.paced]
+  if not paced:
+    return ""
+  which = "all islands"
+  if len(paced) < len(view.islands):
+    noun = "islands" if len(paced) > 1 else "island"
+    which = f"{noun} {', '.join(map(str, paced))}"
+  return (
+    f"Emulated speed: the steps of {which} were stretched to a set pace, to"
+    " stand for unequal hardware; those are not the speeds of this machine."
+  )
+
+
+def settings(view: view_lib.RunView) -> list[tuple[str, object]]:
+  """Returns the settings that matter most, by name."""
+  found: list[tuple[str, object]] = []
+  for path, label in _SETTINGS:
+    value: object = view.config
+    for part in path.split("."):
+      value = value.get(part) if isinstance(value, dict) else None
+    if value is not None:
+      found.append((label, value))
+  return found
+
+
+def story(run: summary.Run) -> list[str]:
+  """Returns what happened, as sentences."""
+  view, tokens = run.view, run.ledger.tokens()
+  told = [
+    f"{_number_of(view.num_islands, 'island')} trained"
+    f" {figures.count(tokens.trained)} tokens in"
+    f" {figures.secs(view.wall_secs)}" + _sessions(len(view.sessions.all)) + "."
+  ]
+  told.append(_ending(view))
+  if view.merges:
+    mean = sum(len(m.islands) for m in view.merges) / len(view.merges)
+    told.append(
+      f"The syncer merged {len(view.merges):,} times, with"
+      f" {figures.number(mean)} islands in a merge on average;"
+      f" {figures.percent(tokens.merged / max(tokens.trained, 1))} of the"
+      " tokens are in the global parameters."
+    )
+  else:
+    told.append("Nothing was merged.")
+  told += _incidents(run)
+  told.append(emulation_note(view))
+  return [sentence for sentence in told if sentence]
+
+
+def _ending(view: view_lib.RunView) -> str:
+  session = view.sessions.last
+  text = _ENDINGS.get(view.status, f"Its end was recorded as {view.status!r}")
+  if session is not None and session.reason:
+    text += f" ({session.reason})"
+  return text + "."
+
+
+def _sessions(number: int) -> str:
+  return f", in {number} sessions" if number > 1 else ""
+
+
+def _number_of(number: int, noun: str) -> str:
+  return f"{number or 'no'} {noun}" + ("" if number == 1 else "s")
+
+
+def _incidents(run: summary.Run) -> list[str]:
+  incidents = run.incidents
+  if not incidents:
+    return ["No fault was injected and no role died."]
+  injected = sum(incident.injected for incident in incidents)
+  others = len(incidents) - injected
+  told = [
+    f"{_number_of(injected, 'fault').capitalize()} injected;"
+    f" {_number_of(others, 'role')} died of other causes."
+  ]
+  backs = [i.back_secs for i in incidents if i.back_secs is not None]
+  if backs:
+    told.append(
+      f"{len(backs)} of {len(incidents)} targets came back, the slowest after"
+      f" {figures.secs(max(backs))}."
+    )
+  gaps = [i.worst_gap for i in incidents if i.worst_gap is not None]
+  if gaps:
+    told.append(
+      "Around these incidents no surviving island waited longer between two"
+      f" steps than {figures.times(max(gaps))} its own median."
+    )
+  return told

@@ -1,0 +1,128 @@
+"""The state of a run right now, as plain values."""
+
+import math
+import os
+import time
+from typing import Any
+
+from diloco.report import liveness, sessions, summary
+from diloco.report import view as view_lib
+
+_RECENT_SECS = 10.0
+_RECENT_MERGES = 50
+_SILENT_SECS = 10.0
+_SILENT_GAPS = 5.0
+
+
+def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Returns the state of a run, live or dead.
+
+  Args:
+    run_dir: directory of the run.
+
+  Returns:
+    Plain JSON values. `alive` tells whether its controller is; `status` is
+    "crashed" if it is not and left no word of an end.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  view, _ = view_lib.load(run_dir)
+  alive = liveness.controller_alive(run_dir)
+  return status_of(view, alive, time.time())
+
+
+def status_of(
+  view: view_lib.RunView, alive: bool, now: float
+) -> dict[str, Any]:
+  """Returns the state of a run that was read before.
+
+  Args:
+    view: the run.
+    alive: whether its controller is.
+    now: wall time.
+
+  Returns:
+    As `status`.
+  """
+  state = view.status
+  if state == "running" and not alive:
+    state = sessions.CRASHED
+  islands = {m: _island(view, m, state, now) for m in view.islands}
+  evals = view.global_evals
+  loss = evals[-1].loss if evals else None
+  budget = view.total_tokens
+  facts = {
+    "status": state,
+    "alive": alive,
+    "method": view.method,
+    "wall_secs": view.wall_secs,
+    "tokens": view.tokens,
+    "tokens_budget": budget or None,
+    "progress": view.tokens / budget if budget else None,
+    "tokens_per_sec": sum(one["tokens_per_sec"] for one in islands.values()),
+    "merges": len(view.merges),
+    "contributors_mean": _contributors(view),
+    "global_versions": sum(view.versions.values()),
+    "eval_loss": loss,
+    "eval_bits_per_token": None if loss is None else loss / math.log(2),
+    "bytes_per_sec": bytes_per_sec(view, now),
+    "bytes_published": sum(m.num_bytes for m in view.published),
+    "bytes_adopted": sum(m.num_bytes for m in view.adopted),
+    "faults": len(view.faults),
+    "deaths": len(view.deaths),
+    "islands": {str(m): one for m, one in islands.items()},
+    "problems": view.problems,
+  }
+  return summary.finite(facts)
+
+
+def _island(
+  view: view_lib.RunView, number: int, run_state: str, now: float
+) -> dict[str, Any]:
+  island = view.islands[number]
+  state: str = view.state(number)
+  if run_state in (sessions.CRASHED, "failed", "killed"):
+    busy = state in ("starting", "training", "restarting")
+    if busy and _silent(view, number, now):
+      state = "dead"
+  return {
+    "state": state,
+    "kind": island.kind,
+    "relative_speed": island.relative_speed,
+    "paced": island.paced,
+    "step": island.step,
+    "tokens": island.tokens,
+    "tokens_per_sec": island.tokens_per_sec(now),
+    "loss": island.loss,
+    "staleness_mean": island.staleness_mean,
+    "restarts": island.restarts,
+  }
+
+
+def _silent(view: view_lib.RunView, number: int, now: float) -> bool:
+  """Whether an island, which may outlive its controller, has stopped too."""
+  steps = view.islands[number].steps
+  if not len(steps):
+    return True
+  median = view.islands[number].percentile("gap_secs", 50) or 0.0
+  silence = now - float(steps.column("wall_secs", 1)[0])
+  return silence > max(_SILENT_SECS, _SILENT_GAPS * median)
+
+
+def _contributors(view: view_lib.RunView) -> float | None:
+  recent = view.merges[-_RECENT_MERGES:]
+  if not recent:
+    return None
+  return sum(len(merge.islands) for merge in recent) / len(recent)
+
+
+def bytes_per_sec(view: view_lib.RunView, now: float) -> float:
+  """Returns the bytes published and adopted lately, per second."""
+  total = 0
+  for moments in (view.published, view.adopted):
+    for moment in reversed(moments):
+      if moment.wall_secs < now - _RECENT_SECS:
+        break
+      total += moment.num_bytes
+  return total / _RECENT_SECS

@@ -1,0 +1,213 @@
+"""The summary of a run: one JSON object of figures, exact where they count."""
+
+import collections
+import dataclasses
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from diloco.report import goodput as goodput_lib
+from diloco.report import incidents as incidents_lib
+from diloco.report import view as view_lib
+from diloco.tape import ledger as ledger_lib
+
+FILE_NAME = "summary.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Everything known of a run; what summary and report are made from."""
+
+  view: view_lib.RunView
+  ledger: ledger_lib.Ledger
+  goodput: goodput_lib.Goodput
+  incidents: list[incidents_lib.Incident]
+
+
+def load(run_dir: str | os.PathLike[str]) -> Run:
+  """Reads a run and balances its books.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  view, record = view_lib.load(run_dir)
+  ledger = ledger_lib.compute(record, view.num_fragments)
+  goodput = goodput_lib.goodput(view, ledger.lost_spans, ledger.num_fragments)
+  return Run(view, ledger, goodput, incidents_lib.find(view))
+
+
+def summarise(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Returns the summary of a run, whatever became of it.
+
+  Args:
+    run_dir: directory of the run; live, crashed, finished or empty.
+
+  Returns:
+    Plain JSON values; a figure that is not known or not finite is None.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  return summary_of(load(run_dir))
+
+
+def write_summary(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Writes `summary.json` into the run directory and returns it."""
+  facts = summarise(run_dir)
+  path = pathlib.Path(run_dir) / FILE_NAME
+  temporary = path.with_suffix(".tmp")
+  temporary.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n")
+  temporary.rename(path)
+  return facts
+
+
+def summary_of(run: Run) -> dict[str, Any]:
+  """Returns the summary of a run that was read before."""
+  view, ledger = run.view, run.ledger
+  session = view.sessions.last
+  facts = {
+    "status": view.status,
+    "reason": session.reason if session else "",
+    "method": view.method,
+    "sessions": len(view.sessions.all),
+    "wall_secs": view.wall_secs,
+    **_evaluation(view),
+    **_tokens(run),
+    "goodput": run.goodput.ratio,
+    "chip_secs": {
+      "useful": run.goodput.useful_chip_secs,
+      "allocated": run.goodput.allocated_chip_secs,
+    },
+    "global_versions": {
+      "total": sum(view.versions.values()),
+      "fragment_min": _smallest_version(view, ledger.num_fragments),
+      "fragment_max": max(view.versions.values(), default=0),
+    },
+    "merges": _merges(view),
+    "bytes_published": sum(moment.num_bytes for moment in view.published),
+    "bytes_adopted": sum(moment.num_bytes for moment in view.adopted),
+    "islands": {str(m): _island(run, m) for m in view.islands},
+    "syncer": {
+      "deaths": len(view.syncer_deaths),
+      "starts": len(view.syncer_starts),
+    },
+    "faults": [_incident(view, incident) for incident in run.incidents],
+    "violations": ledger.violations,
+    "problems": view.problems,
+  }
+  return finite(facts)
+
+
+def _evaluation(view: view_lib.RunView) -> dict[str, Any]:
+  evals = view.global_evals
+  loss = evals[-1].loss if evals else None
+  return {
+    "final_eval_loss": loss,
+    "final_eval_bits_per_token": None if loss is None else loss / math.log(2),
+    "evaluations": len(evals),
+  }
+
+
+def _tokens(run: Run) -> dict[str, Any]:
+  counts, ledger = run.ledger.tokens(), run.ledger
+  secs = run.view.wall_secs
+  return {
+    "tokens_trained": counts.trained,
+    "tokens_merged": counts.merged,
+    "tokens_pending": counts.pending,
+    "tokens_discarded": counts.discarded,
+    "tokens_unaccounted": counts.unaccounted,
+    "tokens_budget": run.view.total_tokens or None,
+    "tokens_per_sec": counts.trained / secs if secs else None,
+    "ledger": {
+      "unit": "fragment_tokens",
+      "num_fragments": ledger.num_fragments,
+      "trained": ledger.trained,
+      "merged": ledger.merged,
+      "pending": ledger.pending,
+      "discarded": ledger.discarded,
+      "unaccounted": ledger.unaccounted,
+      "balanced": ledger.balanced,
+    },
+  }
+
+
+def _smallest_version(view: view_lib.RunView, num_fragments: int) -> int:
+  return min(view.versions.get(p, 0) for p in range(num_fragments))
+
+
+def _merges(view: view_lib.RunView) -> dict[str, Any]:
+  sizes = collections.Counter(len(m.islands) for m in view.merges)
+  count = len(view.merges)
+  return {
+    "count": count,
+    "contributors": {str(n): sizes[n] for n in sorted(sizes)},
+    "contributors_mean": (
+      sum(n * times for n, times in sizes.items()) / count if count else None
+    ),
+    "staleness_mean": (
+      sum(m.staleness for m in view.merges) / count if count else None
+    ),
+  }
+
+
+def _island(run: Run, number: int) -> dict[str, Any]:
+  island = run.view.islands[number]
+  ratios = [
+    incident.gap_over_median[number]
+    for incident in run.incidents
+    if number in incident.gap_over_median
+  ]
+  return {
+    "kind": island.kind,
+    "topology": island.topology,
+    "devices": island.devices,
+    "relative_speed": island.relative_speed,
+    "paced": island.paced,
+    "paced_step_secs": island.paced_step_secs,
+    "state": run.view.state(number),
+    "steps": island.step,
+    "tokens": run.ledger.islands.get(number, 0),
+    "restarts": island.restarts,
+    "loss": island.loss,
+    "step_secs_p50": island.percentile("step_secs", 50),
+    "gap_secs_p50": island.percentile("gap_secs", 50),
+    "gap_secs_p99": island.percentile("gap_secs", 99),
+    "gap_secs_max": island.percentile("gap_secs", 100),
+    "stall_secs": island.stall_secs(),
+    "staleness_mean": island.staleness_mean,
+    "contributions_merged": len(island.staleness),
+    "bytes_published": island.bytes_published,
+    "bytes_adopted": island.bytes_adopted,
+    "fault_gap_over_median": max(ratios, default=None),
+  }
+
+
+def _incident(
+  view: view_lib.RunView, incident: incidents_lib.Incident
+) -> dict[str, Any]:
+  return {
+    "kind": incident.kind,
+    "target": incident.target,
+    "injected": incident.injected,
+    "at_secs": incident.wall_secs - view.start,
+    "at_tokens": incident.at_tokens,
+    "cause": incident.cause,
+    "back_secs": incident.back_secs,
+    "gap_over_median": {
+      str(m): ratio for m, ratio in incident.gap_over_median.items()
+    },
+  }
+
+
+def finite(value: Any) -> Any:
+  """Returns plain JSON values in which what is not finite is None."""
+  if isinstance(value, dict):
+    return {key: finite(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [finite(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value

@@ -1,0 +1,139 @@
+"""Tables of a report: islands, incidents, and the ledger as an equation."""
+
+from diloco.report import canvas, figures, narrative, page, summary
+from diloco.tape import ledger as ledger_lib
+
+_MERGED_COLOUR = canvas.PALETTE[2]
+_PENDING_COLOUR = canvas.PALETTE[5]
+_LOST_COLOURS = (
+  *(canvas.PALETTE[1], canvas.FAULT, canvas.PALETTE[4]),
+  *(canvas.PALETTE[3], canvas.PALETTE[6], canvas.PALETTE[7]),
+)
+
+
+def islands(run: summary.Run) -> str:
+  """Returns the table of islands."""
+  view = run.view
+  heads = ["island", "kind", "state", "steps", "tokens", "restarts", "loss"]
+  heads += ["step p50", "gap p50", "gap p99", "gap max", "stall", "staleness"]
+  rows = []
+  for number, island in view.islands.items():
+    gaps = [island.percentile("gap_secs", q) for q in (50, 99, 100)]
+    spot = page.dot(canvas.island_colour(number, view.num_islands))
+    speed = figures.times(island.relative_speed)
+    if island.paced:
+      pace = figures.secs(island.paced_step_secs)
+      speed += f", emulated at {pace} a step"
+    rows.append(
+      [
+        f"{spot}{number}",
+        f"{page.text(island.kind)} {page.text(island.topology)}"
+        f' <span class="dim">{page.text(speed)}</span>',
+        page.text(view.state(number)),
+        f"{island.step:,}",
+        figures.count(run.ledger.islands.get(number, 0)),
+        str(island.restarts),
+        figures.number(island.loss),
+        figures.secs(island.percentile("step_secs", 50)),
+        *map(figures.secs, gaps),
+        figures.secs(island.stall_secs()),
+        figures.number(island.staleness_mean, 2),
+      ]
+    )
+  return page.table(heads, rows, words=3)
+
+
+def incidents(run: summary.Run) -> str:
+  """Returns the table of faults and deaths."""
+  heads = ["at", "what", "target", "cause of death", "tokens trained"]
+  heads += ["back after", "survivors' longest gap", "of"]
+  rows = []
+  for incident in run.incidents:
+    gaps = incident.gap_over_median
+    worst = max(gaps, key=lambda m: gaps[m]) if gaps else None
+    kind = incident.kind + (" (injected)" if incident.injected else "")
+    rows.append(
+      [
+        page.text(figures.secs(incident.wall_secs - run.view.start)),
+        page.text(kind),
+        page.text(incident.target),
+        page.text(incident.cause or figures.DASH),
+        figures.count(incident.at_tokens),
+        page.text(figures.secs(incident.back_secs)),
+        figures.times(incident.worst_gap),
+        figures.DASH if worst is None else f"island {worst}",
+      ]
+    )
+  return page.table(heads, rows, words=4)
+
+
+def ledger(run: summary.Run) -> str:
+  """Returns the balanced ledger: an equation, a bar, and the reasons."""
+  tokens, exact = run.ledger.tokens(), run.ledger
+  terms = [
+    ("merged", tokens.merged, _MERGED_COLOUR),
+    ("pending", tokens.pending, _PENDING_COLOUR),
+  ]
+  for place, (reason, lost) in enumerate(tokens.discarded.items()):
+    colour = _LOST_COLOURS[place % len(_LOST_COLOURS)]
+    terms.append((reason, lost, colour))
+  if tokens.unaccounted or exact.unaccounted:
+    terms.append(("unaccounted", tokens.unaccounted, canvas.INK))
+  verdict = (
+    '<p class="good">The books balance: every trained token has one fate.</p>'
+    if exact.balanced
+    else '<p class="bad">The books do not balance; see below.</p>'
+  )
+  return page.panel(
+    _equation(tokens.trained, terms) + _bar(terms) + verdict + _reasons(terms),
+    note=f"A step belongs to all {exact.num_fragments} fragments, and each"
+    " fragment of it has a fate of its own. Exactly, in fragment-tokens: "
+    + _exact(exact),
+  )
+
+
+def _equation(trained: int, terms: list[tuple[str, int, str]]) -> str:
+  def term(count: int, label: str) -> str:
+    name = page.text(label.replace("_", " "))
+    return f"<div>{count:,}<small>{name}</small></div>"
+
+  sides = [term(count, label) for label, count, _ in terms]
+  total = term(trained, "trained")
+  plus = "<div>+<small>&nbsp;</small></div>"
+  equals = "<div>=<small>&nbsp;</small></div>"
+  inner = total + equals + plus.join(sides)
+  return f'<div class="equation">{inner}</div>'
+
+
+def _bar(terms: list[tuple[str, int, str]]) -> str:
+  whole = max(sum(count for _, count, _ in terms), 1)
+  cells = [
+    f'<i title="{page.text(label)}" style="width:{100 * count / whole:.3f}%;'
+    f'background:{colour}"></i>'
+    for label, count, colour in terms
+  ]
+  return '<div class="bar">' + "".join(cells) + "</div>"
+
+
+def _reasons(terms: list[tuple[str, int, str]]) -> str:
+  whole = max(sum(count for _, count, _ in terms), 1)
+  rows = [
+    [
+      page.dot(colour) + page.text(label.replace("_", " ")),
+      page.text(narrative.explain(label)),
+      f"{count:,}",
+      figures.percent(count / whole),
+    ]
+    for label, count, colour in terms
+  ]
+  return page.table(["fate", "meaning", "tokens", "share"], rows, words=2)
+
+
+def _exact(ledger: ledger_lib.Ledger) -> str:
+  parts = [f"{ledger.merged:,} merged", f"{ledger.pending:,} pending"]
+  parts += [
+    f"{count:,} {reason.replace('_', ' ')}"
+    for reason, count in ledger.discarded.items()
+  ]
+  parts.append(f"{ledger.unaccounted:,} unaccounted")
+  return f"{ledger.trained:,} trained = " + " + ".join(parts) + "."

@@ -1,0 +1,291 @@
+"""A run as its tapes and metric logs show it, live, crashed or finished.
+
+`RunView` takes lines as they come, so that a live view pays only for what is
+new. Times are wall times of the machine that wrote the line: good enough for
+pictures, and no decision rests on them.
+"""
+
+import json
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from diloco.report import island_view
+from diloco.report import sessions as sessions_lib
+from diloco.tape import events, history, reader
+
+
+class Merge(NamedTuple):
+  """One new global version of a fragment."""
+
+  wall_secs: float
+  fragment: int
+  version: int
+  islands: tuple[int, ...]
+  staleness: float  # mean over its contributions
+
+
+class Eval(NamedTuple):
+  """One evaluation on held-out data."""
+
+  wall_secs: float
+  target: str
+  island: int
+  step: int
+  loss: float  # nats per token
+
+
+class Traffic(NamedTuple):
+  """Bytes of one snapshot, sent or fetched by an island."""
+
+  wall_secs: float
+  num_bytes: int
+
+
+class RunView:
+  """Everything a report or a live view shows, but the ledger."""
+
+  def __init__(self, config: dict[str, Any] | None = None):
+    """Starts empty.
+
+    Args:
+      config: the run's configuration as plain values, for its token budget.
+    """
+    self.config = config or {}
+    self.method = ""
+    self.sessions = sessions_lib.Sessions()
+    self.initial_islands = 0  # those the run was started with
+    self.islands: dict[int, island_view.IslandView] = {}
+    self.merges: list[Merge] = []
+    self.evals: list[Eval] = []
+    self.faults: list[reader.Line] = []
+    self.deaths: list[reader.Line] = []
+    self.checkpoints: list[tuple[float, int]] = []  # wall_secs, island
+    self.published: list[Traffic] = []
+    self.adopted: list[Traffic] = []
+    self.versions: dict[int, int] = {}  # newest version by fragment
+    self.syncer_starts: list[float] = []
+    self.syncer_deaths: list[float] = []
+    self.problems: list[str] = []
+    self.last_wall_secs = 0.0
+    self._total_tokens = 0
+    self._handlers = {
+      events.RUN_STARTED: self._run_started,
+      events.RUN_FINISHED: self._run_finished,
+      events.ISLAND_STARTED: self._island_started,
+      events.ISLAND_DIED: self._ended,
+      events.ISLAND_RESTART: self._ended,
+      events.STOPPED: self._ended,
+      events.SYNCER_STARTED: self._syncer,
+      events.SYNCER_DIED: self._syncer,
+      events.FAULT_INJECTED: self.faults.append,
+      events.STARTED: self._started,
+      events.PUBLISHED: self._published,
+      events.ADOPTED: self._adopted,
+      events.EVALUATED: self._evaluated,
+      events.CHECKPOINTED: self._checkpointed,
+      events.MERGED: self._merged,
+    }
+
+  def update(self, record: reader.Record) -> None:
+    """Takes the lines written since the last call."""
+    for line in record.events:
+      if handler := self._handlers.get(line["event"]):
+        handler(line)
+      self._heard(line["wall_secs"])
+    for island, lines in record.metrics.items():
+      view = self._island(island)
+      for line in lines:
+        view.log(line)
+        self._heard(line["wall_secs"])
+    self.problems += [str(problem) for problem in record.problems]
+
+  def _heard(self, wall_secs: float) -> None:
+    self.last_wall_secs = max(self.last_wall_secs, wall_secs)
+    self.sessions.heard(wall_secs)
+
+  def _island(self, island: int) -> island_view.IslandView:
+    if island not in self.islands:
+      self.islands[island] = island_view.IslandView(island)
+      self.islands = dict(sorted(self.islands.items()))
+    return self.islands[island]
+
+  def _run_started(self, line: reader.Line) -> None:
+    self.sessions.started(line["wall_secs"])
+    self.method = line.get("method", self.method)
+    self.initial_islands = line.get("islands") or self.initial_islands
+    self._total_tokens = line.get("total_tokens") or self._total_tokens
+
+  def _run_finished(self, line: reader.Line) -> None:
+    status = line.get("status", "finished")
+    reason = line.get("reason") or ""
+    self.sessions.finished(line["wall_secs"], status, reason)
+
+  def _island_started(self, line: reader.Line) -> None:
+    view = self._island(line["island"])
+    view.life(line["island_incarnation"]).launched = line["wall_secs"]
+
+  def _started(self, line: reader.Line) -> None:
+    self._island(history.island_of(line)).started(line)
+
+  def _ended(self, line: reader.Line) -> None:
+    if line["event"] == events.ISLAND_DIED:
+      self.deaths.append(line)
+    self._island(history.island_of(line)).ended(line)
+
+  def _syncer(self, line: reader.Line) -> None:
+    if line["event"] == events.SYNCER_DIED:
+      self.syncer_deaths.append(line["wall_secs"])
+      self.deaths.append(line)
+    else:
+      self.syncer_starts.append(line["wall_secs"])
+
+  def _published(self, line: reader.Line) -> None:
+    size = line.get("bytes") or 0
+    self._island(history.island_of(line)).bytes_published += size
+    self.published.append(Traffic(line["wall_secs"], size))
+
+  def _adopted(self, line: reader.Line) -> None:
+    size = line.get("bytes") or 0
+    self._island(history.island_of(line)).bytes_adopted += size
+    self.adopted.append(Traffic(line["wall_secs"], size))
+
+  def _evaluated(self, line: reader.Line) -> None:
+    loss = line["loss"]
+    island = history.island_of(line)
+    self.evals.append(
+      Eval(
+        line["wall_secs"],
+        line["target"],
+        island,
+        line["step"],
+        math.nan if loss is None else loss,
+      )
+    )
+
+  def _checkpointed(self, line: reader.Line) -> None:
+    moment = (line["wall_secs"], history.island_of(line))
+    self.checkpoints.append(moment)
+
+  def _merged(self, line: reader.Line) -> None:
+    fragment, version = line["fragment"], line["version"]
+    if version <= self.versions.get(fragment, 0):
+      return  # told again, by a syncer that took over
+    self.versions[fragment] = version
+    contributions = line["contributions"]
+    staleness = [c.get("staleness") or 0 for c in contributions]
+    for contribution, stale in zip(contributions, staleness, strict=True):
+      self._island(contribution["island"]).staleness.append(stale)
+    self.merges.append(
+      Merge(
+        line["wall_secs"],
+        fragment,
+        version,
+        tuple(sorted({c["island"] for c in contributions})),
+        float(np.mean(staleness)) if staleness else 0.0,
+      )
+    )
+
+  @property
+  def status(self) -> str:
+    """How the run ended; "running" without an end, "empty" without a start."""
+    session = self.sessions.last
+    if session is None:
+      return "running" if self.islands else "empty"
+    return session.status or "running"
+
+  def state(self, island: int) -> island_view.State:
+    """Returns the state of an island, seen with the state of the run."""
+    state = self.islands[island].state
+    if state == "stopped" and self.status == "finished":
+      return "done"
+    return state
+
+  @property
+  def start(self) -> float:
+    """Wall time of the first thing known."""
+    moments = [session.start for session in self.sessions.all[:1]] + [
+      life.born
+      for view in self.islands.values()
+      for life in view.lives.values()
+      if life.born is not None
+    ]
+    return min(moments, default=0.0)
+
+  @property
+  def wall_secs(self) -> float:
+    """Time the run was on, over all its sessions."""
+    if self.sessions.all:
+      return self.sessions.wall_secs
+    return max(self.last_wall_secs - self.start, 0.0)
+
+  @property
+  def num_islands(self) -> int:
+    """Islands the run was started with, or more if more came."""
+    return max(self.initial_islands, max(self.islands, default=-1) + 1)
+
+  @property
+  def num_fragments(self) -> int:
+    """P, from the configuration or else from what was merged."""
+    sync = self.config.get("sync")
+    stated = sync.get("num_fragments") if isinstance(sync, dict) else None
+    seen = max(self.versions, default=0) + 1
+    return max(stated, seen) if isinstance(stated, int) else seen
+
+  @property
+  def total_tokens(self) -> int:
+    """The token budget; 0 if it is unknown."""
+    return self._total_tokens or self.config.get("total_tokens") or 0
+
+  @property
+  def tokens(self) -> int:
+    """Tokens of all steps logged by all islands."""
+    return sum(view.tokens for view in self.islands.values())
+
+  @property
+  def global_evals(self) -> list[Eval]:
+    """Evaluations of the global parameters, in the order they were done."""
+    found = [e for e in self.evals if e.target == "global"]
+    return sorted(found, key=lambda e: e.wall_secs)
+
+  def tokens_at(self, wall_secs: np.ndarray) -> np.ndarray:
+    """Returns the tokens all islands had trained at given times."""
+    total = np.zeros(len(wall_secs))
+    for view in self.islands.values():
+      moments = np.maximum.accumulate(view.steps.column("wall_secs"))
+      tokens = np.nan_to_num(view.steps.column("tokens"))
+      sums = np.concatenate(([0.0], np.cumsum(tokens)))
+      total += sums[np.searchsorted(moments, wall_secs, side="right")]
+    return total
+
+
+def read_config(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+  """Returns a run's configuration; empty if there is none to read."""
+  try:
+    content = json.loads((pathlib.Path(run_dir) / "config.json").read_text())
+  except (OSError, ValueError):
+    return {}
+  if isinstance(content, dict) and isinstance(content.get("config"), dict):
+    return content["config"]
+  return content if isinstance(content, dict) else {}
+
+
+def load(run_dir: str | os.PathLike[str]) -> tuple[RunView, reader.Record]:
+  """Reads a run whole.
+
+  Args:
+    run_dir: directory of the run.
+
+  Returns:
+    The view, and the record it was made from.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  record = reader.read(run_dir)
+  view = RunView(read_config(run_dir))
+  view.update(record)
+  return view, record

@@ -1,0 +1,240 @@
+"""A run from top to bottom: config, fleet, islands, merges, report."""
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import signal
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import channel, errors, process
+from diloco import config as config_lib
+from diloco.controller import controller as controller_lib
+from diloco.controller import resources
+from diloco.controller.engines import process as process_engine
+from diloco.fragments import partition
+from diloco.islands import inner_step
+from diloco.report import html, live, liveness, summary
+from diloco.snapshots import store
+from diloco.tape import events, reader
+from diloco.tasks import registry
+from diloco.tasks import task as task_lib
+
+logger = logging.getLogger(__name__)
+
+FORMAT = "diloco-run-1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What `train` returns.
+
+  Attributes:
+    status: see `controller.Outcome`.
+    summary: the content of summary.json.
+    report: path of report.html.
+  """
+
+  status: controller_lib.Status
+  summary: Mapping[str, Any]
+  report: pathlib.Path
+
+
+def train(
+  values: Mapping[str, Any], workdir: str | os.PathLike[str], *, quiet=False
+) -> Result:
+  """Trains, or goes on with the run that is in `workdir`.
+
+  Args:
+    values: the configuration, such as a `ConfigDict`.
+    workdir: directory of the run; made if it does not exist.
+    quiet: show no live view.
+
+  Returns:
+    How it ended. A first Ctrl-C or SIGTERM winds the run down in order, which
+    makes it "stopped"; a second kills it.
+
+  Raises:
+    UserError: the configuration, the machine or the directory will not do.
+      Nothing has been started or written then.
+  """
+  config = config_lib.from_mapping(values)
+  run_dir = pathlib.Path(workdir).absolute()
+  task = preflight(config, run_dir)
+  resumed = (run_dir / "config.json").exists()
+  tree = inner_step.ParamTree(task, config.seed)
+  plan = partition.partition(tree.tensors(), config.sync.num_fragments)
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  if resumed:
+    snapshots.write_plan(plan)  # refuses another plan before anything changes
+    config = _without_past_faults(config, run_dir)
+  # First of all, so that a run killed at any later instant can go on.
+  write_config(config, run_dir)
+  snapshots.write_plan(plan)
+  view = None if quiet else live.LiveView(run_dir)
+  controller = controller_lib.Controller(
+    config,
+    run_dir,
+    process_engine.ProcessEngine(run_dir),
+    task.tokens_per_batch,
+    incarnation=controller_lib.next_incarnation(run_dir, "controller"),
+    on_tick=(lambda: None) if view is None else view.tick,
+  )
+  outcome = _run(controller, view)
+  if outcome.user_error:
+    raise errors.UserError(
+      f"the run in {run_dir}", outcome.user_error, "see above"
+    )
+  return Result(outcome.status, *_conclude(run_dir, outcome))
+
+
+def preflight(
+  config: config_lib.RunConfig, run_dir: pathlib.Path
+) -> task_lib.Task:
+  """Checks everything that can be checked before a run; touches nothing.
+
+  Returns:
+    The task, whose data was found.
+
+  Raises:
+    UserError: the first thing that will not do.
+  """
+  _check_directory(run_dir, config)
+  resources.check_fits(config, resources.available_cores())
+  channel.check_port(config.controller.port)
+  task = registry.make_task(config.task.name, config.task.options)
+  _check_batches(config, task)
+  tree = inner_step.ParamTree(task, config.seed)
+  partition.partition(tree.tensors(), config.sync.num_fragments)
+  return task
+
+
+def _check_batches(config: config_lib.RunConfig, task: task_lib.Task) -> None:
+  """Every island has data, in batches its slice can divide."""
+  islands = config.fleet.islands
+  streams = [
+    task.batches("train", share=m, num_shares=islands, seed=config.seed)
+    for m in range(islands)
+  ]
+  streams.append(task.batches("heldout", share=0, num_shares=1, seed=0))
+  first = [next(streams[0]), next(streams[-1])]
+  for stream in streams:
+    stream.close()
+  sizes = {len(array) for batch in first for array in batch.values()}
+  for i, hardware in enumerate(config.fleet.slices):
+    for size in sorted(sizes):
+      if size % hardware.shape[0]:
+        raise errors.UserError(
+          f"config.fleet.slices[{i}].topology = {hardware.topology!r}",
+          f"a batch of {size} cannot be divided among {hardware.shape[0]}"
+          " devices",
+          "make the first number of the topology a divisor of the batch size",
+        )
+
+
+def _check_directory(
+  run_dir: pathlib.Path, config: config_lib.RunConfig
+) -> None:
+  what = f"--workdir={run_dir}"
+  if run_dir.exists() and not run_dir.is_dir():
+    raise errors.UserError(what, "it is a file", "name a directory")
+  existing = run_dir
+  while not existing.exists():
+    existing = existing.parent
+  try:
+    # Permissions alone do not tell: not root's, not of a read-only disk.
+    tempfile.TemporaryDirectory(dir=existing).cleanup()
+  except OSError as error:
+    raise errors.UserError(
+      what,
+      f"nothing can be written in {existing} ({error.strerror})",
+      "choose another directory",
+    ) from error
+  if not run_dir.exists() or not any(run_dir.iterdir()):
+    return
+  if not (run_dir / "config.json").exists():
+    raise errors.UserError(
+      what,
+      "it is not empty and holds no run",
+      "name a new or empty directory, or that of a run to go on with",
+    )
+  content = _read_config_file(run_dir)
+  old = process.read_config(run_dir)
+  if content.get("format") != FORMAT:
+    raise errors.UserError(
+      what,
+      f"its run has format {content.get('format')!r}, not {FORMAT!r}",
+      "go on with the version of diloco that wrote it",
+    )
+  if liveness.controller_alive(run_dir):
+    raise errors.UserError(
+      what, "a controller of this run is alive", "stop it first"
+    )
+  config_lib.check_resumable(old, config)
+
+
+def _read_config_file(run_dir: pathlib.Path) -> dict[str, Any]:
+  try:
+    content = json.loads((run_dir / "config.json").read_text())
+  except (OSError, ValueError):
+    content = None
+  return content if isinstance(content, dict) else {}
+
+
+def _without_past_faults(
+  config: config_lib.RunConfig, run_dir: pathlib.Path
+) -> config_lib.RunConfig:
+  """Drops faults that an earlier session of the run already injected."""
+  past = [
+    (event["kind"], event["target"])
+    for event in reader.read(run_dir).events
+    if event["event"] == events.FAULT_INJECTED
+  ]
+  left = []
+  for fault in config.faults:
+    if (fault.kind, fault.target) in past:
+      past.remove((fault.kind, fault.target))
+    else:
+      left.append(fault)
+  return dataclasses.replace(config, faults=tuple(left))
+
+
+def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
+  run_dir.mkdir(parents=True, exist_ok=True)
+  """Writes a run's config.json."""
+  path = run_dir / "config.json"
+  temporary = path.with_suffix(".tmp")
+  content = {"format": FORMAT, "config": config.to_dict()}
+  temporary.write_text(json.dumps(content, indent=2) + "\n")
+  temporary.rename(path)
+
+
+def _run(
+  controller: controller_lib.Controller, view: live.LiveView | None
+) -> controller_lib.Outcome:
+  """Runs the controller with signals in its hands."""
+
+  def interrupt(*_: object) -> None:
+    controller.interrupt()
+
+  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+  mine = threading.current_thread() is threading.main_thread()
+  before = {n: signal.signal(n, interrupt) for n in numbers} if mine else {}
+  try:
+    return controller.run()
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+    if view is not None:
+      view.close()
+
+
+def _conclude(
+  run_dir: pathlib.Path, outcome: controller_lib.Outcome
+) -> tuple[dict[str, Any], pathlib.Path]:
+  facts = summary.write_summary(run_dir)
+  return facts, html.write_report(run_dir)

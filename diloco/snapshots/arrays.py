@@ -1,0 +1,300 @@
+"""Tensors in the snapshot store: chunked zarr3 arrays without compression.
+
+Every writer stores only the *pieces* it holds and a reader takes any box. A
+stored chunk carries a CRC-32C and a missing chunk is an error, never zeros, so
+that a torn or corrupt tensor cannot enter a merge.
+
+An array is not a snapshot: it may be half written. It becomes one by the
+commit record that names it (`diloco.snapshots.records`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+
+from diloco import errors
+from diloco.snapshots import layout as layouts
+
+Index = layouts.Index
+Layout = layouts.Layout
+
+_CORRUPT_STATUSES = frozenset(
+  ["DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "NOT_FOUND"]
+)
+_STRICT = {
+  "fill_missing_data_reads": False,
+  "store_data_equal_to_fill_value": True,
+}
+
+
+class Tensor(NamedTuple):
+  """What this process holds of one tensor.
+
+  Attributes:
+    name: unique within its prefix; any text but `.` and `..`.
+    layout: the same on all processes that write pieces of it.
+    pieces: (box, values) pairs; boxes begin and end on chunk bounds.
+  """
+
+  name: str
+  layout: Layout
+  pieces: Sequence[tuple[Index | None, np.ndarray]]
+
+  @classmethod
+  def whole(cls, name: str, values: np.ndarray) -> Tensor:
+    """A tensor this process holds alone."""
+    layout = Layout.of(values.shape, values.dtype)
+    return cls(name, layout, [(None, values)])
+
+
+class StoredArray:
+  """One opened array; safe to use from several threads."""
+
+  def __init__(self, dataset: ts.TensorStore, context: ts.Context):
+    """Use `ArrayStore.open`."""
+    self._dataset = dataset
+    self._context = context
+    chunk_shape: Any = dataset.chunk_layout.read_chunk.shape
+    self.layout = Layout(
+      tuple(dataset.shape), dataset.dtype.name, tuple(chunk_shape or ())
+    )
+
+  def begin_read(self, out: np.ndarray, index: Index | None = None) -> Read:
+    """Starts to fill `out`, which stays the reader's until `finish`.
+
+    Args:
+      out: array of the shape of the box and the stored dtype; any strides.
+      index: box to read, None for all.
+    """
+    box = self.layout.box(index)
+    shape = tuple(part.stop - part.start for part in box)
+    if out.shape != shape or out.dtype != self.layout.numpy_dtype:
+      raise ValueError(
+        f"out is {out.dtype}{out.shape}; the box {box} needs"
+        f" {self.layout.dtype}{shape}"
+      )
+    # Writing the dataset into a view of `out` decodes straight into it;
+    # `dataset.read()` allocates fresh pages each time and is half as fast.
+    target = ts.array(out, context=self._context)
+    return Read(target.write(self._dataset[box]))
+
+  def read(
+    self, index: Index | None = None, out: np.ndarray | None = None
+  ) -> np.ndarray:
+    """Reads a box.
+
+    Args:
+      index: box to read, None for all.
+      out: where to; default a fresh array. After an error its contents are
+        undefined.
+
+    Raises:
+      CorruptSnapshotError: a chunk is missing, torn or fails its checksum.
+      OSError: the store could not be reached.
+    """
+    if out is None:
+      box = self.layout.box(index)
+      shape = tuple(part.stop - part.start for part in box)
+      out = np.empty(shape, self.layout.numpy_dtype)
+    self.begin_read(out, index).finish()
+    return out
+
+
+class Read:
+  """A read under way."""
+
+  def __init__(self, futures: Any):
+    """Use `StoredArray.begin_read`."""
+    self._futures = futures
+
+  def finish(self) -> None:
+    """Waits; raises as `StoredArray.read` does."""
+    try:
+      self._futures.result()
+    except (ValueError, OSError) as error:
+      raise _read_error(error) from error
+
+
+class ArrayStore:
+  """Arrays under one key-value store.
+
+  Keys are `prefix/name/...` where the name is percent-encoded into a single
+  path component, so that no tensor's name can collide with another's chunks.
+  """
+
+  def __init__(
+    self,
+    base: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    durable: bool = False,
+    mapped: bool = False,
+    context: ts.Context | None = None,
+  ):
+    """Describes the store; nothing is touched yet.
+
+    Args:
+      base: a `pathlib.Path`, a URL (`file:///...`, `memory://`, `s3://...`) or a
+        TensorStore key-value store specification.
+      durable: flush files to the device before a write completes. A killed
+        process loses nothing without it; a power cut may lose files that a
+        commit record already names, which readers then see as corrupt.
+      mapped: read files through memory maps: half as fast again, but a disk
+        or network file system that fails during a read kills the process
+        (SIGBUS) instead of raising an error.
+      context: share it to let several stores see one `memory://` or one pool
+        of threads; `durable` and `mapped` then have no effect.
+    """
+    if isinstance(base, os.PathLike):
+      path = os.path.abspath(os.fspath(base))
+      base = {"driver": "file", "path": os.path.join(path, "")}
+    self._context = context or ts.Context(
+      {
+        "file_io_sync": durable,
+        "file_io_mode": {"mode": "memmap" if mapped else "default"},
+        # Snapshots are immutable and read once; a cache only costs memory.
+        "cache_pool": {"total_bytes_limit": 0},
+      }
+    )
+    kvstore = ts.KvStore.open(base, context=self._context).result()
+    if kvstore.path and not kvstore.path.endswith("/"):
+      kvstore = kvstore + "/"
+    self._kvstore = kvstore
+
+  @property
+  def context(self) -> ts.Context:
+    """What other stores must share to see the same `memory://`."""
+    return self._context
+
+  def write(self, prefix: str, tensors: Iterable[Tensor]) -> None:
+    """Writes all pieces, all of them in flight together.
+
+    Pieces need not be copied first: nothing refers to them once this returns.
+
+    Args:
+      prefix: directory of the snapshot, as `a/b`.
+      tensors: what this process holds.
+
+    Raises:
+      ValueError: a piece does not fit its box or splits a chunk.
+      OSError: the store could not be written.
+    """
+    tensors = list(tensors)
+    for tensor in tensors:
+      _check_pieces(tensor)
+    writes: list[Any] = []
+    try:
+      for tensor in tensors:
+        writes.extend(self._begin_write(prefix, tensor))
+    finally:
+      failures = [write.exception() for write in writes]
+    for failure in failures:
+      if failure is not None:
+        raise OSError(f"writing {prefix} failed: {failure}") from failure
+
+  def _begin_write(self, prefix: str, tensor: Tensor) -> list[Any]:
+    """Starts all writes of one tensor and returns their futures."""
+    metadata = tensor.layout.metadata()
+    kvstore = self._at(prefix, tensor.name)
+    # The metadata is written blindly: every writer writes the same bytes, and
+    # TensorStore's own create would read first.
+    writes = [kvstore.write("zarr.json", json.dumps(metadata))]
+    dataset = self._dataset(kvstore, tensor.layout)
+    for index, values in tensor.pieces:
+      box = tensor.layout.box(index)
+      write = dataset[box].write(
+        values, can_reference_source_data_indefinitely=True
+      )
+      writes.append(write)
+    return writes
+
+  def open(
+    self, prefix: str, name: str, layout: Layout | None = None
+  ) -> StoredArray:
+    """Opens one array.
+
+    Args:
+      prefix: as written.
+      name: as written.
+      layout: if the caller knows it (from a commit record), the stored
+        metadata, which has no checksum, is not read at all.
+
+    Raises:
+      CorruptSnapshotError: its metadata is missing or unreadable.
+      OSError: the store could not be reached.
+    """
+    kvstore = self._at(prefix, name)
+    try:
+      dataset = self._dataset(kvstore, layout)
+    except (ValueError, OSError) as error:
+      raise _read_error(error) from error
+    return StoredArray(dataset, self._context)
+
+  def read(
+    self,
+    prefix: str,
+    name: str,
+    index: Index | None = None,
+    out: np.ndarray | None = None,
+  ) -> np.ndarray:
+    """Opens an array and reads a box; see `StoredArray.read`."""
+    return self.open(prefix, name).read(index, out)
+
+  def delete(self, prefix: str) -> None:
+    """Deletes everything under a prefix; deleting nothing is no error."""
+    if not prefix:
+      raise ValueError("prefix is empty; that would delete the whole store")
+    try:
+      directory = self._kvstore / f"{prefix}/"
+      directory.delete_range(ts.KvStore.KeyRange()).result()
+    except (ValueError, OSError) as error:
+      raise OSError(f"deleting {prefix} failed: {error}") from error
+
+  def _at(self, prefix: str, name: str) -> ts.KvStore:
+    component = urllib.parse.quote(name, safe="")
+    if component in ("", ".", ".."):
+      raise ValueError(f"a tensor cannot be named {name!r}; give it a name")
+    return self._kvstore / prefix / f"{component}/"
+
+  def _dataset(self, kvstore: ts.KvStore, layout: Layout | None) -> Any:
+    spec = {"driver": "zarr3", "kvstore": kvstore.spec().to_json(), **_STRICT}
+    if layout is not None:
+      spec["metadata"] = layout.metadata()
+    return ts.open(
+      spec, open=True, assume_metadata=layout is not None, context=self._context
+    ).result()
+
+
+def _check_pieces(tensor: Tensor) -> None:
+  """Raises ValueError unless each piece fills whole chunks of its tensor."""
+  layout = tensor.layout
+  for index, values in tensor.pieces:
+    box = layout.box(index)
+    shape = tuple(part.stop - part.start for part in box)
+    if values.shape != shape or values.dtype != layout.numpy_dtype:
+      raise ValueError(
+        f"piece of {tensor.name!r} is {values.dtype}{values.shape}; its box"
+        f" {box} needs {layout.dtype}{shape}"
+      )
+    for part, size, chunk in zip(
+      box, layout.shape, layout.chunk_shape, strict=True
+    ):
+      if part.start % chunk or (part.stop % chunk and part.stop != size):
+        raise ValueError(
+          f"piece {box} of {tensor.name!r} splits a chunk of shape"
+          f" {layout.chunk_shape}; pass the shard shape to Layout.of"
+        )
+
+
+def _read_error(error: Exception) -> Exception:
+  """Tells a damaged array from a store out of reach."""
+  status = str(error).partition(":")[0]
+  if status in _CORRUPT_STATUSES:
+    return errors.CorruptSnapshotError(str(error))
+  return OSError(f"reading failed: {error}")

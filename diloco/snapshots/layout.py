@@ -1,0 +1,161 @@
+"""How a tensor is laid out in the snapshot store: the zarr3 chunk grid.
+
+The chunk grid is a function of shape, dtype and shard shape alone, so that all
+writers of one tensor agree on it without talking.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+Index = tuple[slice, ...]
+
+# Measured on two cores: smaller chunks are written slower; larger ones gain
+# nothing and cost a streaming reader memory, some five chunks per tensor.
+MAX_CHUNK_BYTES = 2 << 20
+# A merge reads rows of whole chunks; where rows span several shards, chunks
+# shrink down to this so that its buffers do not grow with the shards.
+MIN_CHUNK_BYTES = 1 << 20
+
+_DTYPES = {
+  "float32": np.dtype(np.float32),
+  "bfloat16": np.dtype(ml_dtypes.bfloat16),
+  "int8": np.dtype(np.int8),
+}
+
+
+class Layout(NamedTuple):
+  """What the store must know of a tensor; equal on all its writers."""
+
+  shape: tuple[int, ...]
+  dtype: str  # float32, bfloat16 or int8
+  chunk_shape: tuple[int, ...]
+
+  @classmethod
+  def of(
+    cls,
+    shape: Sequence[int],
+    dtype: Any,
+    shard_shape: Sequence[int] | None = None,
+  ) -> Layout:
+    """Chooses chunks that tile every shard exactly.
+
+    Two writers then never share a chunk, and no write has to read first.
+
+    Args:
+      shape: global shape; `()` is a scalar.
+      dtype: float32, bfloat16 or int8, by name or as a numpy dtype.
+      shard_shape: shape of the piece one device holds; default: all of it.
+
+    Returns:
+      The layout; its chunks hold at most `MAX_CHUNK_BYTES` where an axis can
+      be divided that far.
+
+    Raises:
+      ValueError: for another dtype, an empty axis or shards that do not tile.
+    """
+    shape = tuple(int(size) for size in shape)
+    shard = shape if shard_shape is None else tuple(map(int, shard_shape))
+    name = np.dtype(dtype).name
+    if name not in _DTYPES:
+      raise ValueError(
+        f"dtype {name} is not stored; convert to one of {sorted(_DTYPES)}"
+      )
+    if 0 in shape:
+      raise ValueError(f"shape {shape} has an empty axis; leave the tensor out")
+    if len(shard) != len(shape) or any(
+      not 0 < part <= size or size % part
+      for part, size in zip(shard, shape, strict=True)
+    ):
+      raise ValueError(
+        f"shards of shape {shard} do not tile shape {shape}; every axis must"
+        " divide evenly"
+      )
+    return cls(shape, name, _chunk_shape(shape, shard, _DTYPES[name].itemsize))
+
+  @property
+  def numpy_dtype(self) -> np.dtype:
+    """The dtype as numpy has it."""
+    return _DTYPES[self.dtype]
+
+  @property
+  def nbytes(self) -> int:
+    """Bytes of the whole tensor."""
+    return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+  def box(self, index: Index | None = None) -> Index:
+    """The index with all bounds spelled out.
+
+    Args:
+      index: one slice of step 1 per axis, None for all.
+
+    Raises:
+      ValueError: if it is no box inside the shape.
+    """
+    if index is None:
+      return tuple(slice(0, size) for size in self.shape)
+    box = tuple(
+      slice(*part.indices(size)[:2])
+      for part, size in zip(index, self.shape, strict=False)
+    )
+    if (
+      len(index) != len(self.shape)
+      or any(part.step not in (None, 1) for part in index)
+      or any(part.start >= part.stop for part in box)
+    ):
+      raise ValueError(f"index {index} is no box of shape {self.shape}")
+    return box
+
+  def metadata(self) -> dict[str, Any]:
+    """The array's `zarr.json`: little-endian bytes, CRC-32C, no compression."""
+    return {
+      "zarr_format": 3,
+      "node_type": "array",
+      "shape": list(self.shape),
+      "data_type": self.dtype,
+      "chunk_grid": {
+        "name": "regular",
+        "configuration": {"chunk_shape": list(self.chunk_shape)},
+      },
+      "chunk_key_encoding": {
+        "name": "default",
+        # All chunks in one directory: to make one costs as much as a file.
+        "configuration": {"separator": "."},
+      },
+      "fill_value": 0,
+      "codecs": [
+        {"name": "bytes", "configuration": {"endian": "little"}},
+        {"name": "crc32c"},
+      ],
+    }
+
+
+def _chunk_shape(
+  shape: tuple[int, ...], shard: tuple[int, ...], itemsize: int
+) -> tuple[int, ...]:
+  """Divides a shard along its leading axes until a chunk is small enough."""
+  chunk = list(shard)
+  for axis, rows in enumerate(shard):
+    row_bytes = math.prod(shard[axis + 1 :]) * itemsize
+    across = math.prod(shape[axis + 1 :]) // math.prod(shard[axis + 1 :])
+    budget = max(MIN_CHUNK_BYTES, MAX_CHUNK_BYTES // across)
+    if rows * row_bytes <= budget:
+      break
+    fitting = max(1, budget // row_bytes)
+    if shape[axis] == rows:
+      # Nobody else writes along this axis: a ragged last chunk is fine, and
+      # zarr pads it by less than one row per chunk.
+      chunk[axis] = math.ceil(rows / math.ceil(rows / fitting))
+    else:
+      chunk[axis] = next(n for n in range(fitting, 0, -1) if rows % n == 0)
+    if chunk[axis] < fitting // 16:
+      # No divisor comes near: one large chunk beats thousands of files.
+      chunk[axis] = rows
+    if row_bytes <= budget:
+      break
+  return tuple(chunk)

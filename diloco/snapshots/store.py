@@ -1,0 +1,173 @@
+"""The shared snapshot store of a run.
+
+Records are small keys written by compare-and-set or once; tensors are chunked
+arrays beside them. Every process reaches the store by its URL alone.
+
+Layout, relative to the store's root:
+
+    plan                                  the fragment plan
+    heads/<p>                             newest global version of fragment p
+    globals/<p>/<version>.<token>/...     its parameters and outer momentum
+    contributions/<key>                   commit records, written last
+    payloads/<key>/...                    outer gradients they point to
+    members/<m>                           signs of life of islands
+    leases/syncer                         syncer leadership
+    board                                 hint: versions and open rounds
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import urllib.parse
+from typing import Any, TypeVar
+
+import tensorstore as ts
+
+from diloco import errors
+from diloco.fragments import partition
+from diloco.snapshots import arrays, records
+
+R = TypeVar("R", bound=records.Record)
+
+BOARD = "board"
+SYNCER_LEASE = "leases/syncer"
+
+
+def head_key(fragment: int) -> str:
+  """Key of a fragment's head."""
+  return f"heads/{fragment:04d}"
+
+
+def member_key(island: int) -> str:
+  """Key of an island's sign of life."""
+  return f"members/{island:04d}"
+
+
+def contribution_key(name: str) -> str:
+  """Key of a commit record, from `Contribution.key`."""
+  return f"contributions/{name}"
+
+
+def payload_prefix(name: str) -> str:
+  """Prefix of a contribution's tensors, from `Contribution.key`."""
+  return f"payloads/{name}"
+
+
+def global_prefix(fragment: int, version: int, writer: str) -> str:
+  """Prefix of a global version; unique to the one who writes it."""
+  return f"globals/{fragment:04d}/{version:09d}.{writer}"
+
+
+class SnapshotStore:
+  """Records and tensors under one URL. Thread-safe."""
+
+  def __init__(self, url: str):
+    """Opens a store.
+
+    Args:
+      url: TensorStore key-value store URL, `file:///.../` or `memory://.../`.
+    """
+    self.url = url if url.endswith("/") else url + "/"
+    parts = urllib.parse.urlsplit(self.url)
+    self._root = (
+      pathlib.Path(urllib.parse.unquote(parts.path))
+      if parts.scheme == "file"
+      else None
+    )
+    self.arrays = arrays.ArrayStore(self.url)
+    self._kvs = ts.KvStore.open(self.url, context=self.arrays.context).result()
+
+  def read(self, key: str, kind: type[R]) -> R | None:
+    """Returns a record, or None where there is none."""
+    return self.read_for_update(key, kind)[0]
+
+  def read_for_update(self, key: str, kind: type[R]) -> tuple[R | None, bytes]:
+    """Returns a record and the generation to compare-and-set against."""
+    result = self._kvs.read(key).result()
+    generation = result.stamp.generation
+    if result.state == "missing":
+      return None, generation
+    return kind.from_bytes(result.value), generation
+
+  def write(self, key: str, record: records.Record) -> None:
+    """Writes a record unconditionally."""
+    self._kvs.write(key, record.to_bytes()).result()
+
+  def compare_and_set(
+    self, key: str, record: records.Record, generation: bytes
+  ) -> bool:
+    """Writes only if the key is still at `generation`; says whether it was.
+
+    Some object stores report success to two writers of one key, so what counts
+    is what is read back.
+    """
+    data = record.to_bytes()
+    stamp = self._kvs.write(key, data, if_equal=generation).result()
+    if not stamp.generation:
+      return False
+    return self._kvs.read(key).result().value == data
+
+  def list(self, prefix: str) -> list[str]:
+    """Names below `prefix/`, sorted, without the prefix."""
+    start = prefix + "/"
+    found = self._kvs.list(
+      ts.KvStore.KeyRange(start, prefix + "0"),  # "0" follows "/"
+      strip_prefix_length=len(start),
+    ).result()
+    return sorted(key.decode() for key in found)
+
+  def delete(self, key: str) -> None:
+    """Deletes one key; one that is not there is no error."""
+    self._kvs.write(key, None).result()
+
+  def delete_tree(self, prefix: str) -> None:
+    """Deletes everything below `prefix/`."""
+    if self._root is not None:
+      # TensorStore would leave the empty directories behind.
+      shutil.rmtree(self._root / prefix, ignore_errors=True)
+      return
+    self._kvs.delete_range(
+      ts.KvStore.KeyRange(prefix + "/", prefix + "0")
+    ).result()
+
+  def write_plan(self, plan: partition.FragmentPlan) -> None:
+    """Stores the fragment plan, or checks it against the stored one.
+
+    Raises:
+      UserError: the run was started with another plan.
+    """
+    found = self.read_plan()
+    if found is None:
+      data = json.dumps({"format": records.FORMAT} | plan.to_json())
+      self._kvs.write("plan", data).result()
+    elif found.hash != plan.hash:
+      raise errors.UserError(
+        f"a fragment plan with hash {plan.hash}",
+        f"the run at {self.url} was started with plan {found.hash}: its"
+        " tensors or sync.num_fragments differ",
+        "restore the model and sync.num_fragments, or use a new --workdir",
+      )
+
+  def read_plan(self) -> partition.FragmentPlan | None:
+    """Returns the stored fragment plan, or None in a fresh store."""
+    result = self._kvs.read("plan").result()
+    if result.state == "missing":
+      return None
+    try:
+      data: dict[str, Any] = json.loads(result.value)
+      if data["format"] != records.FORMAT:
+        raise errors.UserError(
+          f"the store at {self.url}",
+          f"it has format {data['format']}, this version reads"
+          f" {records.FORMAT}",
+          "use the version of diloco that wrote it, or a new --workdir",
+        )
+      return partition.FragmentPlan.from_json(data)
+    except (ValueError, KeyError, TypeError) as error:
+      if isinstance(error, errors.UserError):
+        raise
+      raise errors.CorruptSnapshotError(
+        f"the fragment plan in {self.url} cannot be read: {error!r}"
+      ) from error

@@ -1,0 +1,62 @@
+"""How much a contribution counts in a merge.
+
+    weight = (c_tokens^2 / c_steps) decay^staleness
+
+Quantity (tokens) times quality (tokens per step, the batch), damped by the
+number of global versions the contribution is behind.
+
+Reference: Decoupled DiLoCo, arXiv 2604.21428; the staleness factor follows
+Asynchronous Local-SGD, arXiv 2401.09135.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighting:
+  """Weights by tokens and staleness.
+
+  Attributes:
+    decay: factor for each version of staleness, in (0, 1]; 1 ignores it.
+    max_staleness: versions beyond which a contribution is refused, at least 0.
+  """
+
+  decay: float = 1.0
+  max_staleness: int = 2
+
+  def __post_init__(self) -> None:
+    if not 0 < self.decay <= 1:
+      raise ValueError(f"staleness decay {self.decay} must be in (0, 1]")
+    if self.max_staleness < 0:
+      raise ValueError(f"max_staleness {self.max_staleness} must be >= 0")
+
+  def admits(self, staleness: int) -> bool:
+    """Whether a contribution this many versions behind may be merged."""
+    return 0 <= staleness <= self.max_staleness
+
+  def weight(self, c_tokens: int, c_steps: int, staleness: int) -> float:
+    """The weight of one contribution; only ratios among islands matter.
+
+    Args:
+      c_tokens: tokens it was trained on.
+      c_steps: inner steps it sums up.
+      staleness: current global version minus the one it started from.
+
+    Returns:
+      Tokens times tokens per step times the decay; 0 if it holds no tokens.
+
+    Raises:
+      ValueError: for counts that cannot be, or a staleness not admitted.
+    """
+    if c_tokens < 0 or c_steps < 0 or (c_tokens > 0 and c_steps == 0):
+      raise ValueError(f"{c_tokens} tokens in {c_steps} steps cannot be")
+    if not self.admits(staleness):
+      raise ValueError(
+        f"staleness {staleness} is outside 0..{self.max_staleness}; ask"
+        " admits() first"
+      )
+    if c_tokens == 0:
+      return 0.0
+    return c_tokens * (c_tokens / c_steps) * self.decay**staleness

@@ -1,0 +1,185 @@
+"""The token ledger: one fate for every trained token, and proof of it.
+
+A step belongs to all P fragments, and each fragment of it has a fate of its
+own (`diloco.tape.fates`), so the ledger counts *fragment-tokens*: tokens of a
+step, once for each fragment.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from diloco.tape import fates, reader
+from diloco.tape import history as history_lib
+
+_MAX_VIOLATIONS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+  """Fates in fragment-tokens: trained = merged + pending + discarded + rest.
+
+  Attributes:
+    num_fragments: P, the fragments of every step.
+    trained: P times the tokens trained.
+    merged: in a global version.
+    pending: published and not resolved, or not published yet.
+    discarded: by reason.
+    unaccounted: without evidence of a fate; 0 in a correct run.
+    islands: trained plain tokens by island.
+    lost_spans: by island, step ranges lost with an incarnation, one entry for
+      each fragment that lost them.
+    violations: what must not happen and did, in words.
+  """
+
+  num_fragments: int
+  trained: int
+  merged: int
+  pending: int
+  discarded: dict[str, int]
+  unaccounted: int
+  islands: dict[int, int]
+  lost_spans: dict[int, list[fates.Span]]
+  violations: list[str]
+
+  @property
+  def balanced(self) -> bool:
+    """Whether every trained token has a fate and no rule was broken."""
+    return not self.unaccounted and not self.violations
+
+  def tokens(self) -> "TokenCounts":
+    """Returns the ledger in plain tokens, which add up to the last token."""
+    shares = {
+      fates.MERGED: self.merged,
+      fates.PENDING: self.pending,
+      fates.UNACCOUNTED: self.unaccounted,
+      **{"-" + reason: count for reason, count in self.discarded.items()},
+    }
+    parts = _divide(shares, self.num_fragments)
+    return TokenCounts(
+      trained=self.trained // self.num_fragments,
+      merged=parts.pop(fates.MERGED),
+      pending=parts.pop(fates.PENDING),
+      unaccounted=parts.pop(fates.UNACCOUNTED),
+      discarded={name[1:]: count for name, count in parts.items()},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenCounts:
+  """The ledger in plain tokens, rounded by largest remainder."""
+
+  trained: int
+  merged: int
+  pending: int
+  discarded: dict[str, int]
+  unaccounted: int
+
+
+def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
+  """Assigns every trained step of every fragment and island one fate.
+
+  Args:
+    record: all tapes and metric logs of a run, live, crashed or finished.
+    num_fragments: P, for a record too short to show every fragment.
+
+  Returns:
+    The ledger, in exact integers.
+  """
+  history = history_lib.History(record, num_fragments)
+  violations = list(history.violations)
+  totals: dict[str, int] = {}
+  islands: dict[int, int] = {}
+  lost: dict[int, list[fates.Span]] = {}
+  for island in sorted(history.lives):
+    lives = [life for _, life in sorted(history.lives[island].items())]
+    violations += _overlaps(island, lives)
+    counts: dict[str, int] = {}
+    for fragment in range(history.num_fragments):
+      facts = history.fragments.get(
+        (island, fragment), history_lib.FragmentHistory()
+      )
+      canvas = fates.Canvas(lives, facts)
+      canvas.count_into(counts)
+      lost.setdefault(island, []).extend(canvas.spans(fates.LOST_WITH_ISLAND))
+      where = f"island {island}, fragment {fragment}"
+      violations += [f"{where}: {text}" for text in canvas.violations()]
+      violations += [f"{where}: {t}" for t in _unpublished(lives, facts)]
+    islands[island] = sum(counts.values()) // history.num_fragments
+    for fate, count in counts.items():
+      totals[fate] = totals.get(fate, 0) + count
+  return _ledger(history.num_fragments, totals, islands, lost, violations)
+
+
+def _ledger(
+  num_fragments: int,
+  totals: dict[str, int],
+  islands: dict[int, int],
+  lost: dict[int, list[fates.Span]],
+  violations: list[str],
+) -> Ledger:
+  trained = sum(totals.values())
+  if len(violations) > _MAX_VIOLATIONS:
+    more = len(violations) - _MAX_VIOLATIONS
+    violations = [*violations[:_MAX_VIOLATIONS], f"and {more} more"]
+  return Ledger(
+    num_fragments=num_fragments,
+    trained=trained,
+    merged=totals.pop(fates.MERGED, 0),
+    pending=totals.pop(fates.PENDING, 0),
+    unaccounted=totals.pop(fates.UNACCOUNTED, 0),
+    discarded=dict(sorted(totals.items())),
+    islands=islands,
+    lost_spans=lost,
+    violations=violations,
+  )
+
+
+def _overlaps(island: int, lives: list[history_lib.Life]) -> Iterable[str]:
+  reached: history_lib.Life | None = None
+  for life in lives:
+    if reached and life.start < reached.end:
+      yield (
+        f"island {island}: incarnations {reached.incarnation} and"
+        f" {life.incarnation} overlap in steps ({life.start},"
+        f" {min(reached.end, max(life.end, life.start))}]"
+      )
+    if reached is None or life.end > reached.end:
+      reached = life
+
+
+def _unpublished(
+  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+) -> Iterable[str]:
+  """Yields merged contributions that no tape says were published.
+
+  A publication is committed before its line is written, so the last one of an
+  incarnation that was killed, or that is running, may lack the line.
+  """
+  stopped = {life.incarnation: life.stopped for life in lives}
+  last: dict[int, int] = {}
+  for item in facts.published.values():
+    last[item.incarnation] = max(item.step, last.get(item.incarnation, 0))
+  for version, item in facts.merged:
+    told = facts.published.get(item.key)
+    if told == item:
+      continue
+    what = f"steps ({item.first_step}, {item.step}] merged in version {version}"
+    if told is not None:
+      yield (
+        f"{what} with {item.c_tokens} tokens, but published as steps"
+        f" ({told.first_step}, {told.step}] with {told.c_tokens}"
+      )
+    elif stopped.get(item.incarnation, True) or item.step <= last.get(
+      item.incarnation, 0
+    ):
+      yield f"{what} were never published"
+
+
+def _divide(shares: Mapping[str, int], divisor: int) -> dict[str, int]:
+  """Divides shares by `divisor`, rounded so that the sum is exact."""
+  parts = {name: share // divisor for name, share in shares.items()}
+  missing = sum(shares.values()) // divisor - sum(parts.values())
+  by_remainder = sorted(shares, key=lambda name: -(shares[name] % divisor))
+  for name in by_remainder[:missing]:
+    parts[name] += 1
+  return parts

@@ -1,0 +1,180 @@
+"""Writers of the run's record: tapes of events and logs of metrics.
+
+A line is one JSON object and one `os.write` on an append-only descriptor. So
+a process killed at any instant leaves whole lines and at most one torn line
+at the very end; whoever opens the file for writing next cuts that one off. A
+full disk costs no event either: lines wait in memory until there is room.
+"""
+
+import errno
+import json
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+TAPE_DIR = "tape"
+METRICS_DIR = "metrics"
+
+_HEADER = ("event", "role", "incarnation", "wall_secs")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_MAX_WAITING_BYTES = 64 << 20
+_TAIL_BYTES = 1 << 16
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+  """The tape of one role in one incarnation; safe to share among threads."""
+
+  def __init__(
+    self,
+    run_dir: str | os.PathLike[str],
+    role: str,
+    incarnation: int,
+    clock: Callable[[], float] = time.time,
+  ):
+    """Opens `tape/<role>-<incarnation>.jsonl`, creating folders as needed.
+
+    Args:
+      run_dir: directory of the run.
+      role: "controller", "syncer" or "island-<m>".
+      incarnation: which life of the role this is, from 1.
+      clock: gives `wall_secs`; a simulated run passes its own.
+    """
+    self.path = tape_path(run_dir, role, incarnation)
+    self._role = role
+    self._incarnation = incarnation
+    self._clock = clock
+    self._lines = _LineWriter(self.path)
+
+  def record(self, event: str, /, **fields: Any) -> None:
+    """Appends one event; the line is with the kernel when this returns."""
+    clash = [name for name in fields if name in _HEADER]
+    if clash:
+      raise ValueError(
+        f"event {event!r} with the field {clash[0]!r}: every line has that"
+        " field already; use another name"
+      )
+    self._lines.write(
+      {
+        "event": event,
+        "role": self._role,
+        "incarnation": self._incarnation,
+        "wall_secs": self._clock(),
+        **fields,
+      }
+    )
+
+  def close(self) -> None:
+    """Closes the file; recording afterwards is an error."""
+    self._lines.close()
+
+
+class MetricLog:
+  """The metric log of one island, one file for all its incarnations."""
+
+  def __init__(
+    self,
+    run_dir: str | os.PathLike[str],
+    island: int,
+    clock: Callable[[], float] = time.time,
+  ):
+    """Opens `metrics/island-<m>.jsonl` behind the lines already there."""
+    self.path = metrics_path(run_dir, island)
+    self._clock = clock
+    self._lines = _LineWriter(self.path)
+
+  def record(self, **fields: Any) -> None:
+    """Appends one step's metrics; `wall_secs` is now unless it is given."""
+    fields.setdefault("wall_secs", self._clock())
+    self._lines.write(fields)
+
+  def close(self) -> None:
+    """Closes the file; recording afterwards is an error."""
+    self._lines.close()
+
+
+def tape_path(
+  run_dir: str | os.PathLike[str], role: str, incarnation: int
+) -> pathlib.Path:
+  """Returns where the tape of one role and incarnation is."""
+  return pathlib.Path(run_dir) / TAPE_DIR / f"{role}-{incarnation:04d}.jsonl"
+
+
+def metrics_path(run_dir: str | os.PathLike[str], island: int) -> pathlib.Path:
+  """Returns where the metric log of an island is."""
+  return pathlib.Path(run_dir) / METRICS_DIR / f"island-{island}.jsonl"
+
+
+class _LineWriter:
+  """Appends JSON lines whole, and keeps them while the disk is full."""
+
+  def __init__(self, path: pathlib.Path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    self._path = path
+    self._lock = threading.Lock()
+    self._waiting = b""  # what a full disk has not taken yet
+    self._fd: int | None = os.open(
+      path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+    )
+    _cut_torn_tail(self._fd)
+
+  def write(self, fields: dict[str, Any]) -> None:
+    line = json.dumps(fields, separators=(",", ":"), default=_plain)
+    with self._lock:
+      if self._fd is None:
+        raise ValueError(f"{self._path.name} is closed")
+      self._append(self._waiting + line.encode() + b"\n")
+
+  def _append(self, data: bytes) -> None:
+    """Writes `data` with one call; a full disk leaves the rest waiting."""
+    assert self._fd is not None
+    first_refusal = not self._waiting
+    try:
+      self._waiting = data[os.write(self._fd, data) :]
+    except OSError as error:
+      if error.errno not in _NO_ROOM or len(data) > _MAX_WAITING_BYTES:
+        raise
+      self._waiting = data
+    if self._waiting and first_refusal:
+      logger.warning("disk_full file=%s lines_wait_in_memory=1", self._path)
+
+  def close(self) -> None:
+    with self._lock:
+      if self._fd is None:
+        return
+      if self._waiting:
+        self._append(self._waiting)
+      if self._waiting:
+        logger.warning(
+          "lines_lost file=%s bytes=%d", self._path, len(self._waiting)
+        )
+      os.close(self._fd)
+      self._fd = None
+
+
+def _cut_torn_tail(fd: int) -> None:
+  """Drops what follows the last newline: an earlier writer died there."""
+  end = size = os.fstat(fd).st_size
+  while end > 0:
+    start = max(0, end - _TAIL_BYTES)
+    newline = os.pread(fd, end - start, start).rfind(b"\n")
+    if newline >= 0:
+      end = start + newline + 1
+      break
+    end = start
+  if end < size:
+    os.ftruncate(fd, end)
+
+
+def _plain(value: Any) -> Any:
+  """Turns array scalars and paths into what JSON knows."""
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  if hasattr(value, "tolist"):
+    return value.tolist()
+  raise TypeError(f"a {type(value).__name__} cannot go on the tape")

@@ -1,0 +1,248 @@
+"""The language-model task: a byte-level transformer on text files."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from diloco import errors
+from diloco.tasks import task, text
+from diloco.tasks.models import transformer
+
+_COMPUTE_DTYPES = ("float32", "bfloat16")
+_AT_LEAST_ONE = (
+  "d_model",
+  "num_layers",
+  "num_heads",
+  "d_ff",
+  "seq_len",
+  "batch_size",
+)
+_NOT_NEGATIVE = ("z_loss", "warmup_steps", "weight_decay")
+_POSITIVE = ("learning_rate", "eps", "clip_norm")
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModelConfig:
+  """Model, data and inner optimizer of a `LanguageModel`.
+
+  Raises `UserError` when built from values that cannot work.
+  """
+
+  # Model.
+  d_model: int = 128
+  num_layers: int = 4
+  num_heads: int = 4
+  d_ff: int = 384
+  vocab: int = text.VOCAB
+  mlp: str = "geglu"  # or "swiglu"
+  compute_dtype: str = "float32"  # or "bfloat16"; parameters are float32
+  # Batches and data.
+  seq_len: int = 256
+  batch_size: int = 8
+  data_glob: str = ""  # "" for the running Python's standard library
+  heldout_fraction: float = 0.02  # of files
+  # Loss and optimizer.
+  z_loss: float = 1e-4
+  learning_rate: float = 4e-3  # peak
+  warmup_steps: int = 50  # at most half of the schedule is warmup
+  final_lr_fraction: float = 0.05  # of the peak
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1  # decoupled, of matrices only
+  clip_norm: float = 1.0
+
+  def __post_init__(self):
+    _check_types(self)
+    _check_ranges(self)
+    _check_model(self)
+
+
+class LanguageModel:
+  """Next-byte prediction with a decoder-only transformer.
+
+  Implements `task.Task`. A batch is {"tokens": int [B, L + 1]}.
+  """
+
+  def __init__(self, config: LanguageModelConfig):
+    """Builds the model and checks that its text source exists.
+
+    Args:
+      config: all choices of the task.
+
+    Raises:
+      UserError: `config.data_glob` matches nothing.
+    """
+    text.find_files(config.data_glob)
+    self.config = config
+    self.tokens_per_batch = config.batch_size * config.seq_len
+    self._model = transformer.Transformer(
+      transformer.TransformerConfig(
+        vocab=config.vocab,
+        d_model=config.d_model,
+        num_layers=config.num_layers,
+        num_heads=config.num_heads,
+        d_ff=config.d_ff,
+        mlp=config.mlp,
+        compute_dtype=config.compute_dtype,
+      )
+    )
+    self._init = jax.jit(self._model.init)
+
+  def init(self, rng: jax.Array) -> task.Params:
+    """Returns initial parameters, float32, equal for equal `rng`."""
+    # Parameter shapes do not depend on the length: a short row inits faster.
+    return self._init(rng, jnp.zeros((1, 2), jnp.int32))["params"]
+
+  def logits(self, params: task.Params, tokens: jax.Array) -> jax.Array:
+    """Returns next-token logits [B, L, V], float32, for `tokens` [B, L]."""
+    return self._model.apply({"params": params}, tokens)
+
+  def loss(
+    self, params: task.Params, batch: task.Batch
+  ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+    """Returns the training loss, a mean over tokens, in nats.
+
+    loss = mean(nll) + z_loss * mean(log(Z)^2), Z the softmax normaliser: the
+    second term keeps logits from drifting.
+
+    Args:
+      params: float32 parameters.
+      batch: {"tokens": int [B, L + 1]}.
+
+    Returns:
+      The loss and {"nll": its first term}.
+
+    Reference: PaLM, 2204.02311, section 5.
+    """
+    nll_BxL, log_z_BxL = self._cross_entropy(params, batch)
+    nll = jnp.mean(nll_BxL)
+    penalty = self.config.z_loss * jnp.mean(jnp.square(log_z_BxL))
+    return nll + penalty, {"nll": nll}
+
+  def eval_loss(
+    self, params: task.Params, batch: task.Batch
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns (sum of cross-entropy in nats, number of tokens), float32."""
+    nll_BxL, _ = self._cross_entropy(params, batch)
+    return jnp.sum(nll_BxL), jnp.float32(nll_BxL.size)
+
+  def optimizer(self, schedule_steps: int) -> optax.GradientTransformation:
+    """Returns AdamW with warmup and a cosine that ends at `schedule_steps`.
+
+    The schedule's step count is the `count` of the chain's only
+    `optax.ScaleByScheduleState`, apart from Adam's own: either can be set
+    without the other.
+    """
+    config = self.config
+    warmup_steps = min(config.warmup_steps, schedule_steps // 2)
+    schedule = optax.warmup_cosine_decay_schedule(
+      # From zero, the first step would be wasted.
+      init_value=config.learning_rate / (warmup_steps + 1),
+      peak_value=config.learning_rate,
+      warmup_steps=warmup_steps,
+      decay_steps=max(1, schedule_steps),
+      end_value=config.learning_rate * config.final_lr_fraction,
+    )
+    return optax.chain(
+      optax.clip_by_global_norm(config.clip_norm),
+      optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
+      optax.add_decayed_weights(config.weight_decay, mask=_is_matrix),
+      optax.scale_by_learning_rate(schedule),
+    )
+
+  def batches(
+    self, split: task.Split, *, share: int, num_shares: int, seed: int
+  ) -> text.TextStream:
+    """Returns share `share` of `num_shares` disjoint, seeded streams."""
+    config = self.config
+    corpus = text.load_corpus(config.data_glob, config.heldout_fraction)
+    return text.stream(
+      corpus.split(split),
+      split,
+      batch_size=config.batch_size,
+      seq_len=config.seq_len,
+      share=share,
+      num_shares=num_shares,
+      seed=seed,
+    )
+
+  def is_embedding(self, path: str) -> bool:
+    """Whether the leaf at '/'-joined `path` merges by plain weighted mean."""
+    return path.split("/")[-1] == "embedding"
+
+  def _cross_entropy(
+    self, params: task.Params, batch: task.Batch
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns (cross-entropy, log normaliser), each [B, L], in nats."""
+    tokens = jnp.asarray(batch["tokens"], jnp.int32)
+    logits_BxLxV = self.logits(params, tokens[:, :-1])
+    log_z_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
+    target_BxL = jnp.take_along_axis(
+      logits_BxLxV, tokens[:, 1:, None], axis=-1
+    )[..., 0]
+    return log_z_BxL - target_BxL, log_z_BxL
+
+
+def _is_matrix(params: task.Params) -> task.Params:
+  return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def _check_types(config: LanguageModelConfig) -> None:
+  for field in dataclasses.fields(config):
+    value = getattr(config, field.name)
+    wanted = type(field.default)
+    # JSON and command lines write 1.0 as 1.
+    accepted = (int, float) if wanted is float else (wanted,)
+    if isinstance(value, bool) or not isinstance(value, accepted):
+      raise errors.UserError(
+        f"{field.name}={value!r}",
+        f"it is a {type(value).__name__}, not a {wanted.__name__}",
+        f"give a {wanted.__name__}",
+      )
+
+
+def _check_ranges(config: LanguageModelConfig) -> None:
+  rules = [
+    (_AT_LEAST_ONE, lambda x: x >= 1, "at least 1"),
+    (_NOT_NEGATIVE, lambda x: 0 <= x < float("inf"), "at least 0"),
+    (_POSITIVE, lambda x: 0 < x < float("inf"), "greater than 0"),
+    (("b1", "b2"), lambda x: 0 <= x < 1, "at least 0 and below 1"),
+    (("final_lr_fraction",), lambda x: 0 <= x <= 1, "between 0 and 1"),
+    (("heldout_fraction",), lambda x: 0 < x < 1, "between 0 and 1, exclusive"),
+  ]
+  for names, holds, rule in rules:
+    for name in names:
+      value = getattr(config, name)
+      if not holds(value):
+        raise errors.UserError(
+          f"{name}={value}", f"it must be {rule}", f"change {name}"
+        )
+
+
+def _check_model(config: LanguageModelConfig) -> None:
+  if config.vocab < text.VOCAB:
+    raise errors.UserError(
+      f"vocab={config.vocab}",
+      f"tokens are bytes, of which there are {text.VOCAB}",
+      f"use vocab={text.VOCAB}",
+    )
+  if config.d_model % (2 * config.num_heads):
+    raise errors.UserError(
+      f"d_model={config.d_model} with num_heads={config.num_heads}",
+      "every head needs the same even number of features",
+      f"make d_model a multiple of {2 * config.num_heads}",
+    )
+  for name, value, choices in (
+    ("mlp", config.mlp, tuple(transformer.ACTIVATIONS)),
+    ("compute_dtype", config.compute_dtype, _COMPUTE_DTYPES),
+  ):
+    if value not in choices:
+      raise errors.UserError(
+        f"{name}={value!r}",
+        "it is not known",
+        f"use one of {', '.join(choices)}",
+      )

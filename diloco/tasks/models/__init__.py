@@ -1,0 +1,1 @@
+"""Flax models that tasks train."""

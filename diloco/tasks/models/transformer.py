@@ -1,0 +1,226 @@
+"""A decoder-only transformer in the Gemma manner, in Flax Linen.
+
+RMSNorm before each block, rotary positions, normalised queries and keys, a
+gated MLP, tied and scaled embeddings, no biases. Parameters are float32
+whatever the compute dtype. Each layer keeps leaves of its own, because
+fragments are sets of leaves: layers are unrolled and never stacked.
+
+Shape suffixes: B batch, L length, D model width, F MLP width, N heads,
+K head width, V vocabulary.
+
+References: Gemma (2403.08295, 2503.19786), RoPE (2104.09864), GLU variants
+(2002.05202), QK-norm (2302.05442).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+_MAX_WAVELENGTH = 10_000.0
+_NORM_EPSILON = 1e-6
+# Causal attention works through queries in at most this many blocks, each
+# against the keys before its end: the upper triangle is mostly never computed.
+_QUERY_BLOCKS = 4
+_MIN_QUERY_BLOCK = 64
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "geglu": functools.partial(nn.gelu, approximate=True),
+  "swiglu": nn.silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """Sizes of a `Transformer`."""
+
+  vocab: int
+  d_model: int
+  num_layers: int
+  num_heads: int
+  d_ff: int
+  mlp: str = "geglu"  # a key of `ACTIVATIONS`
+  compute_dtype: str = "float32"
+
+  @property
+  def dtype(self) -> Any:
+    """The dtype activations and matrix products are computed in."""
+    return jnp.dtype(self.compute_dtype)
+
+
+def rotate(x_BxNxLxK: jax.Array) -> jax.Array:
+  """Rotates pairs of features by angles that grow with the position.
+
+  (x_i, x_{i+K/2}) turns by t w_i, w_i = 10000^(-2i/K), at position t, so that
+  the product of a query and a key depends on their distance alone.
+
+  Args:
+    x_BxNxLxK: queries or keys; K is even.
+
+  Returns:
+    The rotated array, same shape and dtype.
+
+  Reference: 2104.09864, equation 34.
+  """
+  length, width = x_BxNxLxK.shape[-2:]
+  frequency_H = _MAX_WAVELENGTH ** -(np.arange(width // 2) / (width // 2))
+  angle_LxH = np.arange(length)[:, None] * frequency_H
+  cos = jnp.asarray(np.cos(angle_LxH), x_BxNxLxK.dtype)
+  sin = jnp.asarray(np.sin(angle_LxH), x_BxNxLxK.dtype)
+  first, second = jnp.split(x_BxNxLxK, 2, axis=-1)
+  return jnp.concatenate(
+    [first * cos - second * sin, second * cos + first * sin], axis=-1
+  )
+
+
+def causal_attention(
+  query_BxNxLxK: jax.Array, key_BxNxLxK: jax.Array, value_BxNxLxK: jax.Array
+) -> jax.Array:
+  """Softmax attention over the own and earlier positions.
+
+  out_t = sum_{s <= t} softmax_s(q_t . k_s) v_s; scaling is the caller's.
+
+  Args:
+    query_BxNxLxK: queries.
+    key_BxNxLxK: keys.
+    value_BxNxLxK: values.
+
+  Returns:
+    [B, N, L, K], in the dtype of the values.
+  """
+  length = query_BxNxLxK.shape[-2]
+  size = max(_MIN_QUERY_BLOCK, -(-length // _QUERY_BLOCKS))
+  mask_LxL = np.tril(np.ones((length, length), bool))
+  outputs = []
+  for start in range(0, length, size):
+    rows = slice(start, min(start + size, length))
+    past = slice(0, rows.stop)
+    scores = jnp.einsum(
+      "bnlk,bnmk->bnlm",
+      query_BxNxLxK[:, :, rows],
+      key_BxNxLxK[:, :, past],
+      preferred_element_type=jnp.float32,
+    )
+    scores = jnp.where(mask_LxL[rows, past], scores, jnp.float32(-1e30))
+    weights = nn.softmax(scores, axis=-1).astype(value_BxNxLxK.dtype)
+    outputs.append(
+      jnp.einsum("bnlm,bnmk->bnlk", weights, value_BxNxLxK[:, :, past])
+    )
+  return jnp.concatenate(outputs, axis=2)
+
+
+def _project(
+  x_BxLxD: jax.Array, kernels_DxE: Sequence[jax.Array]
+) -> list[jax.Array]:
+  """Applies several kernels as one product, faster than one by one."""
+  joined = jnp.concatenate(kernels_DxE, axis=1).astype(x_BxLxD.dtype)
+  return jnp.split(x_BxLxD @ joined, len(kernels_DxE), axis=-1)
+
+
+class RMSNorm(nn.Module):
+  """x / rms(x) (1 + scale), over the last axis, computed in float32."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns the normalised `x`, same shape and dtype."""
+    scale = self.param("scale", nn.initializers.zeros, (x.shape[-1],))
+    x32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+    normed = x32 * jax.lax.rsqrt(mean_square + _NORM_EPSILON)
+    return (normed * (1 + scale)).astype(x.dtype)
+
+
+class _Projections(nn.Module):
+  """Base of blocks that hold square or rectangular kernels."""
+
+  config: TransformerConfig
+
+  def kernel(self, name: str, rows: int, columns: int) -> jax.Array:
+    """A float32 kernel [rows, columns] with variance 1 / rows."""
+    init = nn.initializers.normal(rows**-0.5)
+    return self.param(name, init, (rows, columns), jnp.float32)
+
+
+class Attention(_Projections):
+  """Multi-head causal self-attention with normalised queries and keys."""
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    """Returns the block's update of the residual stream."""
+    batch, length, width = x_BxLxD.shape
+    heads = self.config.num_heads
+    names = ("query", "key", "value")
+    kernels = [self.kernel(name, width, width) for name in names]
+    query, key, value = (
+      x.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3)
+      for x in _project(RMSNorm(name="norm")(x_BxLxD), kernels)
+    )
+    query = rotate(RMSNorm(name="query_norm")(query))
+    key = rotate(RMSNorm(name="key_norm")(key))
+    query = query * jnp.asarray((width // heads) ** -0.5, query.dtype)
+    mixed = causal_attention(query, key, value).transpose(0, 2, 1, 3)
+    out = self.kernel("out", width, width)
+    return mixed.reshape(batch, length, width) @ out.astype(mixed.dtype)
+
+
+class GatedMLP(_Projections):
+  """down(activation(gate(x)) * up(x))."""
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    """Returns the block's update of the residual stream."""
+    width, hidden = x_BxLxD.shape[-1], self.config.d_ff
+    kernels = [self.kernel(name, width, hidden) for name in ("gate", "up")]
+    gate, up = _project(RMSNorm(name="norm")(x_BxLxD), kernels)
+    hidden_BxLxF = ACTIVATIONS[self.config.mlp](gate) * up
+    down = self.kernel("down", hidden, width)
+    return hidden_BxLxF @ down.astype(hidden_BxLxF.dtype)
+
+
+class Layer(nn.Module):
+  """One attention and one MLP block, each added to its input."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
+    """Returns the residual stream after this layer."""
+    x_BxLxD = x_BxLxD + Attention(self.config, name="attention")(x_BxLxD)
+    return x_BxLxD + GatedMLP(self.config, name="mlp")(x_BxLxD)
+
+
+class Transformer(nn.Module):
+  """Token ids to next-token logits."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
+    """Returns logits [B, L, V], float32.
+
+    The one table E serves both ends: x = sqrt(D) E[token] at the input,
+    logits = x E^T at the output.
+    """
+    config = self.config
+    table_VxD = self.param(
+      "embedding",
+      nn.initializers.normal(0.02),
+      (config.vocab, config.d_model),
+      jnp.float32,
+    )
+    scale = jnp.asarray(config.d_model**0.5, config.dtype)
+    x_BxLxD = table_VxD[tokens_BxL].astype(config.dtype) * scale
+    for index in range(config.num_layers):
+      x_BxLxD = Layer(config, name=f"layer_{index}")(x_BxLxD)
+    x_BxLxD = RMSNorm(name="final_norm")(x_BxLxD)
+    return jnp.einsum(
+      "bld,vd->blv",
+      x_BxLxD,
+      table_VxD.astype(config.dtype),
+      preferred_element_type=jnp.float32,
+    )

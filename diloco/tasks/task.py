@@ -1,0 +1,74 @@
+"""The `Task` protocol: what a model must offer to be trained on islands.
+
+A task knows nothing of islands, fragments or the store. Any Flax or plain JAX
+model joins a run by implementing these few pure functions.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+import jax
+import optax
+
+Params = Any  # a pytree of float32 arrays
+Batch = Mapping[str, Any]  # of numpy arrays; leading axis is the batch
+Split = Literal["train", "heldout"]
+
+
+class BatchStream(Protocol):
+  """An endless, seekable stream of batches.
+
+  `position` counts the batches already taken. Seeking to a position and
+  reading gives the same batches in any process, so a position is a complete
+  checkpoint of the stream.
+  """
+
+  position: int
+
+  def __next__(self) -> Batch:
+    """Returns the batch at `position` and advances by one."""
+    ...
+
+  def seek(self, position: int) -> None:
+    """Continues at `position`, counted in batches from the start."""
+    ...
+
+  def close(self) -> None:
+    """Releases prefetch threads and files."""
+    ...
+
+
+class Task(Protocol):
+  """One model, its data and its inner optimizer."""
+
+  tokens_per_batch: int  # tokens of one training batch
+
+  def init(self, rng: jax.Array) -> Params:
+    """Returns initial parameters, float32, equal for equal `rng`."""
+    ...
+
+  def loss(
+    self, params: Params, batch: Batch
+  ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
+    """Returns the scalar training loss in nats and a dict of scalars."""
+    ...
+
+  def eval_loss(
+    self, params: Params, batch: Batch
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns (sum of cross-entropy in nats, number of tokens), float32."""
+    ...
+
+  def optimizer(self, schedule_steps: int) -> optax.GradientTransformation:
+    """Returns the inner optimizer, its schedule ending at `schedule_steps`."""
+    ...
+
+  def batches(
+    self, split: Split, *, share: int, num_shares: int, seed: int
+  ) -> BatchStream:
+    """Returns share `share` of `num_shares` disjoint, seeded streams."""
+    ...
+
+  def is_embedding(self, path: str) -> bool:
+    """Whether the leaf at '/'-joined `path` merges by plain weighted mean."""
+    ...

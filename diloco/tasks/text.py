@@ -1,0 +1,300 @@
+"""Text as bytes: where it is found, how it is split, how it is streamed.
+
+A *corpus* is every file of a source, joined into two byte arrays: train and
+held-out. Files, not rows, are split, by a hash of their relative path, so that
+the split is the same on every machine and survives added files. Rows are fixed
+windows of the joined bytes; a *share* is every n-th row.
+"""
+
+import dataclasses
+import functools
+import glob
+import hashlib
+import os
+import pathlib
+import sysconfig
+import threading
+
+import grain
+import numpy as np
+
+from diloco import errors
+from diloco.tasks import task
+
+VOCAB = 256
+# Files with zero bytes count as binary, so a zero can only be a separator.
+_SEPARATOR = b"\0"
+_STANDARD_LIBRARY_SUFFIXES = frozenset({".py", ".txt", ".rst", ".md"})
+_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+# Written by the interpreter's own build: differs from machine to machine.
+_SKIPPED_PREFIX = "_sysconfigdata"
+_PREFETCHED_BATCHES = 3  # with the one being consumed, four in memory
+_HELDOUT_ORDER_SEED = 0
+
+_load_lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """The two splits of a text source."""
+
+  train: np.ndarray  # [bytes], uint8
+  heldout: np.ndarray  # [bytes], uint8
+  train_files: tuple[str, ...]  # relative paths, sorted
+  heldout_files: tuple[str, ...]
+
+  def split(self, name: task.Split) -> np.ndarray:
+    """Returns the bytes of the split called `name`."""
+    return self.train if name == "train" else self.heldout
+
+
+def find_files(data_glob: str) -> tuple[pathlib.Path, tuple[str, ...]]:
+  """Lists the files of a text source, in an order every machine shares.
+
+  Args:
+    data_glob: a glob of text files, `**` for any depth; "" for the source
+      files of the running Python's standard library.
+
+  Returns:
+    The source's root and the files' sorted POSIX paths relative to it.
+
+  Raises:
+    UserError: nothing matches.
+  """
+  if data_glob:
+    root = _glob_root(data_glob)
+    found = map(pathlib.Path, glob.glob(data_glob, recursive=True))
+    names = [path.relative_to(root).as_posix() for path in found]
+  else:
+    root = pathlib.Path(sysconfig.get_path("stdlib"))
+    names = _standard_library_files(root)
+  names = sorted(name for name in names if (root / name).is_file())
+  if not names:
+    raise errors.UserError(
+      f"data_glob={data_glob!r}",
+      f"no file matches under {str(root)!r}",
+      "check the pattern, or leave it empty for the standard library's text",
+    )
+  return root, tuple(names)
+
+
+def load_corpus(data_glob: str, heldout_fraction: float) -> Corpus:
+  """Reads a text source once per process and splits it by file.
+
+  When one split gets no file at all (a corpus of a file or two), the last
+  `heldout_fraction` of the joined bytes is held out instead.
+
+  Args:
+    data_glob: see `find_files`.
+    heldout_fraction: share of files held out, between 0 and 1.
+
+  Returns:
+    The corpus; the same object for the same arguments.
+
+  Raises:
+    UserError: nothing matches, or no file holds text.
+  """
+  # Islands may be threads of one process: they share one copy of the bytes.
+  with _load_lock:
+    return _load_corpus(data_glob, heldout_fraction)
+
+
+@functools.lru_cache(maxsize=4)
+def _load_corpus(data_glob: str, heldout_fraction: float) -> Corpus:
+  root, names = find_files(data_glob)
+  texts = {}
+  for name in names:
+    text = _read_text(root / name)
+    if text:
+      texts[name] = text
+  if not texts:
+    raise errors.UserError(
+      f"data_glob={data_glob!r}",
+      f"none of the {len(names)} matching files holds UTF-8 text",
+      "point it at text files",
+    )
+  heldout = [n for n in texts if is_heldout(n, heldout_fraction)]
+  train = [n for n in texts if not is_heldout(n, heldout_fraction)]
+  if heldout and train:
+    parts = [_join(texts[n] for n in part) for part in (train, heldout)]
+  else:
+    joined = _join(texts.values())
+    cut = len(joined) - int(len(joined) * heldout_fraction)
+    parts = [joined[:cut], joined[cut:]]
+    train = heldout = list(texts)
+  return Corpus(parts[0], parts[1], tuple(train), tuple(heldout))
+
+
+def is_heldout(name: str, heldout_fraction: float) -> bool:
+  """Whether the file at relative path `name` is held out."""
+  digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+  return int.from_bytes(digest[:8], "big") < heldout_fraction * 2**64
+
+
+def _glob_root(data_glob: str) -> pathlib.Path:
+  """The deepest folder above every match: the part without wildcards."""
+  parts = pathlib.Path(data_glob).parts[:-1]
+  fixed = []
+  for part in parts:
+    if glob.has_magic(part):
+      break
+    fixed.append(part)
+  return pathlib.Path(*fixed)
+
+
+def _standard_library_files(root: pathlib.Path) -> list[str]:
+  names = []
+  for folder, subfolders, files in os.walk(root):
+    subfolders[:] = [s for s in subfolders if s not in _SKIPPED_FOLDERS]
+    relative = pathlib.Path(folder).relative_to(root)
+    for name in files:
+      wanted = pathlib.PurePath(name).suffix in _STANDARD_LIBRARY_SUFFIXES
+      if wanted and not name.startswith(_SKIPPED_PREFIX):
+        names.append((relative / name).as_posix())
+  return names
+
+
+def _read_text(path: pathlib.Path) -> bytes:
+  """The file's bytes, empty if they are not text."""
+  data = path.read_bytes()
+  if _SEPARATOR in data:
+    return b""
+  try:
+    data.decode("utf-8")
+  except UnicodeDecodeError:
+    return b""
+  return data
+
+
+def _join(texts) -> np.ndarray:
+  return np.frombuffer(_SEPARATOR.join(texts), np.uint8)
+
+
+class RowSource:
+  """Random access to rows of `seq_len` + 1 bytes, int32.
+
+  Rows start `seq_len` bytes apart: the last byte of a row is the first of the
+  next, so every byte but the very first is predicted exactly once.
+  """
+
+  def __init__(self, data: np.ndarray, seq_len: int):
+    """Cuts `data`, [bytes], uint8, into rows; a rest is left out."""
+    self._data = data
+    self._seq_len = seq_len
+
+  def __len__(self) -> int:
+    return max(0, (len(self._data) - 1) // self._seq_len)
+
+  def __getitem__(self, index: int) -> np.ndarray:
+    start = index * self._seq_len
+    return self._data[start : start + self._seq_len + 1].astype(np.int32)
+
+
+class TextStream:
+  """An endless stream of {"tokens": int32 [batch, seq_len + 1]}.
+
+  Implements `task.BatchStream`. One thread reads a few batches ahead.
+  """
+
+  def __init__(self, dataset: "grain.MapDataset"):
+    """Streams the batches of `dataset`, from index 0."""
+    options = grain.ReadOptions(
+      num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES
+    )
+    self.position = 0
+    self._iterator = iter(dataset.to_iter_dataset(options))
+
+  def __iter__(self) -> "TextStream":
+    return self
+
+  def __next__(self) -> task.Batch:
+    """Returns the batch at `position` and advances by one."""
+    tokens = next(self._iterator)
+    self.position += 1
+    return {"tokens": tokens}
+
+  def seek(self, position: int) -> None:
+    """Continues at `position`, counted in batches from the start."""
+    if position < 0:
+      raise ValueError(f"position={position}: a stream starts at position 0")
+    self._iterator.set_state({"next_index": position})
+    self.position = position
+
+  def close(self) -> None:
+    """Ends the prefetch thread; the stream cannot be read any more."""
+    self._iterator.close()
+
+
+def stream(
+  data: np.ndarray,
+  split: task.Split,
+  *,
+  batch_size: int,
+  seq_len: int,
+  share: int,
+  num_shares: int,
+  seed: int,
+) -> TextStream:
+  """Streams the batches of one share of a split.
+
+  Training rows are shuffled within the share, differently in each epoch.
+  Held-out rows come in one fixed shuffled order, the same for every seed and
+  epoch, so that the first few batches already sample all held-out files.
+
+  Args:
+    data: bytes of the split, [bytes], uint8.
+    split: which split it is.
+    batch_size: rows per batch.
+    seq_len: predicted bytes per row.
+    share: index of this share.
+    num_shares: number of shares, disjoint and together all rows.
+    seed: of the training order.
+
+  Returns:
+    The stream, at position 0.
+
+  Raises:
+    UserError: a size is out of range, or there is no row for every share.
+  """
+  _check_sizes(batch_size, seq_len, share, num_shares)
+  rows = RowSource(data, seq_len)
+  if len(rows) < num_shares:
+    raise errors.UserError(
+      f"{num_shares} shares of the {split} text in rows of {seq_len} tokens",
+      f"its {len(data)} bytes give only {len(rows)} rows",
+      "use more text, a smaller seq_len or fewer islands",
+    )
+  heldout = split == "heldout"
+  # A sequence mixes seed and share well: neighbouring seeds of neighbouring
+  # epochs never meet in the same order.
+  entropy = [_HELDOUT_ORDER_SEED] if heldout else [seed % 2**64, share]
+  order_seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+  dataset = (
+    grain.MapDataset.source(rows)
+    .slice(slice(share, None, num_shares))
+    .shuffle(seed=order_seed)
+    .repeat(reseed_each_epoch=not heldout)
+    # Without it, Grain counts endless batches of one row past 2^63.
+    .batch(batch_size, drop_remainder=True)
+  )
+  return TextStream(dataset)
+
+
+def _check_sizes(
+  batch_size: int, seq_len: int, share: int, num_shares: int
+) -> None:
+  for name, value in (
+    ("seq_len", seq_len),
+    ("batch_size", batch_size),
+    ("num_shares", num_shares),
+  ):
+    if value < 1:
+      raise errors.UserError(
+        f"{name}={value}", "it must be at least 1", f"raise {name}"
+      )
+  if not 0 <= share < num_shares:
+    raise errors.UserError(
+      f"share={share}",
+      f"shares are numbered 0 to {num_shares - 1}",
+      "choose one of them",
+    )

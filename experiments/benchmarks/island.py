@@ -1,0 +1,161 @@
+"""Step rate of an island that syncs, over the bare jitted loop.
+
+Expected cost, written before measuring: with P = H = 24 each step copies,
+encodes and writes one 24th of the parameters (0.8 MB of 4.8 M), the syncer
+merges as much and the island reads it back, all in the background: about
+20 ms of processor time a step beside a second of matrix work on two cores, so
+a ratio of about 0.99.
+
+Both loops run the same compiled step on the same cores in turn, block by
+block, so that a drift of the machine's speed cancels. The syncer is a process
+of its own and runs all the time.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from diloco import config as config_lib
+from diloco import process, run
+from diloco.islands import island as island_lib
+from diloco.tape import events, reader
+from diloco.tasks import registry
+
+_SYNC = {"num_fragments": 24, "every": 24, "overlap_steps": 2}
+
+
+def make_config(model: dict[str, Any], sync: dict[str, Any]):
+  """The benchmark's run: one island, its syncer, real text."""
+  return config_lib.from_mapping(
+    {
+      "name": "bench_island",
+      "total_tokens": 10_000_000,
+      "task": {"name": "language_model", "options": model},
+      "sync": sync,
+      "outer": {"learning_rate": 1.0, "momentum": 0.0},
+    }
+  )
+
+
+def run_benchmark(
+  *,
+  d_model: int = 256,
+  num_layers: int = 6,
+  seq_len: int = 256,
+  batch_size: int = 8,
+  block_steps: int = 12,
+  trials: int = 7,
+) -> dict[str, Any]:
+  """Measures `step_rate_ratio`, the median over `trials` pairs of blocks.
+
+  Args:
+    d_model: width; with `num_layers` about 5 M parameters by default.
+    num_layers: depth.
+    seq_len: tokens a row.
+    batch_size: rows a step.
+    block_steps: steps of each loop before the other has its turn.
+    trials: pairs of blocks.
+
+  Returns:
+    The ratio with its spread, and what it was measured on.
+  """
+  model = dict(
+    d_model=d_model,
+    num_layers=num_layers,
+    num_heads=4,
+    seq_len=seq_len,
+    batch_size=batch_size,
+  )
+  config = make_config(model, _SYNC)
+  with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
+    run_dir = pathlib.Path(directory)
+    run.write_config(config, run_dir)
+    task = registry.make_task(config.task.name, config.task.options)
+    island = island_lib.Island(
+      island_lib.Spec(
+        run_dir, process.store_url(run_dir), 0, 1, config.fleet.slices[0]
+      ),
+      config,
+      task,
+      jax.devices(),
+    )
+    num_params = sum(int(np.prod(s)) for s in island.param_shapes.values())
+    with _syncer(run_dir):
+      rates = _measure(island, block_steps, trials)
+      island.drain(30.0)
+      island.close("measured")
+    record = reader.read(run_dir)
+  merges = sum(e["event"] == events.MERGED for e in record.events)
+  return _summary(rates, block_steps) | {
+    "parameters": num_params,
+    "tokens_per_step": task.tokens_per_batch,
+    "fragments": _SYNC["num_fragments"],
+    "sync_every": _SYNC["every"],
+    "merges": merges,
+    "cores": len(os.sched_getaffinity(0)),
+  }
+
+
+def _measure(
+  island: island_lib.Island, block_steps: int, trials: int
+) -> list[tuple[float, float]]:
+  """Seconds of a (syncing, bare) block, once per trial."""
+  bare = island.bare_loop()
+  island.train(2 * block_steps)  # every fragment has been around once
+  bare(block_steps)
+  rates = []
+  for trial in range(trials):
+    blocks = [lambda: island.train(block_steps), lambda: bare(block_steps)]
+    secs = [0.0, 0.0]
+    for index in (0, 1) if trial % 2 else (1, 0):
+      started = time.perf_counter()
+      blocks[index]()
+      secs[index] = time.perf_counter() - started
+    rates.append((secs[0], secs[1]))
+  return rates
+
+
+def _summary(
+  rates: list[tuple[float, float]], block_steps: int
+) -> dict[str, Any]:
+  ratios = sorted(bare / syncing for syncing, bare in rates)
+  syncing, bare = np.median(np.array(rates), axis=0) / block_steps
+  return {
+    "step_rate_ratio": float(np.median(ratios)),
+    "step_rate_ratio_spread": [ratios[0], ratios[-1]],
+    "step_secs": float(syncing),
+    "bare_step_secs": float(bare),
+    "trials": len(ratios),
+    "block_steps": block_steps,
+  }
+
+
+@contextlib.contextmanager
+def _syncer(run_dir: pathlib.Path) -> Iterator[None]:
+  args = ["--run_dir", str(run_dir), "--incarnation", "1"]
+  with (run_dir / "syncer.log").open("wb") as log:
+    syncer = subprocess.Popen(
+      [sys.executable, "-m", "diloco.syncer.main", *args], stderr=log
+    )
+  try:
+    yield
+    if syncer.poll() is not None:
+      raise RuntimeError((run_dir / "syncer.log").read_text())
+  finally:
+    syncer.kill()
+    syncer.wait()
+
+
+if __name__ == "__main__":
+  json.dump(run_benchmark(), sys.stdout, indent=2)
+  print()

@@ -1,0 +1,77 @@
+"""Three unequal islands train a byte-level language model; one is killed.
+
+Question: does Decoupled DiLoCo train a real model on real text while an island
+dies and comes back?
+
+Command: `make quickstart`, or
+`diloco train --config=experiments/configs/quickstart.py --workdir=DIR`.
+
+Data: the source files of Python's own standard library, split by file.
+Paper: Decoupled DiLoCo, arXiv 2604.21428.
+
+Variants: `:smoke` trains a tiny model for half a minute.
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = "") -> ml_collections.ConfigDict:
+  """Returns the configuration; `variant` is "" or "smoke"."""
+  if variant not in ("", "smoke"):
+    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
+  config = ml_collections.ConfigDict()
+  config.name = "quickstart"
+  config.seed = 0
+  config.total_tokens = 1_500_000
+
+  config.task = ml_collections.ConfigDict()
+  config.task.name = "language_model"
+  config.task.options = ml_collections.ConfigDict(
+    dict(d_model=128, num_layers=4, num_heads=4, seq_len=256, batch_size=8)
+  )
+
+  # Kinds and speeds are emulated: all three run on this machine's cores.
+  config.fleet = ml_collections.ConfigDict()
+  config.fleet.slices = (
+    dict(kind="v6e", topology="1", relative_speed=1.0),
+    dict(kind="v5p", topology="1", relative_speed=0.6),
+    dict(kind="v5p", topology="1", relative_speed=0.4),
+  )
+  config.fleet.pace_step_secs = 0.0
+
+  config.sync = ml_collections.ConfigDict(
+    dict(num_fragments=24, every=24, overlap_steps=2, quorum=1)
+  )
+  config.outer = ml_collections.ConfigDict(
+    dict(learning_rate=1.0, momentum=0.5)
+  )
+  config.programs = ml_collections.ConfigDict(
+    dict(
+      window_steps=24,
+      eval_every_tokens=100_000,
+      eval_batches=4,
+      final_eval_batches=32,
+      checkpoint_every_steps=100,
+    )
+  )
+  config.faults = (dict(target="island-1", at_fraction=0.33, kind="sigkill"),)
+  if variant == "smoke":
+    _shrink(config)
+  return config
+
+
+def _shrink(config: ml_collections.ConfigDict) -> None:
+  config.total_tokens = 200_000
+  config.fleet.pace_step_secs = 0.05
+  config.faults = (dict(target="island-1", at_fraction=0.2, kind="sigkill"),)
+  config.task.options.update(
+    d_model=32, num_layers=2, num_heads=2, seq_len=64, batch_size=4
+  )
+  config.sync.update(num_fragments=8, every=8)
+  config.programs.update(
+    window_steps=8,
+    eval_every_tokens=20_000,
+    eval_batches=1,
+    final_eval_batches=4,
+    checkpoint_every_steps=40,
+  )

@@ -1,0 +1,85 @@
+"""Islands and a syncer in one process, on a tiny corpus."""
+
+import contextlib
+import threading
+
+import jax
+
+from diloco import config as config_lib
+from diloco import process
+from diloco.islands import island as island_lib
+from diloco.snapshots import store
+from diloco.syncer import syncer as syncer_lib
+from diloco.tape import recorder
+from diloco.tasks import registry
+
+
+def make_config(tmp_path, slices=("1",), **sync):
+  corpus = tmp_path / "corpus"
+  corpus.mkdir(exist_ok=True)
+  for i in range(40):
+    text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
+    (corpus / f"{i}.txt").write_text(text)
+  return config_lib.from_mapping(
+    {
+      "total_tokens": 1_000_000,
+      "task": {
+        "name": "language_model",
+        "options": {
+          "d_model": 32,
+          "num_layers": 1,
+          "num_heads": 4,
+          "seq_len": 32,
+          "batch_size": 4,
+          "warmup_steps": 5,
+          "data_glob": str(corpus / "*.txt"),
+          "heldout_fraction": 0.2,
+        },
+      },
+      "fleet": {"slices": [{"kind": "cpu", "topology": t} for t in slices]},
+      "sync": {"num_fragments": 4, "every": 4} | sync,
+      "outer": {"learning_rate": 1.0, "momentum": 0.0},
+      "controller": {"heartbeat_secs": 0.05},
+    }
+  )
+
+
+@contextlib.contextmanager
+def running_syncer(config, run_dir):
+  """A syncer in a thread, leading once some island has made version 0."""
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  tape = recorder.Recorder(run_dir, "syncer", 1)
+  syncer = syncer_lib.Syncer(snapshots, config, tape, "test")
+  failures = []
+
+  def lead():
+    try:
+      if syncer.take_over(lambda: not stop.is_set()):
+        syncer.run()
+    except Exception as error:
+      failures.append(error)
+
+  stop = threading.Event()
+  thread = threading.Thread(target=lead)
+  thread.start()
+  try:
+    yield syncer
+  finally:
+    stop.set()
+    syncer.stop()
+    thread.join()
+    syncer.close()
+    tape.close()
+  assert not failures, failures
+
+
+def make_island(config, run_dir, island=0, incarnation=1):
+  hardware = config.fleet.slices[island]
+  return island_lib.Island(
+    island_lib.Spec(
+      run_dir, process.store_url(run_dir), island, incarnation, hardware
+    ),
+    config,
+    registry.make_task(config.task.name, config.task.options),
+    jax.devices()[: hardware.num_devices],
+  )

@@ -1,0 +1,251 @@
+"""Whole islands against a real syncer and a real store, in one process."""
+
+import time
+
+import jax
+import numpy as np
+import pytest
+from island_builder import make_config, make_island, running_syncer
+
+from diloco import errors, process
+from diloco.snapshots import records, store
+from diloco.tape import ledger, reader
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+  path = tmp_path / "run"
+  path.mkdir()
+  return path
+
+
+def _events(run_dir, name):
+  return [e for e in reader.read(run_dir).events if e["event"] == name]
+
+
+def _wait_for(condition, secs=20.0):
+  deadline = time.monotonic() + secs
+  while not condition():
+    assert time.monotonic() < deadline, "timed out"
+    time.sleep(0.01)
+
+
+def _heads(snapshots, config):
+  return [
+    snapshots.read(store.head_key(p), records.Head)
+    for p in range(config.sync.num_fragments)
+  ]
+
+
+def _settle(island, config, run_dir):
+  """Lets an island adopt whatever the heads hold now."""
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  core = island._core
+
+  def adopted():
+    island._between_steps(core.step)
+    heads = _heads(snapshots, config)
+    return all(core.base_version(h.fragment) == h.version for h in heads)
+
+  _wait_for(adopted)
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16"])
+def test_sharded_and_single_device_islands_adopt_bit_equal_values(
+  tmp_path, run_dir, codec
+):
+  config = make_config(tmp_path, slices=("2x4", "1"), codec=codec)
+  sharded = make_island(config, run_dir, island=0)
+  single = make_island(config, run_dir, island=1)
+  spread = [
+    x for x in sharded._state.params.values() if len(x.sharding.device_set) == 8
+  ]
+  assert any(not x.sharding.is_fully_replicated for x in spread)
+  with running_syncer(config, run_dir) as syncer:
+    for _ in range(4):
+      sharded.train(4)
+      single.train(3)
+      time.sleep(0.1)
+    sharded.drain(20.0)
+    single.drain(20.0)
+    syncer.drain()
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    _wait_for(lambda: not snapshots.list("contributions"))
+    _settle(sharded, config, run_dir)
+    _settle(single, config, run_dir)
+    merged = _events(run_dir, "merged")
+    together = [
+      m for m in merged if {c["island"] for c in m["contributions"]} == {0, 1}
+    ]
+    assert together, "no round had both islands"
+    for name, value in single._state.params.items():
+      np.testing.assert_array_equal(
+        np.asarray(sharded._state.params[name]), np.asarray(value), name
+      )
+      assert sharded._state.params[name].sharding == sharded._placement.param(
+        value.shape
+      )
+    sharded.close("test")
+    single.close("test")
+  assert ledger.compute(reader.read(run_dir), 4).balanced
+
+
+def test_global_parameters_learn_and_every_token_has_a_fate(tmp_path, run_dir):
+  config = make_config(tmp_path)
+  island = make_island(config, run_dir)
+  before = island.evaluate("global", 2)["loss"]
+  with running_syncer(config, run_dir):
+    for _ in range(10):
+      island.train(4)
+      time.sleep(0.02)
+    island.drain(20.0)
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    _wait_for(lambda: not snapshots.list("contributions"))
+    after = island.evaluate("global", 2)
+    island.close("test")
+  assert after["loss"] < before - 0.5
+  assert after["version"] >= 1
+  book = ledger.compute(reader.read(run_dir), 4)
+  assert book.balanced and not book.violations
+  assert book.tokens().trained == 40 * 4 * 32
+
+
+def test_island_trains_on_without_a_syncer_and_loses_nothing(
+  tmp_path, run_dir
+):
+  config = make_config(tmp_path, adoption="carry")
+  island = make_island(config, run_dir)
+  island.train(20)
+  assert not _events(run_dir, "merged")
+  with running_syncer(config, run_dir):
+    _wait_for(lambda: len(_events(run_dir, "merged")) >= 4)
+    island.train(1)
+    island.drain(20.0)
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    _wait_for(lambda: not snapshots.list("contributions"))
+    island.close("test")
+  tokens = ledger.compute(reader.read(run_dir), 4).tokens()
+  assert tokens.merged == tokens.trained == 21 * 4 * 32
+
+
+def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
+  tmp_path, run_dir
+):
+  # M = 1, outer lr 1, no momentum: the global value is the island's own.
+  config = make_config(tmp_path, codec="f32", adoption="carry")
+  island = make_island(config, run_dir)
+  island.train(3)
+  local = {n: np.asarray(x).copy() for n, x in island._state.params.items()}
+  with running_syncer(config, run_dir):
+    island.drain(20.0)
+    _settle(island, config, run_dir)
+    for name, value in island._state.params.items():
+      # anchor - (anchor - local) in float32
+      np.testing.assert_allclose(np.asarray(value), local[name], atol=1e-6)
+    island.close("test")
+
+
+def test_restarted_island_goes_on_at_its_step_data_and_moments(
+  tmp_path, run_dir
+):
+  config = make_config(tmp_path)
+  first = make_island(config, run_dir)
+  first.train(6)
+  first.checkpoint(wait=True)
+  moments = [
+    np.asarray(x).copy()
+    for x in jax.tree.leaves(first._state.opt_state)
+    if np.asarray(x).ndim == 2
+  ]
+  first.train(3)
+  next_batch = next(first._stream)
+  first.close("test")
+  second = make_island(config, run_dir, incarnation=2)
+  assert second.step == 9
+  np.testing.assert_array_equal(
+    next(second._stream)["tokens"], next_batch["tokens"]
+  )
+  second._stream.seek(9)
+  restored = [
+    np.asarray(x)
+    for x in jax.tree.leaves(second._state.opt_state)
+    if np.asarray(x).ndim == 2
+  ]
+  for before, after in zip(moments, restored, strict=True):
+    np.testing.assert_array_equal(before, after)
+  assert int(second._state.step) == 9
+  counts = [
+    int(x) for x in jax.tree.leaves(second._state.opt_state) if x.ndim == 0
+  ]
+  assert sorted(set(counts)) == [6, 9]  # Adam's moments; the schedule
+  second.train(2)
+  second.close("test")
+  (_, started) = _events(run_dir, "started")
+  assert started["step"] == 9 and "checkpoint of step 6" in (
+    started["restored_from"]
+  )
+  book = ledger.compute(reader.read(run_dir), 4)
+  assert book.balanced and not book.violations
+
+
+def test_unreadable_checkpoint_is_passed_over_and_kept_aside(
+  tmp_path, run_dir
+):
+  config = make_config(tmp_path)
+  first = make_island(config, run_dir)
+  for _ in range(2):
+    first.train(2)
+    first.checkpoint(wait=True)
+  first.close("test")
+  newest = run_dir / "checkpoints" / "island-0" / "4"
+  for path in newest.rglob("*"):
+    if path.is_file():
+      path.write_bytes(b"not what it was")
+  second = make_island(config, run_dir, incarnation=2)
+  assert "step 2" in second._restored_from
+  second.close("test")
+  assert (run_dir / "checkpoints" / "island-0.unreadable").is_dir()
+
+
+def test_another_fragment_plan_is_refused(tmp_path, run_dir):
+  config = make_config(tmp_path)
+  make_island(config, run_dir).close("test")
+  other = make_config(tmp_path, num_fragments=3)
+  with pytest.raises(errors.UserError, match="fragment plan"):
+    make_island(other, run_dir, incarnation=2)
+
+
+@pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
+def test_step_is_never_retraced(tmp_path, run_dir, adoption):
+  config = make_config(tmp_path, adoption=adoption)
+  island = make_island(config, run_dir)
+  with running_syncer(config, run_dir):
+    for _ in range(6):
+      island.train(2)
+      time.sleep(0.05)
+    with jax.log_compiles(), _no_compilation():
+      for _ in range(6):
+        island.train(2)
+        time.sleep(0.05)
+    island.close("test")
+  assert len(_events(run_dir, "adopted")) > 4
+
+
+class _no_compilation:
+  """Fails if JAX compiles anything inside."""
+
+  def __enter__(self):
+    import logging
+
+    self._records = []
+    self._handler = logging.Handler()
+    self._handler.emit = self._records.append
+    self._logger = logging.getLogger("jax")
+    self._logger.addHandler(self._handler)
+
+  def __exit__(self, *_):
+    self._logger.removeHandler(self._handler)
+    compiled = [
+      r.getMessage() for r in self._records if "Compiling" in r.getMessage()
+    ]
+    assert not compiled, compiled

@@ -1,0 +1,171 @@
+"""Live view, status and liveness."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import run_builder
+
+from diloco import errors
+from diloco.report import figures, live, liveness
+from diloco.report import status as status_lib
+from diloco.tape import events, recorder
+
+
+class Terminal(io.StringIO):
+  """A stream that says it is a terminal."""
+
+  def isatty(self):
+    return True
+
+
+def _announce(run_dir, pid, ticks):
+  (run_dir / "control").mkdir()
+  content = {"pid": pid, "started_ticks": ticks, "port": 1}
+  (run_dir / "control" / "controller.json").write_text(json.dumps(content))
+
+
+def test_own_process_is_alive_and_a_recycled_id_is_not(tmp_path):
+  assert not liveness.controller_alive(tmp_path)
+  ticks = liveness.start_ticks(os.getpid())
+  assert ticks is not None and ticks > 0
+  _announce(tmp_path, os.getpid(), ticks)
+  assert liveness.controller_alive(tmp_path)
+  path = tmp_path / "control" / "controller.json"
+  path.write_text(json.dumps({"pid": os.getpid(), "started_ticks": ticks - 1}))
+  assert not liveness.controller_alive(tmp_path)
+  path.write_text("{torn")
+  assert not liveness.controller_alive(tmp_path)
+
+
+def test_zombie_and_missing_process_are_dead():
+  child = subprocess.Popen([sys.executable, "-c", ""])
+  os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+  assert liveness.start_ticks(child.pid) is None  # not yet waited for
+  child.wait()
+  assert liveness.start_ticks(child.pid) is None
+
+
+def test_status_of_a_dead_run_is_json_and_says_crashed(tmp_path):
+  plan = run_builder.Plan(finish=False, secs=6.0)
+  facts = status_lib.status(run_builder.simulate(tmp_path, plan))
+  json.dumps(facts, allow_nan=False)
+  assert facts["status"] == "crashed" and not facts["alive"]
+  assert facts["tokens"] > 0 and facts["merges"] > 0
+  assert 0 < facts["progress"] < 1
+  assert facts["islands"]["0"]["step"] > 0
+
+
+def test_island_that_outlives_its_controller_is_not_called_dead(tmp_path):
+  plan = run_builder.Plan(finish=False, secs=6.0)
+  view, _ = status_lib.view_lib.load(run_builder.simulate(tmp_path, plan))
+  end = view.last_wall_secs
+  soon = status_lib.status_of(view, alive=False, now=end + 1)
+  later = status_lib.status_of(view, alive=False, now=end + 60)
+  assert soon["islands"]["0"]["state"] == "training"
+  assert later["islands"]["0"]["state"] == "dead"
+
+
+def test_status_of_a_live_run(tmp_path):
+  plan = run_builder.Plan(finish=False, secs=6.0)
+  run_dir = run_builder.simulate(tmp_path, plan)
+  _announce(run_dir, os.getpid(), liveness.start_ticks(os.getpid()))
+  facts = live.status(run_dir)
+  assert facts["alive"] and facts["status"] == "running"
+  assert facts["islands"]["1"]["state"] == "training"
+
+
+def test_status_of_an_empty_and_of_a_missing_directory(tmp_path):
+  facts = live.status(tmp_path)
+  assert facts["status"] == "empty" and facts["islands"] == {}
+  with pytest.raises(errors.UserError):
+    live.status(tmp_path / "nowhere")
+
+
+def test_rendered_status_names_islands_and_emulation(tmp_path, capsys):
+  islands = (run_builder.Island(0.2, "v5p", 0.5, True), run_builder.Island())
+  plan = run_builder.Plan(islands=islands, secs=5.0)
+  live.render_status(run_builder.simulate(tmp_path, plan))
+  shown = capsys.readouterr().out
+  for text in ("v5p", "emulated", "done", "merges", "global eval"):
+    assert text in shown
+
+
+def test_plain_view_tells_news_and_lines(tmp_path):
+  stream = io.StringIO()
+  view = live.LiveView(tmp_path, stream)
+  run_builder.simulate(tmp_path, run_builder.Plan(faults=((1, 5.0),)))
+  view.tick()
+  view.close()
+  shown = stream.getvalue()
+  assert "fault_injected kind=sigkill target=island-1 at_tokens=" in shown
+  assert "island_died island=1 cause=signal SIGKILL" in shown
+  assert "island_restart island=1" in shown
+  assert "evaluated target=global loss=" in shown
+  assert "run_finished status=finished" in shown
+  assert shown.count("islands training") == 1  # not repeated unchanged
+  assert "\x1b" not in shown
+
+
+def test_plain_view_does_not_repeat_earlier_sessions(tmp_path):
+  run_builder.simulate(tmp_path, run_builder.Plan(faults=((1, 5.0),)))
+  stream = io.StringIO()
+  view = live.LiveView(tmp_path, stream)
+  tape = recorder.Recorder(tmp_path, "controller", 2)
+  tape.record(events.ISLAND_DIED, island=0, island_incarnation=1, cause="new")
+  tape.close()
+  view.tick()
+  view.close()
+  assert stream.getvalue().count("island_died") == 1
+  assert "cause=new" in stream.getvalue()
+
+
+def test_tick_before_anything_is_there(tmp_path):
+  stream = io.StringIO()
+  view = live.LiveView(tmp_path / "later", stream)
+  view.tick()
+  view.close()
+  assert "0 tokens" in stream.getvalue()
+
+
+def test_terminal_view_draws_a_table(tmp_path):
+  stream = Terminal()
+  view = live.LiveView(tmp_path, stream)
+  run_builder.simulate(tmp_path, run_builder.Plan(secs=4.0))
+  view.tick()
+  view.close()
+  assert "island" in stream.getvalue() and "restarts" in stream.getvalue()
+
+
+def test_watch_ends_with_the_run(tmp_path, capsys):
+  run_builder.simulate(tmp_path, run_builder.Plan(secs=4.0))
+  live.watch(tmp_path)
+  assert "finished" in capsys.readouterr().err
+  with pytest.raises(errors.UserError):
+    live.watch(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+  "shown, expected",
+  [
+    (figures.count(0), "0"),
+    (figures.count(999), "999"),
+    (figures.count(999_999), "1 M"),
+    (figures.count(1_234_567), "1.23 M"),
+    (figures.num_bytes(1500), "1.5 kB"),
+    (figures.secs(0.0123), "12.3 ms"),
+    (figures.secs(59.96), "60 s"),
+    (figures.secs(3600), "60 min 00 s"),
+    (figures.secs(86400), "24 h 00 min"),
+    (figures.percent(0.12345), "12.3 %"),
+    (figures.percent(None), figures.DASH),
+    (figures.number(float("nan")), figures.DASH),
+    (figures.times(1.5), "1.5\N{MULTIPLICATION SIGN}"),
+    (figures.number(12345.6), "12,346"),
+  ],
+)
+def test_figures_are_written_for_people(shown, expected):
+  assert shown == expected

@@ -1,0 +1,261 @@
+"""States, sessions, goodput and gaps, on histories small enough to check."""
+
+import numpy as np
+import pytest
+
+from diloco.report import clock, goodput, incidents
+from diloco.report import view as view_lib
+from diloco.tape import events, reader
+
+_STEP = {"loss": 2.0, "tokens": 10, "step_secs": 1.0, "gap_secs": 1.0}
+
+
+class Lines:
+  """A record under construction."""
+
+  def __init__(self, num_islands=1):
+    self.events, self.metrics = [], {}
+    self.control(
+      0.0, events.RUN_STARTED, islands=num_islands, total_tokens=1000
+    )
+
+  def add(self, role, incarnation, wall, event, **fields):
+    line = {"event": event, "role": role, "incarnation": incarnation}
+    self.events.append({**line, "wall_secs": wall, **fields})
+
+  def control(self, wall, event, **fields):
+    self.add("controller", 1, wall, event, **fields)
+
+  def launch(self, wall, island=0, incarnation=1):
+    self.control(
+      wall,
+      events.ISLAND_STARTED,
+      island=island,
+      island_incarnation=incarnation,
+    )
+
+  def start(self, wall, island=0, incarnation=1, step=0, **fields):
+    fields = {"tokens_per_step": 10, "kind": "cpu", "step": step, **fields}
+    self.add(f"island-{island}", incarnation, wall, events.STARTED, **fields)
+
+  def train(self, first, last, begin, island=0, incarnation=1, **fields):
+    """Steps (first, last], one a second, the first one ending at `begin`."""
+    for step in range(first + 1, last + 1):
+      line = {**_STEP, "step": step, "incarnation": incarnation, **fields}
+      line["wall_secs"] = begin + (step - first - 1)
+      self.metrics.setdefault(island, []).append(line)
+
+  def die(self, wall, island=0, incarnation=1):
+    fields = {"island": island, "island_incarnation": incarnation}
+    self.control(wall, events.ISLAND_DIED, cause="signal 9", **fields)
+
+  def view(self):
+    view = view_lib.RunView()
+    view.update(reader.Record(self.events, self.metrics, []))
+    return view
+
+
+def _trained():
+  lines = Lines()
+  lines.launch(1)
+  lines.start(2)
+  lines.train(0, 5, 4)
+  return lines
+
+
+def test_state_follows_the_life_of_an_island():
+  lines = Lines()
+  assert lines.view().status == "running" and not lines.view().islands
+  lines.launch(1)
+  assert lines.view().state(0) == "starting"
+  lines.start(2)
+  assert lines.view().state(0) == "starting"
+  lines.train(0, 5, 4)
+  assert lines.view().state(0) == "training"
+  lines.die(9)
+  assert lines.view().state(0) == "dead"
+  lines.control(9, events.ISLAND_RESTART, island=0, attempt=1, delay_secs=1)
+  assert lines.view().state(0) == "restarting"
+  lines.launch(10, incarnation=2)
+  assert lines.view().state(0) == "restarting"
+  assert lines.view().islands[0].restarts == 1
+  lines.start(11, incarnation=2, step=5)
+  lines.train(5, 7, 12, incarnation=2)
+  assert lines.view().state(0) == "training"
+  lines.add("island-0", 2, 14, events.STOPPED, step=7, reason="run ended")
+  assert lines.view().state(0) == "stopped"
+  lines.control(15, events.RUN_FINISHED, status="finished")
+  view = lines.view()
+  assert view.state(0) == "done" and view.status == "finished"
+  spans = [tuple(span) for span in view.islands[0].spans(15.0)]
+  assert spans == [
+    ("starting", 1, 4),
+    ("training", 4, 8),
+    ("dead", 8, 9),
+    ("restarting", 9, 10),
+    ("restarting", 10, 12),
+    ("training", 12, 14),
+  ]
+
+
+def test_line_of_a_dead_incarnation_does_not_revive_it():
+  lines = _trained()
+  lines.die(8.5)
+  view = lines.view()
+  late = {**_STEP, "step": 6, "incarnation": 1, "wall_secs": 9.0}
+  view.update(reader.Record([], {0: [late]}, []))
+  assert view.state(0) == "dead"
+
+
+def test_view_fed_in_pieces_equals_the_view_of_the_whole():
+  lines = _trained()
+  lines.die(9)
+  lines.launch(10, incarnation=2)
+  whole, pieces = lines.view(), view_lib.RunView()
+  for line in lines.events:
+    pieces.update(reader.Record([line], {}, []))
+  for line in lines.metrics[0]:
+    pieces.update(reader.Record([], {0: [line]}, []))
+  assert pieces.state(0) == whole.state(0)
+  assert pieces.tokens == whole.tokens == 50
+  assert pieces.wall_secs == whole.wall_secs
+  assert pieces.islands[0].spans(10) == whole.islands[0].spans(10)
+
+
+def test_pause_between_sessions_is_not_run_time():
+  lines = _trained()  # falls silent at 8
+  lines.control(1000.0, events.RUN_STARTED, islands=1)
+  lines.launch(1001, incarnation=2)
+  lines.start(1002, incarnation=2, step=5)
+  lines.train(5, 8, 1003, incarnation=2)
+  lines.control(1006.0, events.RUN_FINISHED, status="stopped", reason="asked")
+  view = lines.view()
+  assert [s.status for s in view.sessions.all] == ["crashed", "stopped"]
+  assert view.wall_secs == 8.0 + 6.0
+  assert view.islands[0].restarts == 0
+  times = clock.RunClock(view)
+  assert times.length == 14.0 and times.seams == [8.0]
+  assert times.at(np.array([0, 8, 500, 1000, 1006])).tolist() == [
+    *(0, 8, 8, 8, 14)
+  ]
+
+
+def test_stall_is_gap_beyond_compute_and_pace():
+  lines = Lines()
+  lines.start(1, paced_step_secs=1.5)
+  lines.train(0, 1, 2, step_secs=1.0, gap_secs=None)
+  lines.train(1, 3, 4, step_secs=1.0, gap_secs=1.5)  # waits for its pace
+  lines.train(3, 4, 6, step_secs=2.0, gap_secs=2.5)  # 0.5 beyond compute
+  lines.train(4, 5, 9, step_secs=1.0, gap_secs=3.5)  # 2.0 beyond pace
+  assert lines.view().islands[0].stall_secs() == pytest.approx(2.5)
+
+
+def test_goodput_counts_needed_seconds_of_steps_that_were_kept():
+  lines = Lines(num_islands=2)
+  lines.start(0, 0, devices=4, paced_step_secs=2.0)
+  lines.train(0, 5, 1, step_secs=0.5)  # 2 s each by its pace
+  lines.start(0, 1)
+  lines.train(0, 4, 1, island=1, step_secs=3.0)  # slower than any pace
+  lines.control(20.0, events.RUN_FINISHED, status="finished")
+  # Island 0 lost steps 4 and 5 of one of two fragments.
+  result = goodput.goodput(lines.view(), {0: [(3, 5)]}, 2)
+  assert result.useful_chip_secs == pytest.approx(4 * 2.0 * 4 + 1 * 3.0 * 4)
+  assert result.allocated_chip_secs == pytest.approx(4 * 20 + 1 * 20)
+  assert result.ratio == pytest.approx(44 / 100)
+
+
+def test_island_that_never_came_is_allocated_and_one_that_came_late_is_not():
+  lines = Lines(num_islands=2)
+  lines.start(0, 0)
+  lines.launch(15, island=2)
+  lines.control(20.0, events.RUN_FINISHED, status="finished")
+  result = goodput.goodput(lines.view(), {}, 1)
+  assert result.allocated_chip_secs == pytest.approx(20 + 20 + 5)
+
+
+def test_goodput_of_nothing_is_unknown():
+  assert goodput.goodput(view_lib.RunView(), {}, 1).ratio is None
+
+
+def _two_islands():
+  lines = Lines(num_islands=2)
+  for island in (0, 1):
+    lines.start(1, island)
+    lines.train(0, 30, 2, island=island)
+  return lines
+
+
+def test_survivor_gap_is_the_longest_around_the_fault():
+  lines = _two_islands()
+  lines.metrics[1][18]["gap_secs"] = 3.0  # ends at 20
+  lines.metrics[1][2]["gap_secs"] = 9.0  # long before
+  lines.control(
+    18.2, events.FAULT_INJECTED, kind="sigkill", target="island-0", at_tokens=5
+  )
+  lines.die(18.4)
+  lines.launch(19, incarnation=2)
+  lines.start(20, incarnation=2, step=30)
+  lines.train(30, 31, 24.2, incarnation=2)
+  (incident,) = incidents.find(lines.view())
+  assert incident.gap_over_median == {1: pytest.approx(3.0)}
+  assert incident.back_secs == pytest.approx(6.0)
+  assert incident.injected and incident.cause == "signal 9"
+
+
+def test_survivor_that_never_steps_again_shows_its_open_gap():
+  lines = _two_islands()  # both step until 31
+  lines.die(30.5)
+  lines.control(91.0, events.SYNCER_STARTED, pid=1)
+  (incident,) = incidents.find(lines.view())
+  assert incident.kind == "died" and not incident.injected
+  assert incident.gap_over_median == {1: pytest.approx(60.0)}
+  assert incident.back_secs is None
+
+
+def test_faults_and_deaths_are_paired_by_target():
+  lines = _two_islands()
+  for wall, target in ((5.0, "syncer"), (6.0, "island-1")):
+    lines.control(wall, events.FAULT_INJECTED, kind="sigkill", target=target)
+  lines.control(6.5, events.SYNCER_DIED, cause="signal 9")
+  lines.control(8.0, events.SYNCER_STARTED, pid=2)
+  lines.die(7.0, island=1)
+  lines.die(9.0, island=0)
+  found = incidents.find(lines.view())
+  assert [(i.target, i.injected, i.kind) for i in found] == [
+    ("syncer", True, "sigkill"),
+    ("island-1", True, "sigkill"),
+    ("island-0", False, "died"),
+  ]
+  assert found[0].back_secs == pytest.approx(3.0)
+  assert set(found[0].gap_over_median) == {0, 1}  # both lived
+  assert found[2].gap_over_median == {}  # nobody was left
+
+
+def test_staleness_and_versions_come_from_merges_once():
+  lines = _two_islands()
+  merged = {
+    "fragment": 2,
+    "version": 1,
+    "contributions": [
+      {"island": 0, "staleness": 0},
+      {"island": 1, "staleness": 3},
+    ],
+  }
+  for wall in (5.0, 6.0):  # told again after a takeover
+    lines.add("syncer", 1, wall, events.MERGED, **merged)
+  view = lines.view()
+  assert len(view.merges) == 1 and view.merges[0].staleness == 1.5
+  assert view.islands[1].staleness_mean == 3.0
+  assert view.versions == {2: 1} and view.num_fragments == 3
+
+
+def test_speed_is_of_the_last_steps_and_falls_to_zero_in_silence():
+  island = _two_islands().view().islands[0]
+  assert island.tokens_per_sec(32.0) == pytest.approx(10.0)
+  assert island.tokens_per_sec(500.0) == 0.0
+
+
+def test_tokens_at_counts_all_islands():
+  view = _two_islands().view()  # the first steps end at 2
+  tokens = view.tokens_at(np.array([1.9, 2.0, 3.5, 1000.0]))
+  assert tokens.tolist() == [0, 20, 40, 600]

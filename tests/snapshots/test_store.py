@@ -1,0 +1,102 @@
+import threading
+
+import numpy as np
+import pytest
+
+from diloco import errors
+from diloco.fragments import partition
+from diloco.snapshots import arrays, lease, records, store
+
+
+@pytest.fixture(params=["file", "memory"])
+def snapshots(request, tmp_path):
+  if request.param == "file":
+    return store.SnapshotStore((tmp_path / "with space").as_uri())
+  return store.SnapshotStore("memory://")
+
+
+def _plan(size):
+  return partition.partition([partition.Tensor("w", (size,), "rda")], 1)
+
+
+def test_missing_record_is_none_and_missing_key_deletes(snapshots):
+  assert snapshots.read(store.BOARD, records.Board) is None
+  snapshots.delete(store.BOARD)
+
+
+def test_compare_and_set_fails_on_a_stale_generation(snapshots):
+  _, first = snapshots.read_for_update("k", records.Lease)
+  assert snapshots.compare_and_set("k", records.Lease("a", 1, 0), first)
+  assert not snapshots.compare_and_set("k", records.Lease("b", 1, 0), first)
+  found, second = snapshots.read_for_update("k", records.Lease)
+  assert found == records.Lease("a", 1, 0)
+  assert snapshots.compare_and_set("k", records.Lease("b", 2, 0), second)
+
+
+def test_of_many_threads_exactly_one_creates_each_key(snapshots):
+  winners = []
+
+  def create(name):
+    for i in range(20):
+      _, generation = snapshots.read_for_update(f"k{i}", records.Lease)
+      mine = records.Lease(name, i, 0)
+      if generation and snapshots.read(f"k{i}", records.Lease) is None:
+        if snapshots.compare_and_set(f"k{i}", mine, generation):
+          winners.append(i)
+
+  threads = [threading.Thread(target=create, args=(f"t{n}",)) for n in range(4)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert sorted(winners) == list(range(20))
+
+
+def test_list_is_confined_to_its_prefix_and_sorted(snapshots):
+  for key in ["a/2", "a/1", "ab/3", "b/4", "a/sub/5"]:
+    snapshots.write(key, records.Lease("", 0, 0))
+  assert snapshots.list("a") == ["1", "2", "sub/5"]
+  snapshots.delete_tree("a")
+  assert snapshots.list("a") == []
+  assert snapshots.list("ab") == ["3"]
+
+
+def test_deleted_tree_leaves_no_directories_behind(tmp_path):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  tensor = arrays.Tensor.whole("layer/w", np.ones((4, 4), np.float32))
+  snapshots.arrays.write("payloads/x", [tensor])
+  snapshots.delete_tree("payloads/x")
+  assert not list((tmp_path / "payloads").iterdir())
+
+
+def test_plan_is_written_once_and_another_is_refused(snapshots):
+  assert snapshots.read_plan() is None
+  snapshots.write_plan(_plan(4))
+  snapshots.write_plan(_plan(4))
+  assert snapshots.read_plan() == _plan(4)
+  with pytest.raises(errors.UserError, match="fragment plan"):
+    snapshots.write_plan(_plan(5))
+
+
+def test_lease_goes_to_one_owner_and_expires_by_the_observers_clock(snapshots):
+  first = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "first")
+  second = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "second")
+  watch = lease.LeaseWatch(ttl_secs=10)
+  assert first.try_acquire(lease.LeaseWatch(10), now=0)
+  assert not second.try_acquire(watch, now=100)  # seen for the first time
+  assert first.renew()
+  assert not second.try_acquire(watch, now=109)  # the beat has moved
+  assert not second.try_acquire(watch, now=118)
+  assert second.try_acquire(watch, now=119)
+  assert second.token > first.token
+  assert not first.renew()
+  assert second.renew()
+
+
+def test_released_lease_is_free_at_once(snapshots):
+  first = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "first")
+  assert first.try_acquire(lease.LeaseWatch(10), now=0)
+  first.release()
+  second = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "second")
+  assert second.try_acquire(lease.LeaseWatch(10), now=0)
+  assert second.token == first.token + 1

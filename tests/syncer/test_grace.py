@@ -1,0 +1,40 @@
+import pytest
+
+from diloco.syncer import grace
+
+
+@pytest.mark.parametrize(
+  ("facts", "expected"),
+  [
+    # slack = 2 * 1.0 - 0.5 = 1.5; 0.5 of it
+    ((1.0, 0.2, 0.3), 0.75),
+    # capped at one step
+    ((0.1, 0.0, 0.0), 0.1),
+    # no slack left
+    ((0.1, 0.5, 0.5), 0.0),
+    # nothing known yet
+    ((0.0, 0.0, 0.0), 0.0),
+  ],
+)
+def test_adaptive_grace_spends_a_share_of_the_slack(facts, expected):
+  policy = grace.AdaptiveGrace(2, 24, 24, gamma=0.5)
+  assert policy.grace_secs(grace.GraceFacts(*facts)) == pytest.approx(expected)
+
+
+def test_slack_shrinks_with_more_fragments_than_steps_between_them():
+  facts = grace.GraceFacts(step_secs=1.0, quorum_secs=0.0, sync_secs=0.0)
+  few = grace.AdaptiveGrace(2, 10, 5, gamma=0.1).grace_secs(facts)
+  many = grace.AdaptiveGrace(2, 10, 40, gamma=0.1).grace_secs(facts)
+  assert few == pytest.approx(0.2)  # min(2 * 2, 2) steps
+  assert many == pytest.approx(0.05)  # 2 * 10 / 40 steps
+
+
+def test_moving_average_starts_at_its_first_sample():
+  average = grace.MovingAverage(weight=0.5).observe(4.0)
+  assert average.value == 4.0
+  assert average.observe(8.0).value == 6.0
+
+
+def test_fixed_grace_ignores_the_facts():
+  facts = grace.GraceFacts(1.0, 2.0, 3.0)
+  assert grace.FixedGrace(0.25).grace_secs(facts) == 0.25

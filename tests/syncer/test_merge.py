@@ -1,0 +1,408 @@
+"""The merge against a slow float64 reference, and what it must never do."""
+
+import math
+import tracemalloc
+
+import hypothesis
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from diloco import errors
+from diloco.snapshots import arrays
+from diloco.syncer import merge, outer_optimizer, passes, sources
+
+PLAIN = outer_optimizer.OuterOptimizer(learning_rate=1.0, momentum=0.0)
+NESTEROV = outer_optimizer.OuterOptimizer(learning_rate=0.7, momentum=0.9)
+
+
+def reference(vectors, weights, method):
+  """The formulas as the papers have them, in float64."""
+  vectors = [np.asarray(v, np.float64).ravel() for v in vectors]
+  weights = np.asarray(weights, np.float64)
+  mean = (
+    sum(w * v for w, v in zip(weights, vectors, strict=True)) / weights.sum()
+  )
+  if method == "mean":
+    return mean
+  norms = [np.linalg.norm(v) for v in vectors]
+  direction = sum(
+    w * (v / n if n else v)
+    for w, v, n in zip(weights, vectors, norms, strict=True)
+  )
+  length = np.linalg.norm(direction)
+  if length / weights.sum() < merge.CANCELLATION:
+    return mean
+  return weights @ norms / weights.sum() * direction / length
+
+
+def vectors_of(count, shape, seed=0):
+  rng = np.random.default_rng(seed)
+  return [
+    rng.standard_normal(shape, dtype=np.float32) * np.float32(i + 1)
+    for i in range(count)
+  ]
+
+
+def apply(
+  vectors, weights, method="rda", outer=PLAIN, norms=None, threads=1, theta=None
+):
+  """Merges into zeros; returns theta, momentum, outcome."""
+  vectors = [np.asarray(v) for v in vectors]
+  if theta is None:
+    theta = np.zeros(vectors[0].shape, np.float32)
+  momentum = np.zeros_like(theta)
+  norms = norms or [None] * len(vectors)
+  contributions = [
+    merge.Contribution(sources.MemorySource(v), w, n)
+    for v, w, n in zip(vectors, weights, norms, strict=True)
+  ]
+  merger = merge.Merger(outer, threads)
+  outcome = merger.apply(contributions, method, theta, momentum)
+  return theta, momentum, outcome
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("shape", [(), (1,), (7, 11), (300, 700)])
+def test_merge_equals_reference(method, count, shape):
+  vectors = vectors_of(count, shape)
+  weights = [2.0 + i for i in range(count)]
+  theta, _, outcome = apply(vectors, weights, method)
+  expected = reference(vectors, weights, method)
+  scale = np.linalg.norm(expected)
+  # A float32 rounding in each of M terms and in the last scaling.
+  np.testing.assert_allclose(-theta.ravel(), expected, atol=1e-6 * scale)
+  assert outcome.norm == pytest.approx(scale, rel=1e-6)
+  assert not outcome.cancelled
+  for vector, found in zip(vectors, outcome.measures, strict=True):
+    expected_norm = np.linalg.norm(vector.astype(np.float64))
+    assert found == (pytest.approx(expected_norm, rel=1e-6), True)
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
+def test_merge_moves_towards_the_island(method):
+  # The global parameter is 10. The island started there and went to 7: it
+  # moved by -3, so its outer gradient is 10 - 7 = 3.
+  theta = np.array([10.0], np.float32)
+  apply([np.array([3.0], np.float32)], [1.0], method, theta=theta)
+  assert theta[0] == 7.0
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
+def test_single_island_is_adopted_as_it_is(method):
+  rng = np.random.default_rng(3)
+  anchor = rng.standard_normal(5000, dtype=np.float32)
+  island = anchor + 0.01 * rng.standard_normal(5000, dtype=np.float32)
+  theta = anchor.copy()
+  apply([anchor - island], [123.0], method, theta=theta)
+  # Two roundings of numbers around 1: the difference and the step.
+  np.testing.assert_allclose(theta, island, rtol=0, atol=5e-7)
+
+
+def test_golden_trajectory_by_hand():
+  # Two islands, weights 3 and 1; v = (4, 0) and (0, 8): norms 4 and 8.
+  # Mean norm (3*4 + 8) / 4 = 5; mean direction (3/4, 1/4), its length
+  # sqrt(10)/4; g = 5 (3, 1) / sqrt(10).
+  vectors = [np.array(v, np.float32) for v in ([4, 0], [0, 8])]
+  outer = outer_optimizer.OuterOptimizer(0.5, 0.5)
+  theta, momentum = np.zeros((2, 2), np.float32)
+  merger = merge.Merger(outer)
+  contributions = [
+    merge.Contribution(sources.MemorySource(v), w)
+    for v, w in zip(vectors, (3, 1), strict=True)
+  ]
+  g = 5 * np.array([3, 1]) / math.sqrt(10)
+  # b = g, theta = -0.5 (1.5 g); b = 1.5 g, theta -= 0.5 (g + 0.75 g).
+  for expected_b, expected_theta in [(g, -0.75 * g), (1.5 * g, -1.625 * g)]:
+    outcome = merger.apply(contributions, "rda", theta, momentum)
+    np.testing.assert_allclose(momentum, expected_b, rtol=1e-6)
+    np.testing.assert_allclose(theta, expected_theta, rtol=1e-6)
+    assert outcome.norm == pytest.approx(5.0)
+    assert outcome.agreement == pytest.approx(math.sqrt(10) / 4)
+
+
+def test_rda_norm_is_the_mean_norm_and_mean_shrinks():
+  vectors = vectors_of(8, 20000)
+  vectors = [v / np.float32(np.linalg.norm(v)) for v in vectors]
+  _, _, rda = apply(vectors, [1.0] * 8, "rda")
+  _, _, mean = apply(vectors, [1.0] * 8, "mean")
+  assert rda.norm == pytest.approx(1.0, rel=1e-5)
+  # Unrelated directions: 1 / sqrt(M), within a few parts in sqrt(size).
+  assert mean.norm == pytest.approx(1 / math.sqrt(8), rel=0.05)
+  assert mean.agreement == pytest.approx(mean.norm, rel=1e-5)
+  assert rda.agreement == pytest.approx(mean.agreement, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("exponent", [-100, -70, -20, 20, 80])
+def test_powers_of_two_scale_through(method, exponent):
+  vectors = vectors_of(3, 1000)
+  base, _, _ = apply(vectors, [1.0, 2.0, 3.0], method)
+  factor = np.float32(2.0) ** np.float32(exponent)
+  scaled, _, _ = apply([v * factor for v in vectors], [1.0, 2.0, 3.0], method)
+  # Squares leave the range of float32: norms are then summed in float64,
+  # which rounds otherwise.
+  np.testing.assert_allclose(scaled / factor, base, rtol=2e-6, atol=1e-6)
+
+
+def test_only_ratios_of_weights_matter():
+  vectors = vectors_of(3, 1000)
+  for scale in (1e-12, 1e18):
+    theta, _, _ = apply(vectors, [scale, 2 * scale, 3 * scale])
+    expected, _, _ = apply(vectors, [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(theta, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_weight_zero_changes_nothing():
+  vectors = vectors_of(3, 1000)
+  theta, _, _ = apply(vectors, [1.0, 0.0, 2.0])
+  expected, _, _ = apply([vectors[0], vectors[2]], [1.0, 2.0])
+  assert theta.tobytes() == expected.tobytes()
+
+
+def test_opposite_directions_fall_back_to_the_mean():
+  vector = vectors_of(1, 1000)[0]
+  vectors = [vector, np.float32(-3) * vector]
+  theta, _, outcome = apply(vectors, [1.0, 1.0], "rda")
+  assert outcome.cancelled
+  assert outcome.agreement < merge.CANCELLATION
+  np.testing.assert_allclose(theta, vector, rtol=1e-6)
+  assert outcome.norm == pytest.approx(np.linalg.norm(vector), rel=1e-5)
+  # Just off the threshold the common direction still counts.
+  _, _, outcome = apply([vector, np.float32(-3) * vector], [1.0, 0.99], "rda")
+  assert not outcome.cancelled
+
+
+def test_zero_vectors_have_no_direction_but_count_in_the_norm():
+  vector = vectors_of(1, 1000)[0]
+  theta, _, outcome = apply([vector, np.zeros_like(vector)], [1.0, 3.0], "rda")
+  # Mean norm is a quarter, along the only direction there is.
+  np.testing.assert_allclose(-theta, vector / 4, rtol=1e-6)
+  assert outcome.agreement == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
+def test_all_zero_contributions_only_coast(method):
+  outer = outer_optimizer.OuterOptimizer(0.5, 0.5)
+  theta, momentum = np.zeros((2, 10), np.float32)
+  momentum[:] = 4
+  source = sources.MemorySource(np.zeros(10, np.float32))
+  outcome = merge.Merger(outer).apply(
+    [merge.Contribution(source, 1.0)] * 2, method, theta, momentum
+  )
+  assert outcome.norm == 0 and not outcome.cancelled
+  np.testing.assert_array_equal(momentum, 2)
+  np.testing.assert_array_equal(theta, -0.5)
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("known", [True, False])
+def test_non_finite_contribution_is_named_and_nothing_changes(
+  method, bad, known
+):
+  vectors = vectors_of(3, 200_000)
+  norms = [float(np.linalg.norm(v)) for v in vectors] if known else None
+  vectors[1][150_000] = bad
+  theta = np.ones(200_000, np.float32)
+  with pytest.raises(passes.ContributionError, match="not finite") as caught:
+    apply(vectors, [1.0] * 3, method, norms=norms, theta=theta)
+  assert list(caught.value.reasons) == [1]
+  np.testing.assert_array_equal(theta, 1)
+  found = passes.measure([sources.MemorySource(v) for v in vectors])
+  assert [m.finite for m in found] == [True, False, True]
+
+
+def test_norms_are_checked_against_their_records():
+  vectors = vectors_of(3, 1000)
+  norms = [float(np.linalg.norm(v)) for v in vectors]
+  expected, _, _ = apply(vectors, [1.0] * 3)
+  # What an island sums in float32 may be off by a little.
+  theta, _, _ = apply(vectors, [1.0] * 3, norms=[n * 1.0001 for n in norms])
+  np.testing.assert_allclose(theta, expected, rtol=1e-3, atol=1e-3)
+  for wrong in (norms[2] * 2, 0.0, math.nan, math.inf):
+    with pytest.raises(passes.ContributionError, match="its record") as caught:
+      apply(vectors, [1.0] * 3, norms=[*norms[:2], wrong])
+    assert 2 in caught.value.reasons
+
+
+def test_overflow_of_the_sum_is_not_applied():
+  # Both fit into float32, but the long one lends the short one's direction a
+  # length that does not.
+  wide = np.full(10, 3e38, np.float32)
+  narrow = np.zeros(10, np.float32)
+  narrow[0] = 3e38
+  theta = np.zeros(10, np.float32)
+  with pytest.raises(passes.ContributionError, match="overflows") as caught:
+    apply([narrow, wide], [1.0, 1.0], theta=theta)
+  assert list(caught.value.reasons) == [1]
+  np.testing.assert_array_equal(theta, 0)
+
+
+def test_bfloat16_merges_as_its_float32_values():
+  vectors = [v.astype(ml_dtypes.bfloat16) for v in vectors_of(3, 200_001)]
+  theta, _, _ = apply(
+    vectors, [1.0, 2.0, 3.0], theta=np.zeros(200_001, np.float32)
+  )
+  expected, _, _ = apply(
+    [v.astype(np.float32) for v in vectors], [1.0, 2.0, 3.0]
+  )
+  assert theta.tobytes() == expected.tobytes()
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+  size=st.integers(1, 400),
+  block=st.sampled_from([16, 32, 64]),
+  threads=st.integers(1, 3),
+  method=st.sampled_from(["rda", "mean"]),
+)
+def test_no_element_is_skipped_at_block_edges(size, block, threads, method):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(passes, "BLOCK", block)
+    vectors = vectors_of(3, size, seed=size)
+    theta, _, _ = apply(vectors, [1.0, 2.0, 3.0], method, threads=threads)
+  expected = reference(vectors, [1.0, 2.0, 3.0], method)
+  scale = np.abs(expected).max()
+  np.testing.assert_allclose(-theta, expected, atol=3e-6 * scale)
+
+
+def test_threads_and_storage_change_no_bit(tmp_path):
+  shape = (6, 128, 1024)  # twelve blocks
+  vectors = vectors_of(3, shape)
+  norms = [float(np.linalg.norm(v)) for v in vectors]
+  store = arrays.ArrayStore(tmp_path)
+  stored = []
+  for i, (vector, shard) in enumerate(
+    zip(vectors, [shape, (3, 128, 512), (1, 64, 1024)], strict=True)
+  ):
+    layout = arrays.Layout.of(shape, np.float32, shard)
+    tensor = arrays.Tensor(f"v{i}", layout, [(None, vector)])
+    store.write("p", [tensor])
+    stored.append(sources.StoreSource(store.open("p", f"v{i}")))
+  results = set()
+  for tensors in ([sources.MemorySource(v) for v in vectors], stored):
+    for threads in (1, 2, 3):
+      theta, momentum = np.ones((2, *shape), np.float32)
+      merge.Merger(NESTEROV, threads).apply(
+        [
+          merge.Contribution(s, 1.0 + i, norms[i])
+          for i, s in enumerate(tensors)
+        ],
+        "rda",
+        theta,
+        momentum,
+      )
+      results.add(theta.tobytes() + momentum.tobytes())
+  assert len(results) == 1
+
+
+class FailingSource:
+  """Breaks after some blocks."""
+
+  def __init__(self, size, good_blocks, error):
+    self.size = size
+    self._good_blocks = good_blocks
+    self._error = error
+
+  def blocks(self, start, stop, step):
+    for n, begin in enumerate(range(start, stop, step)):
+      if n == self._good_blocks:
+        raise self._error
+      yield np.ones(min(step, stop - begin), np.float32)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("good_blocks", [0, 1])
+@pytest.mark.parametrize(
+  ("error", "expected"),
+  [
+    (errors.CorruptSnapshotError("torn"), passes.ContributionError),
+    (OSError("gone"), OSError),
+  ],
+)
+def test_failing_source_leaves_theta_alone(
+  error, expected, good_blocks, threads
+):
+  size = 5 * passes.BLOCK + 3
+  good = sources.MemorySource(np.ones(size, np.float32))
+  bad = FailingSource(size, good_blocks, error)
+  theta, momentum = np.full((2, size), 2, np.float32)
+  merger = merge.Merger(NESTEROV, threads)
+  for norm in (None, math.sqrt(size)):
+    contributions = [merge.Contribution(s, 1.0, norm) for s in (good, bad)]
+    for method in ("rda", "mean"):
+      with pytest.raises(expected) as caught:
+        merger.apply(contributions, method, theta, momentum)
+      if isinstance(caught.value, passes.ContributionError):
+        assert caught.value.reasons == {1: "torn"}
+  np.testing.assert_array_equal(theta, 2)
+  np.testing.assert_array_equal(momentum, 2)
+  # The same merger goes on without the bad one.
+  merger.apply([merge.Contribution(good, 1.0)], "rda", theta, momentum)
+  assert theta[0] != 2
+
+
+def test_peak_memory_is_one_accumulator():
+  size = 64 * passes.BLOCK
+  vectors = vectors_of(4, size)
+  theta, momentum = np.zeros((2, size), np.float32)
+  contributions = [
+    merge.Contribution(sources.MemorySource(v), 1.0) for v in vectors
+  ]
+  tracemalloc.start()
+  try:
+    merge.Merger(NESTEROV).apply(contributions, "rda", theta, momentum)
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  # On top: a scratch block per thread and the sums per block.
+  assert 4 * size <= peak < 4 * size + 4 * 4 * passes.BLOCK
+
+
+def test_peak_memory_from_the_store_is_two_slabs_each(tmp_path):
+  size = 48 * passes.BLOCK  # six chunks
+  store = arrays.ArrayStore(tmp_path)
+  vectors = vectors_of(2, size)
+  store.write(
+    "p", [arrays.Tensor.whole(f"{i}", v) for i, v in enumerate(vectors)]
+  )
+  stored = [store.open("p", f"{i}") for i in range(2)]
+  chunk_bytes = 4 * math.prod(stored[0].layout.chunk_shape)
+  theta, momentum = np.zeros((2, size), np.float32)
+  contributions = [
+    merge.Contribution(sources.StoreSource(s), 1.0) for s in stored
+  ]
+  tracemalloc.start()
+  try:
+    merge.Merger(NESTEROV, threads=1).apply(
+      contributions, "rda", theta, momentum
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  # Buffers of the store's own decoder are not numpy's and not counted.
+  slabs = 2 * 2 * chunk_bytes
+  assert peak < 4 * size + slabs + 4 * 4 * passes.BLOCK
+
+
+def test_arguments_that_do_not_fit_are_refused():
+  good = np.ones(4, np.float32)
+  cases = [
+    ({"weights": [0.0]}, "weights"),
+    ({"weights": [-1.0]}, "weights"),
+    ({"weights": [math.nan]}, "weights"),
+    ({"method": "median"}, "median"),
+    ({"theta": np.ones(4)}, "theta is float64"),
+    ({"theta": np.ones((4, 2), np.float32)[:, 0]}, "C-contiguous"),
+    ({"theta": np.ones(5, np.float32)}, "do not fit"),
+  ]
+  for changed, message in cases:
+    with pytest.raises(ValueError, match=message):
+      apply(**({"vectors": [good], "weights": [1.0]} | changed))
+  with pytest.raises(ValueError, match="weights"):
+    merge.Merger(PLAIN).apply([], "mean", good, good.copy())
+  with pytest.raises(ValueError, match="not contiguous"):
+    sources.MemorySource(np.ones((4, 4), np.float32).T[1:])

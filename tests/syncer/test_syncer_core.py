@@ -1,0 +1,216 @@
+import dataclasses
+
+import pytest
+
+from diloco.syncer import core, grace, quorum
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+  island: int
+  first_step: int
+  step: int
+  base_version: int = 0
+  fragment: int = 0
+  incarnation: int = 1
+
+  @property
+  def key(self):
+    return f"{self.fragment}.{self.island}.{self.incarnation}.{self.step}"
+
+
+def _core(minimum=1, grace_secs=0.0, heads=((0, {}),), max_staleness=2):
+  settings = core.Settings(
+    len(heads),
+    quorum.MinimumQuorum(minimum),
+    grace.FixedGrace(grace_secs),
+    max_staleness,
+  )
+  return core.SyncerCore(settings, heads)
+
+
+def _kinds(actions):
+  return [type(a).__name__ for a in actions]
+
+
+def _commit(state, actions, now):
+  """Plays the shell's part for the round that closes in `actions`."""
+  (close,) = [a for a in actions if isinstance(a, core.Close)]
+  return close, state.handle(core.Committed(close.fragment, 0.01), now)
+
+
+def test_round_closes_at_once_without_grace():
+  state = _core()
+  actions = state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  assert _kinds(actions) == ["Open", "Close"]
+  close, later = _commit(state, actions, 1.1)
+  assert close.version == 1 and close.clock == {0: 24} and not later
+  assert state.versions == [1]
+
+
+def test_grace_window_admits_a_late_island_and_then_closes():
+  state = _core(grace_secs=1.0)
+  state.handle(core.Membership({0: 0.1, 1: 0.2, 2: 0.3}), 0.0)
+  assert _kinds(state.handle(core.Arrived([Contribution(0, 0, 24)]), 5.0)) == [
+    "Open"
+  ]
+  assert state.open_rounds == {0: [0]}
+  assert state.handle(core.Arrived([Contribution(1, 0, 12)]), 5.5) == []
+  assert state.next_deadline() == 6.0
+  assert state.handle(core.Tick(), 5.9) == []
+  (close,) = state.handle(core.Tick(), 6.0)
+  assert [c.contribution.island for c in close.chosen] == [0, 1]
+  assert close.absent == (2,)
+  assert close.grace_secs == 1.0 and close.grace_spent_secs == 1.0
+  assert [c.waited_secs for c in close.chosen] == [0.0, 0.5]
+
+
+def test_round_closes_early_once_every_live_island_is_in():
+  state = _core(grace_secs=100.0)
+  state.handle(core.Membership({0: 0.1, 1: 0.2}), 0.0)
+  state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  actions = state.handle(core.Arrived([Contribution(1, 0, 24)]), 1.1)
+  assert _kinds(actions) == ["Close"]
+
+
+def test_death_of_the_awaited_island_closes_the_round():
+  state = _core(grace_secs=100.0)
+  state.handle(core.Membership({0: 0.1, 1: 0.2}), 0.0)
+  state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  (close,) = state.handle(core.Membership({0: 0.1}), 2.0)
+  assert close.absent == ()
+
+
+def test_quorum_counts_islands_and_not_contributions():
+  state = _core(minimum=2, heads=((1, {0: 24}),))
+  state.handle(core.Arrived([Contribution(0, 24, 48, base_version=0)]), 1.0)
+  actions = state.handle(
+    core.Arrived([Contribution(0, 48, 60, base_version=1)]), 1.0
+  )
+  assert _kinds(actions) == ["Open"]
+  actions = state.handle(core.Arrived([Contribution(1, 0, 24, 1)]), 2.0)
+  (close,) = [a for a in actions if isinstance(a, core.Close)]
+  assert [c.staleness for c in close.chosen] == [1, 0, 0]
+  assert close.quorum_secs == 1.0
+
+
+def test_stale_contribution_waits_for_a_fresh_one():
+  state = _core(heads=((5, {}),))
+  late = Contribution(1, 0, 24, base_version=4)
+  assert state.handle(core.Arrived([late]), 1.0) == []
+  assert state.handle(core.Tick(), 100.0) == []
+  fresh = Contribution(0, 0, 24, base_version=5)
+  actions = state.handle(core.Arrived([fresh]), 101.0)
+  close, _ = _commit(state, actions, 101.0)
+  assert {c.contribution: c.staleness for c in close.chosen} == {
+    late: 1,
+    fresh: 0,
+  }
+  assert close.chosen[1].waited_secs == -100.0
+
+
+@pytest.mark.parametrize(
+  ("contribution", "reason"),
+  [
+    (Contribution(1, 0, 24, base_version=2), "too_stale"),
+    (Contribution(1, 0, 24, base_version=6), "unknown_base"),
+    (Contribution(0, 20, 44, base_version=5), "overlaps_merged"),
+  ],
+)
+def test_contribution_that_can_never_merge_is_discarded(contribution, reason):
+  state = _core(heads=((5, {0: 24}),))
+  (discard,) = state.handle(core.Arrived([contribution]), 1.0)
+  assert discard == core.Discard(contribution, reason)
+
+
+def test_contribution_merged_by_a_predecessor_is_forgotten_not_merged():
+  state = _core(heads=((5, {0: 24}),))
+  leftover = Contribution(0, 0, 24, base_version=4)
+  assert state.handle(core.Arrived([leftover]), 1.0) == [core.Forget(leftover)]
+  assert state.idle
+
+
+def test_newer_publication_supersedes_the_one_it_contains():
+  state = _core(minimum=2)
+  old, new = Contribution(0, 0, 24), Contribution(0, 0, 48)
+  state.handle(core.Arrived([old]), 1.0)
+  actions = state.handle(core.Arrived([new]), 2.0)
+  assert actions == [core.Discard(old, "superseded")]
+  assert state.handle(core.Arrived([old]), 3.0) == [
+    core.Discard(old, "superseded")
+  ]
+  (close,) = state.handle(core.Arrived([Contribution(1, 0, 24)]), 4.0)
+  assert close.clock == {0: 48, 1: 24}
+
+
+def test_of_several_publications_found_together_the_latest_is_merged():
+  state = _core()
+  found = [Contribution(0, 0, step) for step in (24, 48, 72)]
+  actions = state.handle(core.Arrived(found), 1.0)
+  assert _kinds(actions) == ["Discard", "Discard", "Open", "Close"]
+  close, _ = _commit(state, actions, 1.1)
+  assert close.clock == {0: 72}
+
+
+def test_arrival_while_a_merge_runs_is_judged_after_the_commit():
+  state = _core()
+  actions = state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  late = Contribution(1, 0, 24)
+  overlapping = Contribution(0, 0, 48)
+  assert state.handle(core.Arrived([late]), 1.1) == []
+  assert state.handle(core.Arrived([overlapping]), 1.1) == []
+  _, later = _commit(state, actions, 1.2)
+  assert later == [core.Discard(overlapping, "overlaps_merged")]
+  assert not state.idle  # `late` is stale by one now and stays eligible
+
+
+def test_contribution_left_waiting_too_long_is_discarded():
+  state = _core(minimum=2, max_staleness=0, heads=((0, {}),))
+  state.handle(core.Membership({0: 0.1, 1: 0.1, 2: 0.1}), 0.0)
+  state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  actions = state.handle(core.Arrived([Contribution(1, 0, 24)]), 1.0)
+  late = Contribution(2, 0, 24)
+  state.handle(core.Arrived([late]), 1.05)
+  _, later = _commit(state, actions, 1.1)
+  assert later == [core.Discard(late, "too_stale")]
+
+
+def test_refused_contribution_is_discarded_and_the_others_go_on():
+  state = _core(minimum=2)
+  bad, good = Contribution(0, 0, 24), Contribution(1, 0, 24)
+  state.handle(core.Arrived([bad]), 1.0)
+  state.handle(core.Arrived([good]), 1.0)
+  actions = state.handle(core.MergeRefused(0, {bad.key: "not finite"}), 1.1)
+  assert actions == [core.Discard(bad, "not finite")]
+  (close,) = state.handle(core.Arrived([Contribution(2, 0, 24)]), 2.0)
+  assert [c.contribution.island for c in close.chosen] == [1, 2]
+
+
+def test_failed_merge_is_tried_again_at_the_next_tick():
+  state = _core()
+  (_, close) = state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  assert state.handle(core.MergeFailed(0), 1.1) == []
+  (again,) = state.handle(core.Tick(), 1.2)
+  assert (again.version, again.clock) == (close.version, close.clock)
+
+
+def test_drain_closes_open_and_stale_rounds_but_respects_the_quorum():
+  state = _core(grace_secs=100.0, heads=((5, {}), (5, {}), (5, {})))
+  state.handle(core.Membership({0: 0.1, 1: 0.1}), 0.0)
+  state.handle(core.Arrived([Contribution(0, 0, 24, 5, fragment=0)]), 1.0)
+  state.handle(core.Arrived([Contribution(0, 0, 24, 4, fragment=1)]), 1.0)
+  actions = state.handle(core.Drain(), 2.0)
+  closed = [a.fragment for a in actions if isinstance(a, core.Close)]
+  assert closed == [0, 1]
+  strict = _core(minimum=2)
+  strict.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  assert strict.handle(core.Drain(), 2.0) == []
+
+
+def test_rounds_of_different_fragments_overlap_but_not_of_one():
+  state = _core(heads=((0, {}), (0, {})))
+  first = state.handle(core.Arrived([Contribution(0, 0, 24, fragment=0)]), 1.0)
+  second = state.handle(core.Arrived([Contribution(0, 0, 24, fragment=1)]), 1.0)
+  third = state.handle(core.Arrived([Contribution(1, 0, 24, fragment=0)]), 1.0)
+  assert _kinds(first) == _kinds(second) == ["Open", "Close"]
+  assert third == []

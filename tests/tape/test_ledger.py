@@ -1,0 +1,351 @@
+"""The ledger, case by case; each step has 10 tokens."""
+
+import re
+import time
+
+import pytest
+from tape_builder import TOKENS_PER_STEP, Tapes
+
+from diloco.tape import ledger
+
+
+def _fates(tapes, num_fragments=1):
+  """Returns the ledger in steps, without the fates nothing has."""
+  result = ledger.compute(tapes.record(), num_fragments)
+  fates = {
+    "trained": result.trained,
+    "merged": result.merged,
+    "pending": result.pending,
+    "unaccounted": result.unaccounted,
+    **result.discarded,
+  }
+  assert fates["trained"] == sum(fates.values()) - fates["trained"]
+  return {k: v // TOKENS_PER_STEP for k, v in fates.items() if v}
+
+
+def _trained(steps):
+  tapes = Tapes()
+  tapes.start()
+  tapes.train(0, steps)
+  return tapes
+
+
+def _violations(tapes):
+  return ledger.compute(tapes.record()).violations
+
+
+def test_empty_record_balances():
+  result = ledger.compute(Tapes().record())
+  assert result.balanced and result.trained == 0
+  assert result.tokens() == ledger.TokenCounts(0, 0, 0, {}, 0)
+
+
+def test_unpublished_steps_of_a_live_island_are_pending():
+  assert _fates(_trained(7)) == {"trained": 7, "pending": 7}
+
+
+def test_every_fragment_has_its_own_fate():
+  tapes = _trained(8)
+  tapes.merge(1, tapes.publish(0, 5, fragment=1))
+  tapes.publish(0, 8, fragment=2)
+  assert _fates(tapes) == _fates(tapes, 3)
+  assert _fates(tapes) == {"trained": 24, "merged": 5, "pending": 19}
+
+
+def test_publication_and_merge_extend_what_the_metrics_show():
+  tapes = _trained(3)
+  tapes.publish(0, 4)
+  assert _fates(tapes) == {"trained": 4, "pending": 4}
+  tapes.merge(1, tapes.contribution(0, 6))
+  assert _fates(tapes) == {"trained": 6, "merged": 6}
+
+
+def test_killed_island_loses_what_it_had_not_published():
+  tapes = _trained(10)
+  tapes.publish(0, 6)
+  tapes.die()
+  assert _fates(tapes) == {"trained": 10, "pending": 6, "lost_with_island": 4}
+  tapes.start(step=10)
+  tapes.train(10, 12)
+  expected = {"trained": 12, "pending": 8, "lost_with_island": 4}
+  assert _fates(tapes) == expected
+
+
+def test_replaced_island_lost_its_tail_even_if_nobody_saw_it_die():
+  tapes = _trained(10)
+  tapes.start(step=10)
+  assert _fates(tapes) == {"trained": 10, "lost_with_island": 10}
+
+
+def test_lost_spans_name_the_steps_for_each_fragment():
+  tapes = _trained(10)
+  tapes.publish(0, 6)
+  tapes.die()
+  assert ledger.compute(tapes.record(), 2).lost_spans == {0: [(6, 10), (0, 10)]}
+
+
+def test_stopped_island_keeps_its_tail_pending():
+  tapes = _trained(10)
+  tapes.stop(11)
+  tapes.die()  # the process ended, as it should
+  assert _fates(tapes) == {"trained": 11, "pending": 11}
+
+
+def test_merge_after_death_counts():
+  tapes = _trained(10)
+  item = tapes.publish(0, 6)
+  tapes.die()
+  tapes.start(step=10)
+  tapes.merge(1, item)
+  assert _fates(tapes) == {"trained": 10, "merged": 6, "lost_with_island": 4}
+  assert not _violations(tapes)
+
+
+def test_unsent_progress_that_was_restored_is_not_lost():
+  tapes = _trained(10)
+  tapes.publish(0, 4)
+  tapes.die()
+  tapes.start(step=10, unsent_from_step=[4])
+  tapes.train(10, 12)
+  assert _fates(tapes) == {"trained": 12, "pending": 12}
+  tapes.merge(2, tapes.publish(4, 12))
+  assert _fates(tapes) == {"trained": 12, "merged": 8, "pending": 4}
+
+
+def test_overwritten_steps_are_discarded():
+  tapes = _trained(12)
+  tapes.merge(1, tapes.publish(0, 8))
+  tapes.adopt(8, 10)
+  assert _fates(tapes) == {
+    "trained": 12,
+    "merged": 8,
+    "overwritten": 2,
+    "pending": 2,
+  }
+
+
+def test_publication_survives_a_wide_overwrite():
+  tapes = _trained(10)
+  item = tapes.publish(0, 8)
+  tapes.adopt(0, 10)
+  assert _fates(tapes) == {"trained": 10, "pending": 8, "overwritten": 2}
+  tapes.discard(item, "stale")
+  assert _fates(tapes) == {"trained": 10, "stale": 8, "overwritten": 2}
+
+
+def test_adoption_that_loses_nothing_changes_nothing():
+  tapes = _trained(10)
+  tapes.adopt(5, 5)
+  tapes.adopt(None, None)
+  assert _fates(tapes) == {"trained": 10, "pending": 10}
+
+
+def test_superseding_publication_takes_the_steps_over():
+  tapes = _trained(12)
+  first = tapes.publish(0, 6)
+  second = tapes.publish(0, 12)
+  assert _fates(tapes) == {"trained": 12, "pending": 12}
+  tapes.discard(first, "superseded")
+  assert _fates(tapes) == {"trained": 12, "pending": 12}
+  tapes.discard(second, "stale")
+  assert _fates(tapes) == {"trained": 12, "stale": 12}
+
+
+def test_superseded_publication_is_not_pending_even_if_never_resolved():
+  tapes = _trained(12)
+  tapes.publish(0, 6)
+  tapes.discard(tapes.publish(0, 12), "stale")
+  assert _fates(tapes) == {"trained": 12, "stale": 12}
+
+
+def test_publication_based_on_a_merged_one_loses_only_the_rest():
+  tapes = _trained(12)
+  first = tapes.publish(0, 6)
+  second = tapes.publish(0, 12)
+  tapes.merge(1, first)
+  tapes.discard(second, "overlaps_merged")
+  assert _fates(tapes) == {"trained": 12, "merged": 6, "overlaps_merged": 6}
+
+
+def test_last_reason_counts():
+  tapes = _trained(9)
+  tapes.discard(tapes.publish(0, 5), "stale")
+  tapes.discard(tapes.publish(0, 9), "not_finite: tensor w")
+  assert _fates(tapes) == {"trained": 9, "not_finite": 9}
+
+
+def test_discarded_without_a_range_means_what_was_published():
+  tapes = _trained(9)
+  item = tapes.publish(0, 5)
+  tapes.discard({**item, "first_step": 0, "step": 0}, "corrupt_record")
+  assert _fates(tapes) == {"trained": 9, "corrupt_record": 5, "pending": 4}
+
+
+def test_dropped_publication_is_discarded_unless_sent_later():
+  tapes = _trained(12)
+  tapes.drop(0, 6)
+  assert _fates(tapes) == {"trained": 12, "publish_dropped": 6, "pending": 6}
+  tapes.publish(0, 12)
+  assert _fates(tapes) == {"trained": 12, "pending": 12}
+
+
+def test_steps_without_any_evidence_are_unaccounted_and_reported():
+  tapes = _trained(20)
+  tapes.publish(0, 6)
+  tapes.publish(9, 14)
+  assert _fates(tapes) == {"trained": 20, "pending": 17, "unaccounted": 3}
+  (violation,) = _violations(tapes)
+  assert violation == "island 0, fragment 0: steps (6, 9] have no fate"
+
+
+def _merged_twice(tapes):
+  tapes.merge(1, tapes.publish(0, 6))
+  tapes.merge(2, tapes.publish(4, 9))
+
+
+def _merged_twice_at_once(tapes):
+  item = tapes.publish(0, 6)
+  tapes.merge(1, item, item)
+
+
+def _never_published(tapes):
+  tapes.merge(1, tapes.contribution(0, 6))
+  tapes.publish(6, 8)
+
+
+def _never_published_by_stopped(tapes):
+  tapes.stop(10)
+  tapes.merge(1, tapes.contribution(0, 6))
+
+
+def _other_range(tapes):
+  item = tapes.publish(0, 6)
+  tapes.merge(1, {**item, "step": 8})
+
+
+def _other_tokens(tapes):
+  item = tapes.publish(0, 6)
+  tapes.merge(1, {**item, "c_tokens": 61})
+
+
+def _overlapping_lives(tapes):
+  tapes.start(step=7)
+  tapes.train(7, 12)
+
+
+def _zombie(tapes):
+  tapes.start(step=10)
+  tapes.train(10, 12)
+  tapes.train(10, 11, incarnation=1)
+
+
+def _unknown_island(tapes):
+  tapes.merge(1, tapes.contribution(0, 6, island=5, incarnation=1))
+
+
+def _unknown_incarnation(tapes):
+  tapes.train(10, 12, incarnation=2)
+
+
+def _trained_beyond(tapes):
+  tapes.start(step=15)
+  tapes.merge(1, tapes.publish(8, 18))
+
+
+def _logged_again(tapes):
+  tapes.train(8, 9)
+
+
+def _version_twice(tapes):
+  tapes.merge(1, tapes.publish(0, 6))
+  tapes.merge(1, tapes.publish(6, 8))
+
+
+@pytest.mark.parametrize(
+  "action, text",
+  [
+    (_merged_twice, r"steps \(4, 6\] merged twice, in versions \[1, 2\]"),
+    (_merged_twice_at_once, r"steps \(0, 6\] merged twice"),
+    (_never_published, r"\(0, 6\] merged in version 1 were never published"),
+    (_never_published_by_stopped, "were never published"),
+    (_other_range, r"\(0, 8\] .* published as steps \(0, 6\]"),
+    (_other_tokens, "with 61 tokens, but published .* with 60"),
+    (_overlapping_lives, r"1 and 2 overlap in steps \(7, 10\]"),
+    (_zombie, r"1 and 2 overlap in steps \(10, 11\]"),
+    (_unknown_island, "island 5.*merged, yet no incarnation trained them"),
+    (_unknown_incarnation, "incarnation 2 logged steps but"),
+    (_trained_beyond, r"\(10, 15\] merged, yet no incarnation"),
+    (_logged_again, "incarnation 1 logged step 9 again"),
+    (_version_twice, "fragment 0: version 1 was committed twice"),
+  ],
+)
+def test_broken_rule_is_reported(action, text):
+  tapes = _trained(10)
+  action(tapes)
+  assert any(re.search(text, v) for v in _violations(tapes))
+  _fates(tapes)  # it adds up all the same
+
+
+def test_merge_told_again_after_a_takeover_counts_once():
+  tapes = _trained(10)
+  item = tapes.publish(0, 6)
+  tapes.merge(1, item)
+  tapes.merge(1, item)
+  assert _fates(tapes) == {"trained": 10, "merged": 6, "pending": 4}
+  assert not _violations(tapes)
+
+
+def test_last_publication_of_a_killed_island_may_lack_its_line():
+  tapes = _trained(10)
+  tapes.publish(0, 4)
+  item = tapes.contribution(4, 8)
+  tapes.die()
+  tapes.merge(1, item)
+  assert not _violations(tapes)
+  assert _fates(tapes)["merged"] == 4
+
+
+def test_plain_tokens_add_up_to_the_last_token():
+  tapes = Tapes()
+  tapes.start(tokens_per_step=11)
+  tapes.train(0, 10)
+  tapes.merge(1, tapes.publish(0, 3))
+  tapes.discard(tapes.publish(0, 5, fragment=3), "stale")
+  tapes.adopt(0, 3, fragment=4)
+  result = ledger.compute(tapes.record(), 7)
+  tokens = result.tokens()
+  assert tokens.trained == 110 and result.trained == 770
+  parts = [tokens.merged, tokens.pending, *tokens.discarded.values()]
+  assert sum(parts) == 110
+  for part, exact in zip(
+    parts,
+    [result.merged, result.pending, *result.discarded.values()],
+    strict=True,
+  ):
+    assert abs(part - exact / 7) < 1
+
+
+def test_islands_report_their_own_tokens():
+  tapes = _trained(4)
+  tapes.start(island=1, tokens_per_step=100)
+  tapes.train(0, 3, island=1)
+  result = ledger.compute(tapes.record(), 2)
+  assert result.islands == {0: 40, 1: 300}
+  assert result.tokens().trained == 340
+
+
+def test_time_grows_with_publications_not_with_steps():
+  tapes = Tapes()
+  tapes.start()
+  for last in range(2400, 10_000_000, 2400):
+    for fragment in range(24):
+      step = last - fragment
+      item = tapes.publish(max(step - 2400, 0), step, fragment=fragment)
+      tapes.merge(last // 2400, item)
+  record = tapes.record()
+  start = time.process_time()
+  result = ledger.compute(record)
+  secs = time.process_time() - start
+  assert result.balanced
+  assert result.merged > 0.999 * 24 * 9_999_000 * TOKENS_PER_STEP
+  assert secs < 20  # 1 s on an idle machine: 100,000 publications

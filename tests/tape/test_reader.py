@@ -1,0 +1,130 @@
+"""The reader: torn tails, broken lines, order, and following."""
+
+import json
+
+import pytest
+
+from diloco import errors
+from diloco.tape import reader, recorder
+
+
+def _tape(run_dir, role, incarnation, *lines):
+  path = recorder.tape_path(run_dir, role, incarnation)
+  path.parent.mkdir(exist_ok=True)
+  with open(path, "ab") as file:
+    for line in lines:
+      file.write(line if isinstance(line, bytes) else _encoded(line))
+  return path
+
+
+def _encoded(line):
+  return json.dumps(line).encode() + b"\n"
+
+
+def _event(name, wall_secs):
+  return {"event": name, "wall_secs": wall_secs}
+
+
+def _names(record):
+  return [line["event"] for line in record.events]
+
+
+def test_missing_directory_is_the_users_mistake(tmp_path):
+  with pytest.raises(errors.UserError, match="no such directory"):
+    reader.read(tmp_path / "nowhere")
+
+
+def test_empty_directory_is_an_empty_record(tmp_path):
+  record = reader.read(tmp_path)
+  assert not record and record.events == [] and record.metrics == {}
+
+
+def test_other_files_are_left_alone(tmp_path):
+  _tape(tmp_path, "syncer", 1, _event("a", 1))
+  (tmp_path / "tape" / "notes.txt").write_text("not a tape")
+  (tmp_path / "tape" / "syncer-0001.jsonl.swp").write_text("nor this")
+  assert _names(reader.read(tmp_path, strict=True)) == ["a"]
+
+
+def test_torn_tail_is_ignored_at_every_byte(tmp_path):
+  last = _encoded({"event": "ünï", "wall_secs": 2, "text": "a\nb"})
+  path = _tape(tmp_path, "syncer", 1, _event("a", 1))
+  whole = path.read_bytes()
+  for cut in range(len(last) + 1):
+    path.write_bytes(whole + last[:cut])
+    record = reader.read(tmp_path, strict=True)
+    assert _names(record) == (["a", "ünï"] if cut == len(last) else ["a"])
+
+
+@pytest.mark.parametrize(
+  "broken",
+  [
+    b"\n",
+    b'{"event": "b", "wall\n',
+    b'["event"]\n',
+    b'{"wall_secs": 3}\n',
+    b'{"event": "b", "wall_secs": "soon"}\n',
+    b"\x00\xff\r\x00\n",
+  ],
+)
+def test_broken_middle_line_is_named_and_the_rest_read(tmp_path, broken):
+  path = _tape(tmp_path, "syncer", 1, _event("a", 1), broken, _event("c", 3))
+  record = reader.read(tmp_path)
+  assert _names(record) == ["a", "c"]
+  (problem,) = record.problems
+  assert f"{path}, line 2" in str(problem)
+  with pytest.raises(errors.UserError, match="line 2"):
+    reader.read(tmp_path, strict=True)
+
+
+def test_broken_metric_line_is_named(tmp_path):
+  path = recorder.metrics_path(tmp_path, 1)
+  path.parent.mkdir()
+  path.write_bytes(b'{"step": 1}\n{"loss": 2}\n{"step": 3}\n')
+  record = reader.read(tmp_path)
+  assert [line["step"] for line in record.metrics[1]] == [1, 3]
+  assert "island-1.jsonl, line 2" in str(record.problems[0])
+
+
+def test_roles_keep_their_order_whatever_their_clocks_say(tmp_path):
+  _tape(tmp_path, "island-0", 2, _event("a3", 1))
+  _tape(tmp_path, "island-0", 1, _event("a1", 5), _event("a2", 2))
+  _tape(tmp_path, "syncer", 1, _event("b1", 3), _event("b2", 6))
+  names = _names(reader.read(tmp_path))
+  assert [n for n in names if n[0] == "a"] == ["a1", "a2", "a3"]
+  assert names[0] == "b1" and names[-1] == "b2"
+
+
+def test_incarnations_are_ordered_as_numbers(tmp_path):
+  for incarnation in (10000, 2, 1):
+    _tape(tmp_path, "syncer", incarnation, _event(str(incarnation), 1))
+  assert _names(reader.read(tmp_path)) == ["1", "2", "10000"]
+
+
+def test_follower_returns_each_line_once(tmp_path):
+  follower = reader.Follower(tmp_path / "run")
+  assert not follower.poll()  # before the directory is there
+  (tmp_path / "run").mkdir()
+  _tape(tmp_path / "run", "syncer", 1, _event("a", 1), b'{"event": "b"')
+  assert _names(follower.poll()) == ["a"]
+  assert not follower.poll()
+  _tape(tmp_path / "run", "syncer", 1, b"}\n", b"bad\n", _event("c", 3))
+  _tape(tmp_path / "run", "island-0", 1, _event("d", 2))
+  record = follower.poll()
+  assert _names(record) == ["b", "d", "c"]
+  assert "line 3" in str(record.problems[0])
+  assert not follower.poll()
+
+
+def test_follower_goes_on_after_a_torn_tail_was_cut(tmp_path):
+  log = recorder.MetricLog(tmp_path, 0)
+  log.record(step=1)
+  log.close()
+  with open(log.path, "ab") as file:
+    file.write(b'{"step": 2, "lo')
+  follower = reader.Follower(tmp_path)
+  assert [s["step"] for s in follower.poll().metrics[0]] == [1]
+  log = recorder.MetricLog(tmp_path, 0)
+  log.record(step=2)
+  log.close()
+  assert [s["step"] for s in follower.poll().metrics[0]] == [2]
