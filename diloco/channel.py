@@ -197,6 +197,8 @@ class Server:
   def close(self) -> None:
     """Stops listening and hangs up on everybody."""
     with self._lock:
+      if self._closing:
+        return
       self._closing = True
       wires = list(self._wires)
     # Closing a listening socket does not wake the thread that accepts.

@@ -5,6 +5,7 @@
 --workdir=DIR                directory of the run
 """
 
+import contextlib
 import difflib
 import importlib.util
 import json
@@ -12,7 +13,7 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -59,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
   overrides = _parse(values, argv, known_only=True)
   for argument in overrides:
     if argument.startswith("-") and not _OVERRIDE.match(argument):
-      raise _unknown_flag(argument.lstrip("-").partition("=")[0], values)
+      name = argument.lstrip("-").partition("=")[0]
+      raise _unknown_flag(name, list(values))
   for name in ("config", "workdir"):
     if not values[name].value:
       raise errors.UserError(
@@ -145,22 +147,28 @@ def _describe(error: Exception, path: str) -> str:
   return f"{type(error).__name__}: {text}{where}"
 
 
-def _complete(
-  config: ml_collections.ConfigDict, defaults: Mapping[str, Any]
-) -> None:
+def _complete(config: Any, defaults: Mapping[str, Any]) -> None:
   """Sets what is not set, so that every field can be overridden."""
+  if isinstance(config, ml_collections.ConfigDict):
+    with config.ignore_type():  # an int where a float belongs
+      _set_missing(config, defaults)
+  elif isinstance(config, dict):
+    _set_missing(config, defaults)
+
+
+def _set_missing(config: Any, defaults: Mapping[str, Any]) -> None:
   for name, default in defaults.items():
     if isinstance(default, list):
       default = tuple(default)
     if name not in config:
       config[name] = default
     elif isinstance(default, Mapping):
-      if isinstance(config[name], ml_collections.ConfigDict):
-        _complete(config[name], default)
+      _complete(config[name], default)
     elif isinstance(default, float) and type(config[name]) is int:
-      # Or no override with a fraction would be taken.
-      with config.ignore_type():
-        config[name] = float(config[name])
+      config[name] = float(config[name])  # or a fraction would be refused
+    elif isinstance(default, tuple) and isinstance(config[name], list | tuple):
+      for item in config[name] if default else ():
+        _complete(item, default[0])
 
 
 def _override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
@@ -170,14 +178,15 @@ def _override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     if match is not None:
       _check_field(config, match[1])
   values = flags.FlagValues()
-  config_flags.DEFINE_config_dict(
-    "config",
-    config,
-    flag_values=values,
-    lock_config=False,
-    accept_new_attributes=True,
-    sys_argv=list(argv),
-  )
+  with _one_line():
+    config_flags.DEFINE_config_dict(
+      "config",
+      config,
+      flag_values=values,
+      lock_config=False,
+      accept_new_attributes=True,
+      sys_argv=list(argv),
+    )
   rest = _parse(values, argv)
   if rest:
     raise errors.UserError(
@@ -187,26 +196,40 @@ def _override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
 
 def _check_field(config: ml_collections.ConfigDict, path: str) -> None:
   """Refuses a path no configuration has, and names the nearest."""
-  where, node = "config", config
+  where: str = "config"
+  node: Any = config
   for part in path.split("."):
-    if not isinstance(node, ml_collections.ConfigDict) or where == _FREE:
+    if not isinstance(node, dict | ml_collections.ConfigDict) or where == _FREE:
       return
-    name, bracket, _ = part.partition("[")
+    name, bracket, index = part.partition("[")
     if name not in node:
       raise typed.unknown_field(where, name, list(node))
     where, node = f"{where}.{name}", node[name]
-    if bracket:
-      return
+    if bracket and isinstance(node, list | tuple):
+      number = index.removesuffix("]")
+      if number not in map(str, range(len(node))):
+        raise errors.UserError(
+          f"{where}[{number}]",
+          f"{where} has {len(node)} entries",
+          "count them from 0",
+        )
+      where, node = f"{where}[{number}]", node[int(number)]
 
 
 def _parse(
   values: flags.FlagValues, argv: Sequence[str], *, known_only: bool = False
 ) -> list[str]:
-  """Parses; every way to get it wrong becomes one line."""
-  try:
+  with _one_line(list(values)):
     return values(list(argv), known_only=known_only)[1:]
+
+
+@contextlib.contextmanager
+def _one_line(known: Sequence[str] = ()) -> Iterator[None]:
+  """Every way to get flags wrong becomes a `UserError`."""
+  try:
+    yield
   except flags.UnrecognizedFlagError as error:
-    raise _unknown_flag(error.flagname, values) from error
+    raise _unknown_flag(error.flagname, known) from error
   except (flags.Error, AttributeError, LookupError, ValueError, TypeError) as e:
     what, _, why = " ".join(str(e).split()).partition(": ")
     raise errors.UserError(
@@ -216,8 +239,8 @@ def _parse(
     ) from e
 
 
-def _unknown_flag(name: str, values: flags.FlagValues) -> errors.UserError:
-  near = difflib.get_close_matches(name, list(values), n=1)
+def _unknown_flag(name: str, known: Sequence[str]) -> errors.UserError:
+  near = difflib.get_close_matches(name, known, n=1)
   return errors.UserError(
     f"--{name}",
     "there is no such flag",

@@ -27,6 +27,7 @@ from diloco.tasks import task as task_lib
 logger = logging.getLogger(__name__)
 
 FORMAT = "diloco-run-1"
+_TMP = "config.tmp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +155,8 @@ def _check_directory(
       f"nothing can be written in {existing} ({error.strerror})",
       "choose another directory",
     ) from error
-  if not run_dir.exists() or not any(run_dir.iterdir()):
+  # Killed in its very first write, a run has left no more than config.tmp.
+  if not run_dir.exists() or {p.name for p in run_dir.iterdir()} <= {_TMP}:
     return
   if not (run_dir / "config.json").exists():
     raise errors.UserError(
@@ -204,10 +206,10 @@ def _without_past_faults(
 
 
 def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
-  run_dir.mkdir(parents=True, exist_ok=True)
   """Writes a run's config.json."""
+  run_dir.mkdir(parents=True, exist_ok=True)
   path = run_dir / "config.json"
-  temporary = path.with_suffix(".tmp")
+  temporary = run_dir / _TMP
   content = {"format": FORMAT, "config": config.to_dict()}
   temporary.write_text(json.dumps(content, indent=2) + "\n")
   temporary.rename(path)

@@ -296,7 +296,7 @@ class Island:
         time.sleep(slot - time.monotonic() if slot > time.monotonic() else 0)
       if interrupted():
         break
-    self._log.pause()
+    self._log.finish()
     self._stepping = False
     step = self._core.step
     return {"steps": step - started_at, "step": step, "loss": self._log.loss}
@@ -376,6 +376,7 @@ class Island:
     Returns:
       `flushed`: whether all of it reached the store in time.
     """
+    self._log.pause()
     deadline = time.monotonic() + timeout_secs
     shortest, longest = _IN_FLIGHT_SECS
     patience = min(max(4 * self._log.step_secs, shortest), longest)
@@ -401,6 +402,7 @@ class Island:
     Returns:
       `loss` in nats per token, `tokens`, `bits_per_token`, `secs`.
     """
+    self._log.pause()
     params = self._state.params if target == "local" else None
     result = self._evaluator.evaluate(params, num_batches)
     self._tape.record(
@@ -410,6 +412,7 @@ class Island:
 
   def checkpoint(self, *, wait: bool) -> dict[str, Any]:
     """Saves the island's own state; `wait` for it to be complete."""
+    self._log.pause()
     started = time.monotonic()
     self._checkpoints.save(self._state, self._core.step)
     if wait:

@@ -70,7 +70,7 @@ class StepLog:
     )
 
   def pause(self) -> None:
-    """Ends a program: the next step has no gap to this one."""
+    """Something else than steps comes next: no gap is counted over it."""
     self.finish()
     self._finished_secs = None
 

@@ -105,7 +105,7 @@ def island_colour(island: int, num_islands: int) -> str:
   if num_islands <= len(PALETTE):
     return PALETTE[island % len(PALETTE)]
   position = island / max(num_islands - 1, 1)
-  rgba = matplotlib.colormaps["viridis"](0.05 + 0.85 * position)
+  rgba = matplotlib.colormaps["viridis"](0.05 + 0.75 * position)
   return "#" + "".join(f"{round(255 * part):02x}" for part in rgba[:3])
 
 

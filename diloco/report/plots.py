@@ -13,6 +13,7 @@ from diloco.report import view as view_lib
 
 _LINE_POINTS = 240
 _TIME_POINTS = 80
+_BIN_STEPS = 6
 _LEGEND_ISLANDS = 8
 _BITS_PER_NAT = 1 / math.log(2)
 
@@ -89,7 +90,7 @@ def speed(
   axes: axes_lib.Axes, view: view_lib.RunView, clock: clock_lib.RunClock
 ) -> None:
   """Draws tokens per second over time, the islands stacked."""
-  edges = _bins(clock)
+  edges = _bins(view, clock)
   floor = np.zeros(len(edges) - 1)
   for number, island in view.islands.items():
     where = clock.at(island.steps.column("wall_secs"))
@@ -107,7 +108,7 @@ def traffic(
   axes: axes_lib.Axes, view: view_lib.RunView, clock: clock_lib.RunClock
 ) -> None:
   """Draws bytes published and adopted per second."""
-  edges = _bins(clock)
+  edges = _bins(view, clock)
   for name, moments, colour in (
     ("adopted", view.adopted, canvas.PALETTE[5]),
     ("published", view.published, canvas.PALETTE[1]),
@@ -161,8 +162,13 @@ def staleness(
   _time_axis(axes, clock)
 
 
-def _bins(clock: clock_lib.RunClock) -> np.ndarray:
-  return np.linspace(0, clock.length, _TIME_POINTS + 1)
+def _bins(view: view_lib.RunView, clock: clock_lib.RunClock) -> np.ndarray:
+  """Returns edges of equal stretches of time, each of several steps."""
+  gaps = [island.percentile("gap_secs", 50) for island in view.islands.values()]
+  slowest = max((gap for gap in gaps if gap is not None), default=1.0)
+  steps = clock.length * clock.unit_secs / max(slowest, 1e-6)
+  number = int(np.clip(steps / _BIN_STEPS, 4, _TIME_POINTS))
+  return np.linspace(0, clock.length, number + 1)
 
 
 def _rate(

@@ -30,8 +30,7 @@ class Sessions:
 
   def started(self, wall_secs: float) -> None:
     """Opens a session; one without an end before it has crashed."""
-    if self.all and self.all[-1].status is None:
-      self.all[-1].status = CRASHED
+    self.abandoned()
     self.all.append(Session(wall_secs, wall_secs))
 
   def finished(self, wall_secs: float, status: str, reason: str) -> None:
@@ -48,6 +47,11 @@ class Sessions:
         if session.status in (None, CRASHED):
           session.end = max(session.end, wall_secs)
         return
+
+  def abandoned(self) -> None:
+    """Nobody is left to end the last session: it has crashed."""
+    if self.all and self.all[-1].status is None:
+      self.all[-1].status = CRASHED
 
   @property
   def last(self) -> Session | None:

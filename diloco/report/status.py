@@ -27,8 +27,8 @@ def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   Raises:
     UserError: there is no such directory.
   """
-  view, _ = view_lib.load(run_dir)
   alive = liveness.controller_alive(run_dir)
+  view, _ = view_lib.load(run_dir)
   return status_of(view, alive, time.time())
 
 
@@ -83,6 +83,7 @@ def _island(
   island = view.islands[number]
   state: str = view.state(number)
   if run_state in (sessions.CRASHED, "failed", "killed"):
+    state = island.state
     busy = state in ("starting", "training", "restarting")
     if busy and _silent(view, number, now):
       state = "dead"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from diloco.report import island_view
+from diloco.report import island_view, liveness
 from diloco.report import sessions as sessions_lib
 from diloco.tape import events, history, reader
 
@@ -202,6 +202,8 @@ class RunView:
     state = self.islands[island].state
     if state == "stopped" and self.status == "finished":
       return "done"
+    if state != "stopped" and self.status == sessions_lib.CRASHED:
+      return "dead"
     return state
 
   @property
@@ -288,4 +290,6 @@ def load(run_dir: str | os.PathLike[str]) -> tuple[RunView, reader.Record]:
   record = reader.read(run_dir)
   view = RunView(read_config(run_dir))
   view.update(record)
+  if not liveness.controller_alive(run_dir):
+    view.sessions.abandoned()
   return view, record

@@ -140,8 +140,8 @@ class ArrayStore:
     """Describes the store; nothing is touched yet.
 
     Args:
-      base: a `pathlib.Path`, a URL (`file:///...`, `memory://`, `s3://...`) or a
-        TensorStore key-value store specification.
+      base: a `pathlib.Path`, a URL (`file:///...`, `memory://`, `s3://...`) or
+        a TensorStore key-value store specification.
       durable: flush files to the device before a write completes. A killed
         process loses nothing without it; a power cut may lose files that a
         commit record already names, which readers then see as corrupt.

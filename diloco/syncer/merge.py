@@ -259,13 +259,15 @@ def _check_measures(
   ):
     recorded = contribution.norm
     if not found.finite:
-      reasons[i] = "not finite"
+      reasons[i] = "not_finite"
     elif recorded is not None and not math.isclose(
       recorded, found.norm, rel_tol=NORM_TOLERANCE, abs_tol=_NEGLIGIBLE
     ):
-      reasons[i] = f"norm is {found.norm:.6g}, its record says {recorded:.6g}"
+      reasons[i] = (
+        f"norm_mismatch: {found.norm:.6g}, its record says {recorded:.6g}"
+      )
   if not reasons and not total.finite:
     largest = max(range(len(measures)), key=lambda i: measures[i].norm)
-    reasons[largest] = f"norm {measures[largest].norm:.6g} overflows the merge"
+    reasons[largest] = f"norm_overflow: {measures[largest].norm:.6g}"
   if reasons:
     raise passes.ContributionError(reasons)

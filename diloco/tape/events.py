@@ -56,6 +56,6 @@ MEMBER_JOINED = "member_joined"  # island, island_incarnation
 MEMBER_LOST = "member_lost"  # island
 
 # A line of metrics/island-<m>.jsonl: step, loss, tokens (of this step),
-# step_secs (compute, without pacing), gap_secs (since the previous step of
-# the same program ended; the first step of a program has none), wall_secs,
-# incarnation.
+# step_secs (compute, without pacing), gap_secs (since the previous step ended;
+# none for the first step and after an evaluation, checkpoint or drain),
+# wall_secs, incarnation.

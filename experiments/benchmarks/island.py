@@ -26,7 +26,8 @@ import jax
 import numpy as np
 
 from diloco import config as config_lib
-from diloco import process, run
+from diloco import process
+from diloco import run as run_lib
 from diloco.islands import island as island_lib
 from diloco.tape import events, reader
 from diloco.tasks import registry
@@ -43,14 +44,15 @@ def make_config(model: dict[str, Any], sync: dict[str, Any]):
       "task": {"name": "language_model", "options": model},
       "sync": sync,
       "outer": {"learning_rate": 1.0, "momentum": 0.0},
+      "controller": {"orphan_secs": 3600.0},  # there is no controller here
     }
   )
 
 
-def run_benchmark(
+def run(
   *,
   d_model: int = 256,
-  num_layers: int = 6,
+  num_layers: int = 9,
   seq_len: int = 256,
   batch_size: int = 8,
   block_steps: int = 12,
@@ -79,7 +81,7 @@ def run_benchmark(
   config = make_config(model, _SYNC)
   with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
     run_dir = pathlib.Path(directory)
-    run.write_config(config, run_dir)
+    run_lib.write_config(config, run_dir)
     task = registry.make_task(config.task.name, config.task.options)
     island = island_lib.Island(
       island_lib.Spec(
@@ -157,5 +159,5 @@ def _syncer(run_dir: pathlib.Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-  json.dump(run_benchmark(), sys.stdout, indent=2)
+  json.dump(run(), sys.stdout, indent=2)
   print()

@@ -90,7 +90,8 @@ def test_summary_file_is_strict_json(finished):
 def test_crashed_run_is_summarised_as_far_as_it_went(tmp_path):
   plan = run_builder.Plan(finish=False, secs=6.0)
   facts = summary.summarise(run_builder.simulate(tmp_path, plan))
-  assert facts["status"] == "running"  # only liveness tells it from a crash
+  assert facts["status"] == "crashed"  # nobody is left to end it
+  assert facts["islands"]["0"]["state"] == "dead"
   assert facts["tokens_trained"] > 0 and facts["ledger"]["balanced"]
   assert facts["final_eval_loss"] is not None
 

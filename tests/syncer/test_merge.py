@@ -207,7 +207,7 @@ def test_non_finite_contribution_is_named_and_nothing_changes(
   norms = [float(np.linalg.norm(v)) for v in vectors] if known else None
   vectors[1][150_000] = bad
   theta = np.ones(200_000, np.float32)
-  with pytest.raises(passes.ContributionError, match="not finite") as caught:
+  with pytest.raises(passes.ContributionError, match="not_finite") as caught:
     apply(vectors, [1.0] * 3, method, norms=norms, theta=theta)
   assert list(caught.value.reasons) == [1]
   np.testing.assert_array_equal(theta, 1)
@@ -235,7 +235,7 @@ def test_overflow_of_the_sum_is_not_applied():
   narrow = np.zeros(10, np.float32)
   narrow[0] = 3e38
   theta = np.zeros(10, np.float32)
-  with pytest.raises(passes.ContributionError, match="overflows") as caught:
+  with pytest.raises(passes.ContributionError, match="norm_overflow") as caught:
     apply([narrow, wide], [1.0, 1.0], theta=theta)
   assert list(caught.value.reasons) == [1]
   np.testing.assert_array_equal(theta, 0)

@@ -1,0 +1,113 @@
+"""The pilot: what each island is asked to do next."""
+
+import pytest
+
+from diloco import config as config_lib
+from diloco.controller import pilot
+
+
+def make(speeds=(1.0, 0.5), tokens_per_step=10, total_tokens=1000, **programs):
+  base = {
+    "window_steps": 8,
+    "windows_ahead": 2,
+    "eval_every_tokens": 0,
+    "checkpoint_every_steps": 0,
+  }
+  config = config_lib.from_mapping(
+    {
+      "total_tokens": total_tokens,
+      "fleet": {"slices": [{"relative_speed": s} for s in speeds]},
+      "programs": base | programs,
+    }
+  )
+  return pilot.Pilot(config, tokens_per_step)
+
+
+def names(wanted, island):
+  return [w.name for w in wanted if w.island == island]
+
+
+TRAIN = {"num_steps": 8}
+
+
+@pytest.mark.parametrize(
+  ("ahead", "queued", "num_windows"),
+  [(1, 0, 1), (2, 0, 2), (2, 1, 1), (2, 2, 0), (2, 3, 0), (5, 1, 4)],
+)
+def test_windows_are_kept_ahead(ahead, queued, num_windows):
+  wanted = make(windows_ahead=ahead).wanted({0: queued})
+  assert wanted == [pilot.Wanted(0, "train", TRAIN)] * num_windows
+
+
+def test_only_ready_islands_get_programs():
+  assert make().wanted({}) == []
+  wanted = make().wanted({1: 1, 0: 2})
+  assert wanted == [pilot.Wanted(1, "train", TRAIN)]
+
+
+def test_budget_counts_the_steps_of_all_islands():
+  run = make(total_tokens=100)
+  assert run.tokens == 0
+  assert run.observe(0, 6)
+  assert run.observe(1, 3)
+  assert not run.observe(0, 6)
+  assert not run.observe(0, 5)  # heard late
+  assert (run.tokens, run.budget_spent) == (90, False)
+  assert run.observe(1, 4)
+  assert (run.tokens, run.budget_spent) == (100, True)
+
+
+def test_island_that_lost_steps_counts_from_where_it_joined():
+  run = make()
+  run.joined(0, 0)
+  run.observe(0, 50)
+  run.joined(0, 40)
+  assert run.tokens == 400
+  assert run.observe(0, 41)  # progress, though it has been further before
+
+
+def test_evaluation_is_asked_of_the_fastest_ready_island():
+  run = make(speeds=(0.5, 1.0, 0.7), eval_every_tokens=100, eval_batches=3)
+  wanted = run.wanted({0: 0, 2: 0})  # the fastest of all is not ready
+  assert names(wanted, 0) == ["train", "train"]
+  assert names(wanted, 2) == ["evaluate", "train", "train"]
+  evaluate = next(w for w in wanted if w.name == "evaluate")
+  assert evaluate.args == {"target": "global", "num_batches": 3}
+
+
+def test_evaluations_come_once_every_so_many_tokens():
+  run = make(eval_every_tokens=100)
+  assert names(run.wanted({0: 0, 1: 0}), 0)[0] == "evaluate"
+  assert "evaluate" not in names(run.wanted({0: 0, 1: 0}), 0)
+  run.observe(1, 9)
+  assert "evaluate" not in names(run.wanted({0: 0, 1: 0}), 0)
+  run.observe(1, 10)
+  wanted = run.wanted({0: 0, 1: 0})
+  assert names(wanted, 0)[0] == "evaluate"
+  assert "evaluate" not in names(wanted, 1)
+
+
+def test_evaluation_waits_for_the_next_window_of_a_busy_island():
+  run = make(eval_every_tokens=100)
+  assert run.wanted({0: 2}) == []
+  assert names(run.wanted({0: 1}), 0) == ["evaluate", "train"]
+
+
+def test_evaluation_at_the_end_only_is_not_asked_here():
+  assert names(make().wanted({0: 0}), 0) == ["train", "train"]
+
+
+def test_every_island_is_checkpointed_every_so_many_steps():
+  run = make(checkpoint_every_steps=20)
+  run.joined(0, 0)
+  run.joined(1, 100)
+  assert names(run.wanted({0: 0, 1: 0}), 0) == ["train", "train"]
+  run.observe(0, 20)
+  run.observe(1, 119)
+  wanted = run.wanted({0: 0, 1: 0})
+  assert names(wanted, 0) == ["checkpoint", "train", "train"]
+  assert names(wanted, 1) == ["train", "train"]
+  assert wanted[0].args == {"wait": False}
+  assert "checkpoint" not in names(run.wanted({0: 0}), 0)
+  run.observe(1, 120)
+  assert names(run.wanted({1: 0}), 1)[0] == "checkpoint"

@@ -1,0 +1,207 @@
+"""The process engine with real processes."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import pytest
+
+from diloco.controller.engines import base
+from diloco.controller.engines import process as process_engine
+from diloco.report import liveness
+
+_PATIENCE_SECS = 20.0  # a Python start on a busy machine
+
+
+def eventually(holds):
+  deadline = time.monotonic() + _PATIENCE_SECS
+  while not holds():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+# One role for all tests: it starts a grandchild if asked, says so, and waits.
+ROLE = """
+import pathlib, subprocess, sys, time
+print("hello", *sys.argv[1:], flush=True)
+if sys.argv[1] == "exit":
+  sys.exit(int(sys.argv[2]))
+child = subprocess.Popen(["sleep", "600"])
+temporary = pathlib.Path(sys.argv[2] + ".tmp")
+temporary.write_text(str(child.pid))
+temporary.rename(sys.argv[2])
+if sys.argv[1] == "leave":
+  sys.exit(0)
+time.sleep(600)
+"""
+
+
+class Engine(process_engine.ProcessEngine):
+  """Remembers what it started."""
+
+  def __init__(self, run_dir):
+    super().__init__(run_dir)
+    self.handles = []
+
+  def start(self, launch):
+    self.handles.append(super().start(launch))
+    return self.handles[-1]
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+  (tmp_path / "role_under_test.py").write_text(ROLE)
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+  engine = Engine(tmp_path / "run")
+  yield engine
+  for handle in engine.handles:
+    handle.signal(signal.SIGKILL)
+    assert handle.wait(_PATIENCE_SECS)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+  return tmp_path / "run"
+
+
+def start(engine, run_dir, *args, role="island-0", env=None):
+  log = run_dir / "logs" / f"{role}.log"
+  return engine.start(
+    base.Launch(role, "role_under_test", args, log, env or {})
+  )
+
+
+def start_with_child(engine, run_dir, mode="wait", role="island-0"):
+  """Returns the handle and its grandchild's process number."""
+  place = run_dir / f"{role}.child"
+  handle = start(engine, run_dir, mode, str(place), role=role)
+  eventually(place.exists)
+  return handle, int(place.read_text())
+
+
+def is_alive(pid):
+  return liveness.start_ticks(pid) is not None
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_exit_code_is_reported(engine, run_dir, code):
+  handle = start(engine, run_dir, "exit", str(code))
+  assert handle.wait(_PATIENCE_SECS)
+  assert handle.cause_of_death() == f"exit {code}"
+  assert handle.cause_of_death() == f"exit {code}"
+  handle.signal(signal.SIGKILL)  # too late, and no error
+  log = run_dir / "logs" / "island-0.log"
+  assert log.read_text() == f"hello exit {code}\n"
+
+
+def test_log_is_continued_by_the_next_life(engine, run_dir):
+  for _ in range(2):
+    assert start(engine, run_dir, "exit", "0").wait(_PATIENCE_SECS)
+  log = run_dir / "logs" / "island-0.log"
+  assert log.read_text().splitlines() == ["hello exit 0"] * 2
+
+
+@pytest.mark.parametrize(
+  ("number", "cause"),
+  [
+    (signal.SIGKILL, "SIGKILL"),
+    (signal.SIGTERM, "SIGTERM"),
+    (signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}"),
+  ],
+)
+def test_signal_is_reported_and_reaches_the_whole_session(
+  engine, run_dir, number, cause
+):
+  handle, child = start_with_child(engine, run_dir)
+  assert handle.cause_of_death() is None
+  assert not handle.wait(0.05)
+  handle.signal(number)
+  assert handle.wait(_PATIENCE_SECS)
+  assert handle.cause_of_death() == cause
+  eventually(lambda: not is_alive(child))
+
+
+@pytest.mark.parametrize("mode", ["wait", "leave"])
+def test_what_a_dead_role_leaves_behind_ends_with_it(engine, run_dir, mode):
+  handle, child = start_with_child(engine, run_dir, mode)
+  if mode == "wait":
+    os.kill(handle.pid, signal.SIGKILL)  # the role alone
+  eventually(lambda: handle.cause_of_death() is not None)
+  assert handle.cause_of_death() == {"wait": "SIGKILL", "leave": "exit 0"}[mode]
+  eventually(lambda: not is_alive(child))
+
+
+def test_stopped_role_can_be_killed(engine, run_dir):
+  handle, _ = start_with_child(engine, run_dir)
+  handle.signal(signal.SIGSTOP)
+  assert handle.cause_of_death() is None
+  handle.signal(signal.SIGKILL)
+  assert handle.wait(_PATIENCE_SECS)
+  assert handle.cause_of_death() == "SIGKILL"
+
+
+def test_role_is_out_of_reach_of_the_terminal(engine, run_dir):
+  handle, child = start_with_child(engine, run_dir)
+  assert os.getsid(handle.pid) == handle.pid != os.getsid(0)
+  assert os.getpgid(child) == handle.pid
+
+
+def test_environment_is_added(engine, run_dir):
+  handle = start(engine, run_dir, "exit", "0", env={"DILOCO_TEST": "yes"})
+  environ = pathlib.Path(f"/proc/{handle.pid}/environ")
+  found = environ.read_bytes() if is_alive(handle.pid) else b""
+  assert handle.wait(_PATIENCE_SECS)
+  assert not found or b"DILOCO_TEST=yes" in found.split(b"\0")
+
+
+def test_leftovers_of_an_earlier_controller_are_ended(engine, run_dir):
+  first, first_child = start_with_child(engine, run_dir, role="island-0")
+  second, _ = start_with_child(engine, run_dir, role="syncer")
+  dead = start(engine, run_dir, "exit", "0", role="island-1")
+  assert dead.wait(_PATIENCE_SECS)
+  first.signal(signal.SIGSTOP)
+  later = process_engine.ProcessEngine(run_dir)
+  assert sorted(later.kill_leftovers()) == ["island-0", "syncer"]
+  for handle in (first, second):
+    assert handle.wait(_PATIENCE_SECS)
+    assert handle.cause_of_death() == "SIGKILL"
+  eventually(lambda: not is_alive(first_child))
+  assert later.kill_leftovers() == []
+
+
+def test_process_with_a_number_used_again_is_spared(engine, run_dir):
+  handle, child = start_with_child(engine, run_dir)
+  record = run_dir / "control" / "processes.json"
+  right = record.read_text()
+  ((role, (pid, ticks)),) = json.loads(right).items()
+  assert (role, pid) == ("island-0", handle.pid)
+  for other in (ticks - 1, ticks + 1, None):
+    record.write_text(json.dumps({role: [pid, other]}))
+    assert process_engine.ProcessEngine(run_dir).kill_leftovers() == []
+  assert handle.cause_of_death() is None
+  assert is_alive(child)
+  record.write_text(right)
+
+
+@pytest.mark.parametrize(
+  "content", ["", "{", "[]", "3", '{"a": 1}', '{"a": []}']
+)
+def test_damaged_record_is_no_obstacle(tmp_path, content):
+  record = tmp_path / "control" / "processes.json"
+  record.parent.mkdir()
+  record.write_text(content)
+  assert process_engine.ProcessEngine(tmp_path).kill_leftovers() == []
+
+
+def test_no_record_means_no_leftovers(tmp_path):
+  assert process_engine.ProcessEngine(tmp_path).kill_leftovers() == []
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_roles_run_under_this_interpreter(engine, run_dir):
+  handle, _ = start_with_child(engine, run_dir)
+  command = pathlib.Path(f"/proc/{handle.pid}/cmdline").read_bytes()
+  assert command.split(b"\0")[0].decode() == sys.executable

@@ -1,0 +1,129 @@
+"""Slices and cores for islands."""
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from diloco import config as config_lib
+from diloco import errors
+from diloco.controller import resources
+
+
+def fleet(num_slices, num_islands=0, topology="1", per_core=4):
+  return config_lib.from_mapping(
+    {
+      "fleet": {
+        "slices": [{"topology": topology}] * num_slices,
+        "num_islands": num_islands,
+      },
+      "controller": {"max_islands_per_core": per_core},
+    }
+  )
+
+
+@pytest.mark.parametrize(
+  ("speeds", "cores", "expected"),
+  [
+    ([1.0], [3], [[3]]),
+    ([1.0], [0, 1, 2], [[0, 1, 2]]),
+    ([1.0, 1.0], [0, 1], [[0], [1]]),
+    ([1.0, 0.5], [0, 1, 2], [[0, 1], [2]]),
+    ([0.5, 1.0], [0, 1, 2], [[0], [1, 2]]),
+    ([1.0, 1.0], [0, 1, 2], [[0, 1], [2]]),
+    ([1.0, 0.25], [4, 5, 6, 7, 8], [[4, 5, 6, 7], [8]]),
+    # Fewer cores than islands: fastest first onto the least loaded.
+    ([1.0, 0.6, 0.4], [0, 1], [[0], [1], [1]]),
+    ([0.4, 0.6, 1.0], [0, 1], [[1], [1], [0]]),
+    ([1.0, 1.0, 1.0], [7], [[7], [7], [7]]),
+  ],
+)
+def test_cores_follow_speed(speeds, cores, expected):
+  assert resources.divide_cores(speeds, cores) == expected
+
+
+@hypothesis.given(
+  st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9),
+  st.sets(st.integers(0, 99), min_size=1, max_size=20),
+)
+def test_every_island_has_cores_and_none_is_idle_or_shared_needlessly(
+  speeds, cores
+):
+  shares = resources.divide_cores(speeds, sorted(cores))
+  assert len(shares) == len(speeds)
+  assert all(share and set(share) <= cores for share in shares)
+  given = [core for share in shares for core in share]
+  if len(cores) >= len(speeds):
+    assert sorted(given) == sorted(cores)
+  else:
+    assert set(given) == cores
+
+
+def test_this_machine_has_cores():
+  cores = resources.available_cores()
+  assert cores
+  assert cores == sorted(set(cores))
+
+
+@pytest.mark.parametrize(
+  ("config", "num_cores", "what", "remedy"),
+  [
+    (fleet(5, per_core=2), 2, "5 islands", "at most 4 islands"),
+    (fleet(1, topology="33"), 2, "slices[0].topology = '33'", "at most 32"),
+    (fleet(1, topology="5x7"), 2, "slices[0].topology = '5x7'", "at most 32"),
+    (fleet(2, 1, topology="17"), 1, "slices[0].topology = '17'", "at most 16"),
+  ],
+)
+def test_fleet_beyond_the_machine_is_refused(config, num_cores, what, remedy):
+  with pytest.raises(errors.UserError) as caught:
+    resources.check_fits(config, range(num_cores))
+  assert what in caught.value.what
+  assert f"{num_cores} cores" in caught.value.why
+  assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+  ("config", "num_cores"),
+  [
+    (fleet(4, per_core=2), 2),
+    (fleet(9, num_islands=4, per_core=2), 2),  # spares need no core
+    (fleet(1, topology="4x8"), 2),
+  ],
+)
+def test_fleet_that_just_fits_is_taken(config, num_cores):
+  resources.check_fits(config, range(num_cores))
+
+
+def test_island_keeps_its_slice_and_cores():
+  manager = resources.ResourceManager(fleet(3), [0, 1, 2])
+  assert manager.bind(1) == (1, [1])
+  assert manager.bind(0) == (0, [0])
+  assert manager.bind(1) == (1, [1])
+
+
+def test_lost_slice_is_replaced_by_a_spare():
+  manager = resources.ResourceManager(fleet(3, num_islands=2), [0, 1])
+  assert [manager.bind(m)[0] for m in range(2)] == [0, 1]
+  manager.slice_lost(0)
+  assert manager.bind(0) == (2, [0])
+  assert manager.bind(1) == (1, [1])
+
+
+def test_lost_slice_is_used_again_when_there_is_no_spare():
+  manager = resources.ResourceManager(fleet(2), [0, 1])
+  for m in range(2):
+    manager.bind(m)
+  manager.slice_lost(1)
+  assert manager.bind(1)[0] == 1
+
+
+def test_slice_of_an_unbound_island_cannot_be_lost():
+  manager = resources.ResourceManager(fleet(2, num_islands=1), [0])
+  manager.slice_lost(0)
+  assert manager.bind(0)[0] == 0
+
+
+def test_island_beyond_the_fleet_is_an_error():
+  manager = resources.ResourceManager(fleet(1), [0])
+  manager.bind(0)
+  with pytest.raises(LookupError, match="island 1"):
+    manager.bind(1)

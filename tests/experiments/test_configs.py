@@ -1,0 +1,60 @@
+"""Every experiment's configuration, whole and as a smoke run."""
+
+import ast
+import json
+import pathlib
+import re
+
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors, launch
+from experiments import configs
+
+FOLDER = pathlib.Path(configs.__file__).parent
+FILES = {
+  path.stem: path
+  for path in sorted(FOLDER.glob("*.py"))
+  if path.stem != "__init__"
+}
+
+
+def load(name, variant=""):
+  return launch.load_config(f"{FILES[name]}{variant and ':'}{variant}")
+
+
+def test_there_are_configs():
+  assert "quickstart" in FILES
+
+
+@pytest.mark.parametrize("variant", ["", "smoke"])
+@pytest.mark.parametrize("name", FILES)
+def test_config_is_valid_and_survives_its_file(name, variant):
+  config = config_lib.from_mapping(load(name, variant))
+  text = json.dumps(config.to_dict(), allow_nan=False)
+  assert config_lib.from_mapping(json.loads(text)) == config
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_smoke_run_is_the_smaller_one(name):
+  whole, smoke = (
+    config_lib.from_mapping(load(name, variant)) for variant in ("", "smoke")
+  )
+  assert smoke.total_tokens < whole.total_tokens
+  assert smoke.name == whole.name
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_docstring_gives_question_and_command(name):
+  docstring = ast.get_docstring(ast.parse(FILES[name].read_text()))
+  assert docstring
+  assert re.search("^Question: ", docstring, re.MULTILINE)
+  assert re.search("^Command: ", docstring, re.MULTILINE)
+  assert f"experiments/configs/{name}.py" in docstring
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_unknown_variant_is_refused(name):
+  with pytest.raises(errors.UserError, match="smok") as caught:
+    load(name, "smok")
+  assert len(str(caught.value).splitlines()) == 1

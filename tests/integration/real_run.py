@@ -1,0 +1,140 @@
+"""Real runs: `diloco train` in a process, with real islands and a real store."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+CONFIG = '''
+import ml_collections
+
+
+def get_config(variant=""):
+  return ml_collections.ConfigDict({values!r})
+'''
+
+
+class Run:
+  """A run directory and the command that trains in it."""
+
+  def __init__(self, tmp_path: pathlib.Path, **overrides):
+    self.dir = tmp_path / "run"
+    self.config = tmp_path / "config.py"
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for i in range(40):
+      text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
+      (corpus / f"{i}.txt").write_text(text)
+    self.values = _values(corpus) | overrides
+    self.write_config()
+    self.process = None
+
+  def write_config(self):
+    self.config.write_text(CONFIG.format(values=self.values))
+
+  def start(self, *flags):
+    self.process = subprocess.Popen(
+      [
+        sys.executable,
+        "-m",
+        "diloco.cli",
+        "train",
+        f"--config={self.config}",
+        f"--workdir={self.dir}",
+        *flags,
+      ],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    )
+    return self
+
+  def finish(self, secs=240):
+    """Waits for the end; returns (exit code, stdout, stderr)."""
+    try:
+      out, err = self.process.communicate(timeout=secs)
+    except subprocess.TimeoutExpired:
+      self.kill_everything()
+      raise
+    return self.process.returncode, out, err
+
+  def kill_everything(self):
+    if self.process is not None:
+      self.process.kill()
+      self.process.wait()
+    for pid in self.alive():
+      os.kill(pid, signal.SIGKILL)
+
+  def alive(self):
+    """Processes of this run's roles."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+      try:
+        words = path.read_bytes().decode(errors="replace").split("\0")
+        state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
+      except OSError:
+        continue
+      if "--run_dir" in words and str(self.dir) in words and state not in "ZX":
+        found.append(int(path.parent.name))
+    return found
+
+  def pid(self, role):
+    """Process number of a role, from its record."""
+    path = self.dir / "control" / "processes.json"
+    return json.loads(path.read_text())[role][0]
+
+  def steps(self, island):
+    path = self.dir / "metrics" / f"island-{island}.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+  def wait_for(self, condition, secs=120):
+    deadline = time.monotonic() + secs
+    while not condition():
+      if time.monotonic() > deadline:
+        logs = sorted((self.dir / "logs").glob("*.log"))
+        tails = {p.name: p.read_text()[-2000:] for p in logs}
+        self.kill_everything()
+        raise AssertionError(f"timed out; logs: {tails}")
+      time.sleep(0.05)
+
+  def summary(self):
+    return json.loads((self.dir / "summary.json").read_text())
+
+
+def _values(corpus):
+  return {
+    "total_tokens": 60_000,
+    "task": {
+      "name": "language_model",
+      "options": {
+        "d_model": 32,
+        "num_layers": 1,
+        "num_heads": 4,
+        "seq_len": 32,
+        "batch_size": 4,
+        "warmup_steps": 5,
+        "data_glob": str(corpus / "*.txt"),
+        "heldout_fraction": 0.2,
+      },
+    },
+    "fleet": {
+      "slices": (
+        {"kind": "v6e", "topology": "1", "relative_speed": 1.0},
+        {"kind": "v5p", "topology": "1", "relative_speed": 0.5},
+      ),
+      "pace_step_secs": 0.1,
+    },
+    "sync": {"num_fragments": 4, "every": 8},
+    "outer": {"learning_rate": 1.0, "momentum": 0.0},
+    "programs": {
+      "window_steps": 8,
+      "eval_every_tokens": 20_000,
+      "eval_batches": 1,
+      "final_eval_batches": 4,
+      "checkpoint_every_steps": 40,
+    },
+    "controller": {"restart_base_secs": 0.1},
+  }

@@ -1,0 +1,434 @@
+"""The command line: bad input costs one line and leaves no trace."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from diloco import channel, cli, launch, process
+from diloco import config as config_lib
+from diloco import run as run_lib
+from diloco.fragments import partition
+from diloco.islands import inner_step
+from diloco.report import liveness
+from diloco.snapshots import store
+from diloco.tasks import registry
+
+CONFIG = """
+import ml_collections
+
+def get_config(variant=""):
+  return ml_collections.ConfigDict(dict(
+    total_tokens=100_000,
+    task=dict(options=dict(
+      d_model=16, num_layers=1, num_heads=2, d_ff=16, seq_len=16,
+      batch_size=4, data_glob={data!r},
+    )),
+    fleet=dict(slices=(dict(topology="1"), dict(topology="1"))),
+    sync=dict(num_fragments=2, every=2, overlap_steps=1),
+  ))
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  """A folder with data and a configuration that would run."""
+  monkeypatch.chdir(tmp_path)
+  data = tmp_path / "data"
+  data.mkdir()
+  for i in range(40):
+    (data / f"{i}.txt").write_text(f"{i} all work and no play. " * 20)
+  (tmp_path / "empty").mkdir()
+  (tmp_path / "empty" / "a.txt").touch()
+  (tmp_path / "config.py").write_text(CONFIG.format(data=f"{data}/*.txt"))
+  (tmp_path / "syntax.py").write_text("def get_config(:\n  pass\n")
+  (tmp_path / "bare.py").write_text("x = 1\n")
+  (tmp_path / "none.py").write_text("def get_config():\n  pass\n")
+  (tmp_path / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
+  (tmp_path / "exits.py").write_text("import no_such_module_at_all\n")
+  (tmp_path / "file").write_text("not a directory")
+  (tmp_path / "foreign").mkdir()
+  (tmp_path / "foreign" / "thesis.tex").write_text("years of work")
+  (tmp_path / "broken").mkdir()
+  (tmp_path / "broken" / "config.json").write_text("{")
+  (tmp_path / "other").mkdir()
+  (tmp_path / "other" / "config.json").write_text('{"format": 1, "config": {}}')
+  return tmp_path
+
+
+def tree_of(folder):
+  """Everything on disk, to be compared."""
+  return {
+    str(path): path.read_bytes() if path.is_file() else None
+    for path in sorted(folder.rglob("*"))
+    if "__pycache__" not in path.parts
+  }
+
+
+def check_refused(place, capsys, argv, *told):
+  before = tree_of(place)
+  code = cli.main(argv)
+  out, err = capsys.readouterr()
+  assert (code, out) == (2, ""), err
+  lines = err.splitlines()
+  assert len(lines) == 1, err
+  assert lines[0].startswith("error: ")
+  # What, why and remedy.
+  assert ": " in lines[0].removeprefix("error: ")
+  assert len(lines[0].rpartition("; ")[2]) > 5
+  for text in told:
+    assert text in lines[0]
+  assert tree_of(place) == before
+  return lines[0]
+
+
+def train(*overrides, config="config.py", workdir="run"):
+  return [
+    "train",
+    f"--config={config}",
+    f"--workdir={workdir}",
+    *(o if o.startswith("-") else f"--config.{o}" for o in overrides),
+  ]
+
+
+# (arguments, what the line tells)
+BAD_INPUT = {
+  "unknown command": (["trian"], ["diloco trian", "choose one of"]),
+  "unknown flag": (train("--wrokdir=x"), ["--wrokdir", "--workdir?"]),
+  "unknown flag instead": (
+    ["train", "--config=config.py", "--wrkdir=run"],
+    ["--wrkdir", "did you mean --workdir?"],
+  ),
+  "bad switch": (train("--quiet=maybe"), ["--quiet=maybe"]),
+  "flag without a value": (["train", "--workdir=run", "--config"], ["config"]),
+  "no config": (["train", "--workdir=run"], ["--config", "missing"]),
+  "no workdir": (["train", "--config=config.py"], ["--workdir", "missing"]),
+  "empty workdir": (train(workdir=""), ["--workdir", "missing"]),
+  "override alone": (
+    ["train", "--config.seed=1", "--workdir=run"],
+    ["--config", "missing"],
+  ),
+  "argument": ([*train(), "seed=1"], ["'seed=1'", "--flag=value"]),
+  "config file missing": (train(config="no.py"), ["no.py", "no such file"]),
+  "config is a folder": (train(config="data"), ["data", "no such file"]),
+  "config is no Python": (train(config="file"), ["--config=file", "no Python"]),
+  "config with a syntax error": (
+    train(config="syntax.py"),
+    ["syntax.py", "SyntaxError", "line 1"],
+  ),
+  "config without get_config": (train(config="bare.py"), ["no function get_c"]),
+  "config that returns nothing": (train(config="none.py"), ["returned None"]),
+  "config that raises": (
+    train(config="raises.py"),
+    ["raises.py", "ZeroDivisionError: division by zero (line 2)"],
+  ),
+  "config that cannot import": (
+    train(config="exits.py"),
+    ["exits.py", "no_such_module_at_all"],
+  ),
+  "config that takes no variant": (train(config="none.py:v"), ["TypeError"]),
+  "misspelt override": (
+    train("sync.qourum=2"),
+    ["config.sync.qourum", "did you mean config.sync.quorum?"],
+  ),
+  "misspelt group": (train("snyc.quorum=2"), ["did you mean config.sync?"]),
+  "misspelt switch": (
+    train("--noconfig.sync.folow"),
+    ["did you mean config.sync.follow?"],
+  ),
+  "misspelt option": (
+    train("task.options.seq_ln=8"),
+    ["seq_ln", "did you mean 'seq_len'?"],
+  ),
+  "misspelt field of a slice": (
+    train("fleet.slices[1].topolgy=2"),
+    ["did you mean config.fleet.slices[1].topology?"],
+  ),
+  "slice that is not there": (
+    train("fleet.slices[2].topology=2"),
+    ["config.fleet.slices[2]", "has 2 entries", "from 0"],
+  ),
+  "index that is no number": (
+    train("fleet.slices[last].topology=2"),
+    ["config.fleet.slices[last]", "has 2 entries"],
+  ),
+  "path through a number": (train("seed.x=2"), ["seed"]),
+  "path without an end": (train("sync.=2"), ["config.sync"]),
+  "empty override": (train("=2"), ["no such field"]),
+  "override of a wrong type": (
+    train("sync.quorum=2.5"),
+    ["--config.sync.quorum=2.5", "2.5"],
+  ),
+  "override of a number by text": (
+    train("outer.momentum=much"),
+    ["--config.outer.momentum=much"],
+  ),
+  "override of a switch": (
+    train("sync.follow=maybe"),
+    ["--config.sync.follow=maybe"],
+  ),
+  "override of a group": (train("sync=3"), ["--config.sync=3"]),
+  "override of a choice": (
+    train("sync.adoption=mix"),
+    ["config.sync.adoption = 'mix'", "overwrite, blend, carry"],
+  ),
+  "override of an option's type": (
+    train("task.options.seq_len=long"),
+    ["seq_len=long"],
+  ),
+  "option out of range": (train("task.options.seq_len=0"), ["seq_len=0"]),
+  "unknown task": (train("task.name=langage_model"), ["'language_model'?"]),
+  "task module missing": (
+    train("task.name=no_such_module:Task"),
+    ["no_such_module", "PYTHONPATH"],
+  ),
+  "quorum above islands": (train("sync.quorum=3"), ["2 islands", "at most 2"]),
+  "P above H": (train("sync.num_fragments=3"), ["P must not exceed H"]),
+  "P above the number of tensors": (
+    train("sync.num_fragments=500", "sync.every=500"),
+    ["num_fragments = 500", "parameter tensors"],
+  ),
+  "data missing": (
+    train("task.options.data_glob=nowhere/*.txt"),
+    ["nowhere/*.txt", "no file matches"],
+  ),
+  "data empty": (
+    train("task.options.data_glob=empty/*.txt"),
+    ["empty/*.txt", "text"],
+  ),
+  "too little data": (
+    train("task.options.seq_len=2000000"),
+    ["rows of 2000000", "more text"],
+  ),
+  "topology beyond the machine": (
+    train("fleet.slices[0].topology=999x999"),
+    ["config.fleet.slices[0].topology = '999x999'", "devices"],
+  ),
+  "topology without sense": (
+    train("fleet.slices[1].topology=2by2"),
+    ["config.fleet.slices[1].topology = '2by2'", "'2x4'"],
+  ),
+  "batch not divisible": (
+    train("fleet.slices[1].topology=3"),
+    ["config.fleet.slices[1].topology = '3'", "a batch of 4", "divisor"],
+  ),
+  "too many islands": (
+    train("fleet.slices=" + ",".join(["{'kind':'cpu'}"] * 999)),
+    ["999 islands", "max_islands_per_core"],
+  ),
+  "workdir is a file": (train(workdir="file"), ["file", "name a directory"]),
+  "workdir below a file": (train(workdir="file/run"), ["file", "choose"]),
+  "workdir below a kernel folder": (
+    train(workdir="/proc/diloco/run"),
+    ["/proc", "choose another directory"],
+  ),
+  "workdir of somebody else": (
+    train(workdir="foreign"),
+    ["foreign", "not empty and holds no run"],
+  ),
+  "workdir with a broken run": (train(workdir="broken"), ["broken"]),
+  "workdir of another version": (train(workdir="other"), ["other", "format"]),
+  **{
+    f"{command} without a directory": ([command], [f"diloco {command}", "dir"])
+    for command in ("status", "report", "resume")
+  },
+  **{
+    f"{command} of {folder}": ([command, folder], [folder])
+    for command in ("status", "report", "resume")
+    for folder in ("nowhere", "foreign", "file", "broken")
+  },
+  "status with an unknown flag": (["status", "foreign", "--jsn"], ["--jsn"]),
+  "bench of nothing": (["bench"], ["diloco bench", "part"]),
+  "bench of an unknown part": (["bench", "islnad"], ["islnad", "island"]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_one_line_and_leaves_no_trace(name, place, capsys):
+  argv, told = BAD_INPUT[name]
+  check_refused(place, capsys, argv, *told)
+
+
+def test_taken_port_is_refused(place, capsys):
+  with socket.socket() as taken:
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    port = taken.getsockname()[1]
+    argv = train(f"controller.port={port}")
+    check_refused(place, capsys, argv, f"port = {port}", "or 0")
+
+
+def test_folder_without_permission_is_refused(place, capsys):
+  if os.geteuid() == 0:
+    pytest.skip("root may write anywhere; /proc stands in for it above")
+  locked = place / "locked"
+  locked.mkdir(mode=0o500)
+  check_refused(place, capsys, train(workdir="locked/run"), "locked")
+
+
+@pytest.fixture
+def run_dir(place):
+  """A run directory as `train` leaves it when it is killed early."""
+  config = config_lib.from_mapping(launch.load_config("config.py"))
+  folder = place / "run"
+  run_lib.write_config(config, folder)
+  task = registry.make_task(config.task.name, config.task.options)
+  tensors = inner_step.ParamTree(task, config.seed).tensors()
+  plan = partition.partition(tensors, config.sync.num_fragments)
+  store.SnapshotStore(process.store_url(folder)).write_plan(plan)
+  return folder
+
+
+@pytest.mark.parametrize(
+  "override", ["seed=1", "sync.codec=f32", "task.options.batch_size=8"]
+)
+def test_run_does_not_go_on_with_another_config(
+  run_dir, capsys, place, override
+):
+  field = override.partition("=")[0]
+  if field.startswith("task.options"):
+    field = "task.options"
+  told = [f"config.{field} = ", "cannot change within a run", "--workdir"]
+  check_refused(place, capsys, train(override), *told)
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_run_does_not_go_on_with_another_fragment_plan(
+  run_dir, capsys, place, command
+):
+  tensor = partition.Tensor("of another model", (3,), "rda")
+  plan = run_dir / "snapshots" / "plan"
+  plan.unlink()
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  snapshots.write_plan(partition.partition([tensor], 1))
+  argv = train() if command == "train" else ["resume", "run"]
+  check_refused(place, capsys, argv, "fragment plan", "--workdir")
+
+
+def test_damaged_fragment_plan_is_one_line(run_dir, capsys):
+  (run_dir / "snapshots" / "plan").write_bytes(b"\0")
+  assert cli.main(train()) == 1
+  out, err = capsys.readouterr()
+  assert out == ""
+  assert len(err.splitlines()) == 1
+  assert "fragment plan" in err
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_run_with_a_living_controller_is_left_alone(
+  run_dir, capsys, place, command
+):
+  path = channel.address_path(run_dir)
+  path.parent.mkdir()
+  ticks = liveness.start_ticks(os.getpid())
+  path.write_text(json.dumps({"pid": os.getpid(), "started_ticks": ticks}))
+  argv = train() if command == "train" else ["resume", "run"]
+  check_refused(place, capsys, argv, "controller of this run is alive")
+
+
+def test_resume_checks_the_data_again(run_dir, capsys, place):
+  for path in (place / "data").iterdir():
+    path.unlink()
+  check_refused(place, capsys, ["resume", "run"], "no file matches")
+
+
+def test_fields_the_file_leaves_out_can_be_overridden(place, monkeypatch):
+  seen = {}
+
+  def take(config, workdir, **_):
+    seen.update(config=config_lib.from_mapping(config), workdir=workdir)
+    return 0
+
+  monkeypatch.setattr(launch, "run", take)
+  argv = train(
+    *("sync.grace=0.5", "outer.momentum=0.25", "name=mine", "sync.quorum=2"),
+    *("--noconfig.sync.follow", "task.options.mlp=swiglu"),
+    *("fleet.slices[1].relative_speed=0.5", "fleet.slices[0].topology=2"),
+  )
+  assert cli.main(argv) == 0
+  config = seen["config"]
+  assert seen["workdir"] == pathlib.Path("run")
+  assert (config.sync.grace, config.outer.momentum) == ("0.5", 0.25)
+  assert (config.name, config.sync.quorum) == ("mine", 2)
+  assert not config.sync.follow
+  assert config.task.options["mlp"] == "swiglu"
+
+
+def test_flag_and_value_may_be_two_words(place, monkeypatch):
+  seen = []
+  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+  argv = ["train", "--config", "config.py", "--config.seed", "7"]
+  assert cli.main([*argv, "--workdir", "run"]) == 0
+  assert seen[0][0].seed == 7
+
+
+COMMANDS = ("train", "resume", "status", "report", "bench")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(place, capsys, command):
+  before = tree_of(place)
+  try:
+    code = cli.main([command, "--help"])
+  except SystemExit as stop:  # argparse leaves this way
+    code = stop.code
+  out, err = capsys.readouterr()
+  assert (code, err) == (0, "")
+  assert f"diloco {command}" in out
+  assert "json" in out
+  assert tree_of(place) == before
+
+
+@pytest.mark.parametrize(
+  ("argv", "code"), [([], 2), (["--help"], 0), (["-h"], 0)]
+)
+def test_usage_names_every_command(capsys, argv, code):
+  assert cli.main(argv) == code
+  told, silent = capsys.readouterr()
+  if code:
+    told, silent = silent, told
+  assert silent == ""
+  assert told.startswith("usage: diloco COMMAND")
+  for command in COMMANDS:
+    assert f"\n  {command} " in told
+
+
+@pytest.mark.parametrize(
+  ("module", "argv", "code", "told"),
+  [
+    ("diloco.cli", [], 2, "usage: diloco"),
+    ("diloco.cli", ["report", "nowhere"], 2, "error: "),
+    ("diloco.cli", train("sync.qourum=2"), 2, "config.sync.quorum?"),
+    (
+      "experiments.launch",
+      train("sync.qourum=2")[1:],
+      2,
+      "config.sync.quorum?",
+    ),
+  ],
+)
+def test_real_process_refuses_in_the_same_way(place, module, argv, code, told):
+  before = tree_of(place)
+  root = pathlib.Path(cli.__file__).parent.parent
+  result = subprocess.run(
+    [sys.executable, "-m", module, *argv],
+    env={**os.environ, "PYTHONPATH": str(root)},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert (result.returncode, result.stdout) == (code, "")
+  assert told in result.stderr
+  if argv:
+    assert len(result.stderr.splitlines()) == 1
+  assert tree_of(place) == before
+
+
+def test_config_json_is_what_resume_reads(run_dir):
+  content = json.loads((run_dir / "config.json").read_text())
+  assert content["format"] == run_lib.FORMAT
+  assert process.read_config(run_dir).to_dict() == content["config"]

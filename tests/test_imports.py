@@ -1,0 +1,126 @@
+"""The one-way layering of the packages, read from their import statements."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import diloco
+
+ROOT = pathlib.Path(diloco.__file__).parent.parent
+
+# What each layer may use of the project; a package may always use itself.
+BASE = {"diloco.errors"}
+CONFIG = BASE | {"diloco.config", "diloco.typed", "diloco.fragments"}
+STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
+REPORT = CONFIG | STORE
+PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
+ROLE = PROCESS | STORE
+CONTROLLER = PROCESS | {"diloco.tape", "diloco.report"}
+ALLOWED = {
+  "diloco.errors": set(),
+  "diloco.typed": BASE,
+  "diloco.config": CONFIG,
+  "diloco.channel": BASE,
+  "diloco.process": CONFIG,
+  "diloco.fragments": BASE,
+  "diloco.snapshots": BASE | {"diloco.fragments"},
+  "diloco.tape": BASE,
+  "diloco.tasks": BASE,
+  "diloco.syncer": ROLE,
+  "diloco.islands": ROLE | {"diloco.tasks"},
+  "diloco.report": REPORT,
+  "diloco.controller": CONTROLLER,
+}
+# `run` puts everything together; `cli` and `experiments` stand above it.
+TOP = ("diloco.run", "diloco.launch", "diloco.cli", "experiments")
+
+
+def module_name(path):
+  parts = path.relative_to(ROOT).with_suffix("").parts
+  return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+  module_name(path): path
+  for package in ("diloco", "experiments")
+  for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def imports_of(name):
+  """Modules of the project that a module imports, at any place in it."""
+  found = set()
+  for node in ast.walk(ast.parse(MODULES[name].read_text())):
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, f"{name} has a relative import"
+      base = node.module or ""
+      found |= {
+        f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+        for alias in node.names
+      }
+  return {m for m in found if m.partition(".")[0] in ("diloco", "experiments")}
+
+
+def within(module, layers):
+  return any(f"{module}.".startswith(f"{layer}.") for layer in layers)
+
+
+def layer_of(name):
+  return next((layer for layer in ALLOWED if within(name, [layer])), None)
+
+
+def test_modules_are_found():
+  assert {"diloco.run", "diloco.syncer.core", "experiments.launch"} <= set(
+    MODULES
+  )
+  assert "diloco.fragments.partition" in imports_of("diloco.run")
+  assert "diloco.launch" in imports_of("diloco.cli")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_one_way(name):
+  layer = layer_of(name)
+  imported = imports_of(name)
+  if layer is not None:
+    allowed = {layer, *ALLOWED[layer]}
+    assert [m for m in imported if not within(m, allowed)] == []
+  elif name == "diloco.run":
+    assert [m for m in imported if within(m, TOP)] == []
+  else:
+    # Whoever adds a package says above what it may use.
+    assert name == "diloco" or within(name, TOP)
+
+
+@pytest.mark.parametrize(
+  ("package", "other"),
+  [("diloco.islands", "diloco.syncer"), ("diloco.syncer", "diloco.islands")],
+)
+def test_islands_and_syncer_never_import_each_other(package, other):
+  for name in MODULES:
+    if within(name, [package]):
+      assert [m for m in imports_of(name) if within(m, [other])] == []
+
+
+# Seconds of start-up and hundreds of megabytes for roles that do no training.
+@pytest.mark.parametrize(
+  "module",
+  ["diloco.syncer.main", "diloco.cli", "diloco.controller.controller"],
+)
+def test_role_starts_without_jax(module):
+  names = "{m.partition('.')[0] for m in sys.modules}"
+  code = f"import {module}, sys; print(*{names})"
+  result = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  loaded = set(result.stdout.split())
+  assert "diloco" in loaded
+  assert not loaded & {"jax", "jaxlib", "flax", "optax", "grain"}
