@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "there is no such command",
         f"choose one of {', '.join(commands)}",
       )
-    return commands[args[0]](args[1:])
+    code = commands[args[0]](args[1:])
+    sys.stdout.flush()  # a reader that has left is noticed here
+    return code
   except errors.UserError as error:
     process.print_error(error)
     return process.EXIT_USER_ERROR

@@ -1,6 +1,8 @@
 """A run from top to bottom: config, fleet, islands, merges, report."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import logging
 import os
@@ -8,7 +10,7 @@ import pathlib
 import signal
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from diloco import channel, errors, process
@@ -72,25 +74,42 @@ def train(
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   if resumed:
     snapshots.write_plan(plan)  # refuses another plan before anything changes
-    config = _without_past_faults(config, run_dir)
-  # First of all, so that a run killed at any later instant can go on.
-  write_config(config, run_dir)
-  snapshots.write_plan(plan)
-  view = None if quiet else live.LiveView(run_dir)
-  controller = controller_lib.Controller(
-    config,
-    run_dir,
-    process_engine.ProcessEngine(run_dir),
-    task.tokens_per_batch,
-    incarnation=controller_lib.next_incarnation(run_dir, "controller"),
-    on_tick=(lambda: None) if view is None else view.tick,
-  )
-  outcome = _run(controller, view)
+  with _sole_controller(run_dir):
+    # First of all, so that a run killed at any later instant can go on.
+    write_config(config, run_dir)
+    snapshots.write_plan(plan)
+    view = None if quiet else live.LiveView(run_dir)
+    controller = controller_lib.Controller(
+      _without_past_faults(config, run_dir),
+      run_dir,
+      process_engine.ProcessEngine(run_dir),
+      task.tokens_per_batch,
+      incarnation=controller_lib.next_incarnation(run_dir, "controller"),
+      on_tick=(lambda: None) if view is None else view.tick,
+    )
+    outcome = _run(controller, view)
   if outcome.user_error:
     raise errors.UserError(
       f"the run in {run_dir}", outcome.user_error, "see above"
     )
   return Result(outcome.status, *_conclude(run_dir, outcome))
+
+
+@contextlib.contextmanager
+def _sole_controller(run_dir: pathlib.Path) -> Iterator[None]:
+  """Keeps a second controller of this machine out of a run directory."""
+  path = run_dir / "control" / "lock"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with path.open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise errors.UserError(
+        f"--workdir={run_dir}",
+        "a controller of this run is alive",
+        "stop it first",
+      ) from error
+    yield
 
 
 def preflight(

@@ -428,6 +428,21 @@ def test_real_process_refuses_in_the_same_way(place, module, argv, code, told):
   assert tree_of(place) == before
 
 
+def test_reader_that_leaves_early_is_no_error(run_dir, place):
+  root = pathlib.Path(cli.__file__).parent.parent
+  reader, writer = os.pipe()
+  os.close(reader)
+  result = subprocess.run(
+    [sys.executable, "-m", "diloco.cli", "status", "run", "--json"],
+    env={**os.environ, "PYTHONPATH": str(root)},
+    stdout=writer,
+    stderr=subprocess.PIPE,
+    check=False,
+  )
+  os.close(writer)
+  assert (result.returncode, result.stderr) == (0, b"")
+
+
 def test_config_json_is_what_resume_reads(run_dir):
   content = json.loads((run_dir / "config.json").read_text())
   assert content["format"] == run_lib.FORMAT

@@ -268,6 +268,8 @@ class Controller:
     kind = message.get("type")
     if handle is None or message.get("pid", handle.pid) != handle.pid:
       return
+    if kind != "lost":
+      self._supervisor.heard(peer, now)
     if kind == "ready" or (kind == "hello" and message.get("ready")):
       self._ready(peer, message, now)
     elif kind == "status" and peer in self._islands:
@@ -284,8 +286,10 @@ class Controller:
       self._dispatcher.lost(peer)
 
   def _ready(self, role: str, message: channel.Message, now: float) -> None:
+    if self._supervisor.state(role) != "starting":
+      return  # it only found its channel again
     self._supervisor.ready(role, now)
-    if role in self._islands and "step" in message:
+    if role in self._islands:
       island, step = self._islands[role], message["step"]
       self._pilot.joined(island, step)
       self._tape.record(

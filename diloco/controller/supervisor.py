@@ -22,7 +22,7 @@ class Policy:
   restart_max_secs: float
   max_restarts: int
   start_secs: float  # from start to ready
-  hang_secs: float  # without progress while it should make some
+  hang_secs: float  # without a sign of life, or of progress owed
 
   def delay_secs(self, deaths: int) -> float:
     """Pause before the next start after `deaths` in a row."""
@@ -53,6 +53,7 @@ class _Role:
   due: float = 0.0  # when to start, while waiting
   since: float = 0.0  # start or last progress
   deaths: int = 0  # in a row
+  heard: float = 0.0  # last sign of life
   busy: bool = False  # whether progress is expected
 
 
@@ -72,12 +73,18 @@ class Supervisor:
     """The role's process exists."""
     entry = self._roles[role]
     entry.state, entry.since, entry.busy = "starting", now, False
+    entry.heard = now
 
   def ready(self, role: str, now: float) -> None:
     """The role reported that it can work."""
     entry = self._roles[role]
     if entry.state == "starting":
       entry.state, entry.since = "running", now
+    entry.heard = now
+
+  def heard(self, role: str, now: float) -> None:
+    """The role said something: it lives, whether or not it gets on."""
+    self._roles[role].heard = now
 
   def progressed(self, role: str, now: float, *, busy: bool) -> None:
     """The role did something, or has nothing to do (`busy` is False)."""
@@ -123,10 +130,10 @@ class Supervisor:
         orders.append(Start(role))
       elif entry.state == "starting" and waited > self._policy.start_secs:
         orders.append(Kill(role, f"not ready after {waited:.0f} s"))
-      elif (
-        entry.state == "running"
-        and entry.busy
-        and waited > self._policy.hang_secs
-      ):
-        orders.append(Kill(role, f"no step for {waited:.0f} s"))
+      elif entry.state == "running":
+        silent = now - entry.heard
+        if entry.busy and waited > self._policy.hang_secs:
+          orders.append(Kill(role, f"no step for {waited:.0f} s"))
+        elif silent > self._policy.hang_secs:
+          orders.append(Kill(role, f"no sign of life for {silent:.0f} s"))
     return orders

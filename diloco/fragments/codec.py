@@ -22,7 +22,7 @@ def check(codec: str) -> None:
   """Raises `UserError` for a codec that does not exist."""
   if codec not in DTYPES:
     raise errors.UserError(
-      f"sync.codec = {codec!r}",
+      f"config.sync.codec = {codec!r}",
       "there is no such codec",
       f"choose one of {', '.join(sorted(DTYPES))}",
     )

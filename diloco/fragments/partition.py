@@ -113,10 +113,10 @@ def partition(tensors: Iterable[Tensor], num_fragments: int) -> FragmentPlan:
     )
   if not 1 <= num_fragments <= len(ordered):
     raise errors.UserError(
-      f"sync.num_fragments = {num_fragments}",
+      f"config.sync.num_fragments = {num_fragments}",
       f"the model has {len(ordered)} parameter tensors and every fragment"
       " needs one",
-      f"set sync.num_fragments between 1 and {len(ordered)}",
+      f"set config.sync.num_fragments between 1 and {len(ordered)}",
     )
   bins: list[list[Tensor]] = [[] for _ in range(num_fragments)]
   sizes = [0] * num_fragments

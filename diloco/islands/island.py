@@ -330,6 +330,12 @@ class Island:
     anchor = self._anchors[action.fragment]
     copies = self._swap.copy({n: self._state.params[n] for n in anchor})
     self._swap.published(action.fragment, copies)
+    self._tape.record(
+      events.SUBMITTED,
+      fragment=action.fragment,
+      first_step=action.first_step,
+      step=action.step,
+    )
     self._publisher.submit(publisher.Publication(action, copies, anchor))
 
   def _adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:

@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     jax.devices(),
     after_beat=report,
   )
-  channel.set_hello(ready=True)
+  channel.set_hello(ready=True, step=island.step)
   channel.send({"type": "ready", "step": island.step})
   reason = programs.ProgramRunner(island, channel, config).run()
   island.close(reason)

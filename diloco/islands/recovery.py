@@ -34,36 +34,44 @@ def last_step(
 ) -> int:
   """Last inner step this island is known to have done, 0 for a new one.
 
-  Looks at everything that could know: the vector clocks of the heads, commit
-  records still waiting, the last sign of life, and the metric log.
+  Looks at everything that could know: its tape and metric log, commit records
+  still waiting, the vector clocks of the heads, and the last sign of life.
   """
-  steps = [0, _last_logged_step(recorder.metrics_path(run_dir, island))]
-  for fragment in range(plan.num_fragments):
-    head = snapshots.read(store.head_key(fragment), records.Head)
-    if head is not None:
-      steps.append(head.merged_step(island))
+  steps = [0, _last_step_on_file(recorder.metrics_path(run_dir, island))]
+  tapes = pathlib.Path(run_dir).glob(
+    f"{recorder.TAPE_DIR}/island-{island}-[0-9]*.jsonl"
+  )
+  steps += [_last_step_on_file(path) for path in tapes]
+  # Records before heads: a merge moves a step from the first to the second,
+  # so this order cannot miss it in both.
   for name in snapshots.list("contributions"):
     _, owner, _, step = name.split(".")
     if int(owner) == island:
       steps.append(int(step))
+  for fragment in range(plan.num_fragments):
+    head = snapshots.read(store.head_key(fragment), records.Head)
+    if head is not None:
+      steps.append(head.merged_step(island))
   member = snapshots.read(store.member_key(island), records.Member)
   if member is not None:
     steps.append(member.step)
   return max(steps)
 
 
-def _last_logged_step(path: pathlib.Path) -> int:
+def _last_step_on_file(path: pathlib.Path) -> int:
+  """Largest step among the last lines of a tape or metric log."""
   if not path.exists():
     return 0
   with path.open("rb") as file:
     file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
     lines = file.read().split(b"\n")[:-1]  # what follows is torn or empty
-  for line in reversed(lines):
+  steps = [0]
+  for line in lines:
     try:
-      return int(json.loads(line)["step"])
+      steps.append(int(json.loads(line)["step"]))
     except (ValueError, KeyError, TypeError):
-      continue
-  return 0
+      continue  # the first line is cut, others may have no step
+  return max(steps)
 
 
 class Checkpointer:

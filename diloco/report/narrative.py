@@ -66,7 +66,8 @@ _FATES = {
   "corrupt_record": "The record of their contribution could not be read.",
   "corrupt": "Their contribution was damaged or incomplete in the store.",
   "not_finite": "Their update held NaN or infinite values; quarantined.",
-  "not finite": "Their update held NaN or infinite values; quarantined.",
+  "norm_mismatch": "The update was not what its record said of it.",
+  "norm_overflow": "The update was too large to merge.",
 }
 _OTHER_REASON = "Refused by the syncer; the tape has the details."
 

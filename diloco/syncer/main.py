@@ -40,7 +40,11 @@ def _run(run_dir: pathlib.Path, incarnation: int) -> int:
     run_dir, "syncer", {"incarnation": incarnation, "ready": False}
   )
   syncer = syncer_lib.Syncer(
-    snapshots, config, tape, owner=f"{os.uname().nodename}.{os.getpid()}"
+    snapshots,
+    config,
+    tape,
+    owner=f"{os.uname().nodename}.{os.getpid()}",
+    after_beat=lambda: channel.send({"type": "status"}),
   )
   reason = "no controller"
   limit_secs = config.controller.orphan_secs

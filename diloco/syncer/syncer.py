@@ -65,6 +65,7 @@ class Syncer:
     config: config_lib.RunConfig,
     tape: recorder.Recorder,
     owner: str,
+    after_beat: Callable[[], None] = lambda: None,
   ):
     """Knows its store; takes no lease yet.
 
@@ -73,8 +74,11 @@ class Syncer:
       config: the run's configuration.
       tape: where decisions go.
       owner: a name no other process has.
+      after_beat: called on a thread of its own with every renewal of the
+        lease: a long merge is no reason to look dead.
     """
     self._store = snapshots
+    self._after_beat = after_beat
     self._config = config
     self._tape = tape
     heartbeat_secs = config.controller.heartbeat_secs
@@ -178,8 +182,8 @@ class Syncer:
       now = time.monotonic()
       try:
         if now >= members_due:
-          self._look_at_members(now)
           members_due = now + self._heartbeat_secs / 2
+          self._look_at_members(now)
         draining = self._drain.is_set()
         self._scan(now)
         event = core.Drain() if draining else core.Tick()
@@ -215,6 +219,7 @@ class Syncer:
         if not self._lease.renew():
           self._fenced.set()
           return
+        self._after_beat()
       except (OSError, errors.CorruptSnapshotError) as error:
         logger.warning("renewal_failed error=%s", error)
 

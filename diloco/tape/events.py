@@ -30,6 +30,8 @@ STARTED = "started"  # step, restored_from, tokens_per_step, kind,
 #   relative_speed, paced_step_secs (0: runs at its own speed), topology,
 #   devices (chips), share; optionally unsent_from_step: a list, for each
 #   fragment the step after which restored progress is still unpublished
+SUBMITTED = "submitted"  # fragment, first_step, step: handed to the publisher;
+#   what becomes of it is PUBLISHED, PUBLISH_DROPPED or lost with the island
 PUBLISHED = "published"  # fragment, base_version, first_step, step, c_tokens,
 #   bytes, codec, secs, key, trigger ("schedule"|"follow"|"drain")
 PUBLISH_DROPPED = "publish_dropped"  # fragment, first_step, step, reason

@@ -4,9 +4,10 @@ Each step of a fragment has one fate. Fates are painted over the trained
 steps, the weakest evidence first, so that stronger evidence covers it:
 
   1. `unaccounted`: nothing is known; a correct run has none.
-  2. `superseded`: the syncer replaced the contribution by a later one.
-  3. trained and not yet published: `pending` while that incarnation lives or
-     was the last, `lost_with_island` once it died or was replaced.
+  2. on the way to publication: `pending` while that incarnation lives or was
+     the last, `lost_with_island` once it died or was replaced.
+  3. `superseded`: the syncer replaced the contribution by a later one.
+     Trained and not yet on the way: as in 2.
   4. `publish_dropped`: the island dropped the publication.
   5. `overwritten`: the island gave the steps up by adopting a version.
   6. discarded by the syncer, with its reason; the last reason counts.
@@ -111,6 +112,7 @@ def _coats(
   superseded = [span for reason, span in discarded if reason == SUPERSEDED]
   others = [item for item in discarded if item[0] != SUPERSEDED]
   coats = [
+    *_submitted(lives, facts),
     (SUPERSEDED, superseded),
     *_unpublished_tails(lives, facts),
     (PUBLISH_DROPPED, [_span(loss) for loss in facts.dropped]),
@@ -143,6 +145,30 @@ def _waiting(facts: history_lib.FragmentHistory) -> list[Span]:
   return [_span(i) for i in latest.values() if i.key not in resolved]
 
 
+def _unpublished_fate(
+  life: history_lib.Life, lives: list[history_lib.Life]
+) -> str:
+  replaced = life is not lives[-1] or (life.died and not life.stopped)
+  return LOST_WITH_ISLAND if replaced else PENDING
+
+
+def _submitted(
+  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+) -> list[tuple[str, list[Span]]]:
+  """Returns what each life handed to its publisher."""
+  return [
+    (
+      _unpublished_fate(life, lives),
+      [
+        _span(item)
+        for item in facts.submitted
+        if item.incarnation == life.incarnation
+      ],
+    )
+    for life in lives
+  ]
+
+
 def _unpublished_tails(
   lives: list[history_lib.Life], facts: history_lib.FragmentHistory
 ) -> list[tuple[str, list[Span]]]:
@@ -166,8 +192,7 @@ def _unpublished_tails(
       told[item.incarnation] = item.step
   tails = []
   for life in lives:
-    replaced = life is not lives[-1] or (life.died and not life.stopped)
-    fate = LOST_WITH_ISLAND if replaced else PENDING
+    fate = _unpublished_fate(life, lives)
     if life.end > told[life.incarnation]:
       tails.append((fate, [(told[life.incarnation], life.end)]))
   return tails

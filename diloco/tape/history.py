@@ -60,6 +60,7 @@ class FragmentHistory:
     discarded: reasons and contributions, in the syncer's order.
     overwritten: steps given up by adopting a version.
     dropped: steps whose publication the island dropped.
+    submitted: steps on their way to publication.
     unsent: by incarnation, the step after which it took over the unpublished
       progress of the incarnation before, if it restored that.
   """
@@ -73,6 +74,7 @@ class FragmentHistory:
   )
   overwritten: list[Loss] = dataclasses.field(default_factory=list)
   dropped: list[Loss] = dataclasses.field(default_factory=list)
+  submitted: list[Loss] = dataclasses.field(default_factory=list)
   unsent: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
@@ -94,6 +96,7 @@ class History:
     )
     self._versions: dict[tuple[int, int], int] = {}  # hash of their keys
     handlers = {
+      events.SUBMITTED: self._submitted,
       events.PUBLISHED: self._published,
       events.PUBLISH_DROPPED: self._dropped,
       events.ADOPTED: self._adopted,
@@ -145,6 +148,11 @@ class History:
     item = _contribution(line, incarnation)
     self.fragments[island, line["fragment"]].published[item.key] = item
     self._extend(island, incarnation, item.step)
+
+  def _submitted(self, line: reader.Line) -> None:
+    loss = Loss(line["incarnation"], line["first_step"], line["step"])
+    self.fragments[island_of(line), line["fragment"]].submitted.append(loss)
+    self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _dropped(self, line: reader.Line) -> None:
     loss = Loss(line["incarnation"], line["first_step"], line["step"])

@@ -25,6 +25,7 @@ def run(roles, role, now):
 
 
 def orders_of(roles, role, now):
+  roles.heard(role, now)  # alive; whether it gets on is the question
   return [order for order in roles.orders(now) if order.role == role]
 
 
@@ -49,6 +50,7 @@ def test_role_starts_again_after_its_back_off_and_others_go_on(roles):
   assert roles.died("island-0", 100.0) == (1, 0.5)
   assert roles.state("island-0") == "waiting"
   assert roles.state("syncer") == "running"
+  roles.heard("syncer", 100.4)
   assert roles.orders(100.4) == []
   assert roles.orders(100.5) == [supervisor.Start("island-0")]
 
@@ -138,3 +140,22 @@ def test_ready_revives_nobody(roles):
   roles.stopping("island-0")
   roles.ready("island-0", 0.2)
   assert roles.state("island-0") == "stopped"
+
+
+def test_role_that_falls_silent_is_killed_even_when_idle():
+  state = supervisor.Supervisor(POLICY_FOR_SILENCE, ["syncer"])
+  state.started("syncer", 0.0)
+  state.ready("syncer", 1.0)
+  state.heard("syncer", 50.0)
+  assert state.orders(59.0) == []
+  (order,) = state.orders(61.0)
+  assert isinstance(order, supervisor.Kill) and "sign of life" in order.cause
+
+
+POLICY_FOR_SILENCE = supervisor.Policy(
+  restart_base_secs=1.0,
+  restart_max_secs=8.0,
+  max_restarts=3,
+  start_secs=20.0,
+  hang_secs=10.0,
+)

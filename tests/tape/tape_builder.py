@@ -48,6 +48,10 @@ class Tapes:
       **fields,
     }
 
+  def submit(self, first, step, island=0, fragment=0):
+    fields = {"fragment": fragment, "first_step": first, "step": step}
+    self._island(island, events.SUBMITTED, **fields)
+
   def publish(self, first, step, island=0, fragment=0):
     item = self.contribution(first, step, island, fragment)
     told = {k: item[k] for k in ("key", "first_step", "step", "c_tokens")}

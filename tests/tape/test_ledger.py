@@ -349,3 +349,16 @@ def test_time_grows_with_publications_not_with_steps():
   assert result.balanced
   assert result.merged > 0.999 * 24 * 9_999_000 * TOKENS_PER_STEP
   assert secs < 20  # 1 s on an idle machine: 100,000 publications
+
+
+@pytest.mark.parametrize(
+  ("dies", "fate"), [(True, "lost_with_island"), (False, "pending")]
+)
+def test_publication_under_way_is_lost_with_its_island_or_pending(dies, fate):
+  # The island adopted a version while its publication of step 6 was waiting.
+  tapes = _trained(8)
+  tapes.submit(0, 6)
+  tapes.adopt(6, 8)
+  if dies:
+    tapes.die()
+  assert _fates(tapes) == {"trained": 8, fate: 6, "overwritten": 2}

@@ -1,0 +1,297 @@
+"""The cookbook's snippets, run for real; `docs/cookbook.md` shows the regions.
+
+One run of two island processes on a tiny model serves all tests that need a
+run directory.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+import pytest
+
+from diloco import config as config_lib
+from diloco import run
+from diloco.syncer import core, grace, quorum
+from diloco.tape import ledger, reader
+from diloco.tasks import registry, text
+
+TEXTS = {
+  f"{i}.txt": f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
+  for i in range(20)
+}
+
+
+# region task
+class Bigram:
+  """Predicts a byte from the byte before it, in plain JAX."""
+
+  def __init__(self, options):
+    self._batch_size, self._seq_len = 8, 32
+    self._corpus = text.load_corpus(options["data_glob"], heldout_fraction=0.2)
+    self.tokens_per_batch = self._batch_size * self._seq_len
+
+  def init(self, rng):
+    keys = jax.random.split(rng, 2)
+    return {
+      "embedding": 0.1 * jax.random.normal(keys[0], (256, 32)),
+      "output": 0.1 * jax.random.normal(keys[1], (32, 256)),
+      "bias": jnp.zeros(256),
+    }
+
+  def loss(self, params, batch):
+    return jnp.mean(self._nll(params, batch)), {}
+
+  def eval_loss(self, params, batch):
+    nll = self._nll(params, batch)
+    return jnp.sum(nll), jnp.float32(nll.size)
+
+  def optimizer(self, schedule_steps):
+    return optax.adam(optax.cosine_decay_schedule(3e-2, schedule_steps))
+
+  def batches(self, split, *, share, num_shares, seed):
+    return text.stream(
+      self._corpus.split(split),
+      split,
+      batch_size=self._batch_size,
+      seq_len=self._seq_len,
+      share=share,
+      num_shares=num_shares,
+      seed=seed,
+    )
+
+  def is_embedding(self, path):
+    return path == "embedding"
+
+  def _nll(self, params, batch):
+    tokens = jnp.asarray(batch["tokens"])
+    hidden = params["embedding"][tokens[:, :-1]]
+    logits = jnp.tanh(hidden) @ params["output"] + params["bias"]
+    return optax.softmax_cross_entropy_with_integer_labels(
+      logits, tokens[:, 1:]
+    )
+
+
+# endregion
+
+
+def base_config(corpus):
+  # region model
+  config = ml_collections.ConfigDict()
+  config.total_tokens = 30_000
+  config.task = dict(
+    name="bigram:Bigram", options=dict(data_glob=f"{corpus}/*.txt")
+  )
+  config.sync = dict(num_fragments=3, every=6)
+  config.outer = dict(learning_rate=1.0, momentum=0.5)
+  # endregion
+  return config
+
+
+def add_fleet(config):
+  # region fleet
+  config.fleet = dict(
+    slices=(
+      dict(kind="v6e", topology="1", relative_speed=1.0),
+      dict(kind="v5p", topology="2", relative_speed=0.6),
+    ),
+    pace_step_secs=0.05,
+  )
+  # endregion
+
+
+def add_faults(config):
+  # region faults
+  config.faults = (
+    dict(target="island-1", at_fraction=0.3, kind="sigkill"),
+    dict(target="syncer", at_fraction=0.5, kind="sigkill"),
+  )
+  config.controller = dict(restart_base_secs=0.1)
+  # endregion
+
+
+def write_corpus(folder):
+  folder.mkdir()
+  for name, content in TEXTS.items():
+    (folder / name).write_text(content)
+  return folder
+
+
+def write_module(folder):
+  """Writes the region `task` as a user's module, with its imports."""
+  source = pathlib.Path(__file__).read_text()
+  body = source.partition("# region task\n")[2].partition("# endregion")[0]
+  imports = "import jax\nimport jax.numpy as jnp\nimport optax\n"
+  imports += "from diloco.tasks import text\n\n\n"
+  (folder / "bigram.py").write_text(imports + body)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A finished run with an island and the syncer killed on the way."""
+  folder = tmp_path_factory.mktemp("cookbook")
+  write_module(folder)
+  config = base_config(write_corpus(folder / "corpus"))
+  add_fleet(config)
+  add_faults(config)
+  workdir = folder / "run"
+  with pytest.MonkeyPatch.context() as patch:
+    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    patch.syspath_prepend(folder)
+    # The islands are real processes on this machine's real devices.
+    patch.setenv("XLA_FLAGS", "")
+    # region train
+    result = run.train(config, workdir, quiet=True)
+    print(result.status, result.summary["final_eval_loss"], result.report)
+    # endregion
+    assert result.status == "finished"
+    # region resume
+    config.total_tokens = 40_000
+    config.faults = ()
+    result = run.train(config, workdir, quiet=True)
+    # endregion
+    assert result.status == "finished"
+  sys.modules.pop("bigram", None)
+  return workdir
+
+
+def test_own_model_is_a_task(corpus, monkeypatch):
+  module = types.ModuleType("bigram")
+  module.Bigram = Bigram
+  monkeypatch.setitem(sys.modules, "bigram", module)
+  options = {"data_glob": f"{corpus}/*.txt"}
+  task = registry.make_task("bigram:Bigram", options)
+  params = task.init(jax.random.key(0))
+  stream = task.batches("train", share=0, num_shares=2, seed=0)
+  loss, _ = task.loss(params, next(stream))
+  stream.close()
+  assert abs(float(loss) - np.log(256)) < 0.5
+
+
+def test_own_text(corpus):
+  config = ml_collections.ConfigDict()
+  # region text
+  config.task = dict(
+    name="language_model",
+    options=dict(
+      data_glob=f"{corpus}/**/*.txt",
+      heldout_fraction=0.1,
+      d_model=32,
+      num_layers=1,
+      seq_len=64,
+      batch_size=4,
+    ),
+  )
+  # endregion
+  typed = config_lib.from_mapping(config)
+  task = registry.make_task(typed.task.name, typed.task.options)
+  stream = task.batches("train", share=0, num_shares=1, seed=0)
+  row = bytes(next(stream)["tokens"][0].astype(np.uint8))
+  stream.close()
+  assert b"fox" in row
+
+
+def test_fleet_and_faults_are_valid(corpus):
+  config = base_config(corpus)
+  add_fleet(config)
+  add_faults(config)
+  typed = config_lib.from_mapping(config)
+  assert typed.fleet.islands == 2
+  assert typed.fleet.slices[1].num_devices == 2
+  assert [f.target for f in typed.faults] == ["island-1", "syncer"]
+
+
+def test_run_was_killed_resumed_and_finished(finished):
+  summary = json.loads((finished / "summary.json").read_text())
+  assert summary["sessions"] == 2
+  assert summary["tokens_trained"] >= 40_000
+  assert summary["final_eval_loss"] < np.log(256) - 1
+  assert summary["tokens_unaccounted"] == 0
+  injected = [fault["target"] for fault in summary["faults"]]
+  assert {"island-1", "syncer"} <= set(injected)
+
+
+def test_tape_is_read_in_a_notebook(finished):
+  workdir = finished
+  # region tape
+  record = reader.read(workdir)
+  merges = [e for e in record.events if e["event"] == "merged"]
+  together = [len(m["contributions"]) for m in merges]
+  losses = {m: [s["loss"] for s in lines] for m, lines in record.metrics.items()}
+  print(len(merges), "merges,", sum(together) / len(merges), "islands in each")
+
+  book = ledger.compute(record)
+  print(book.tokens())
+  # endregion
+  assert set(losses) == {0, 1}
+  assert max(together) == 2
+  assert book.tokens().merged > 0
+
+
+# region grace
+class HalfStepGrace:
+  """Waits half a step of the slowest live island, whatever the slack."""
+
+  def grace_secs(self, facts: grace.GraceFacts) -> float:
+    return 0.5 * facts.step_secs
+
+
+# endregion
+
+
+# region quorum
+class MajorityQuorum(quorum.MinimumQuorum):
+  """More than half of the islands, and at least `minimum`."""
+
+  def __init__(self, minimum: int, islands: int):
+    super().__init__(minimum)
+    object.__setattr__(self, "_islands", islands)  # the base is frozen
+
+  def reached(self, present: int) -> bool:
+    return super().reached(present) and 2 * present > self._islands
+
+
+# endregion
+
+
+class Contribution:
+  """What the core needs to know of a commit record."""
+
+  fragment, base_version, first_step, step, incarnation = 0, 0, 0, 6, 1
+
+  def __init__(self, island):
+    self.island, self.key = island, f"0.{island}.1.6"
+
+
+def test_policies_decide_when_a_round_closes():
+  # region policy
+  settings = core.Settings(
+    num_fragments=1,
+    quorum=MajorityQuorum(minimum=1, islands=3),
+    grace=HalfStepGrace(),
+    max_staleness=2,
+  )
+  syncer = core.SyncerCore(settings, heads=[(0, {})])
+  syncer.handle(core.Membership({0: 1.0, 1: 1.0, 2: 2.0}), now=0.0)
+  syncer.handle(core.Arrived([Contribution(island=0)]), now=0.0)
+  syncer.handle(core.Arrived([Contribution(island=1)]), now=3.0)
+  print(syncer.next_deadline())  # 4.0: a majority at 3.0, half a step more
+  # endregion
+  assert syncer.next_deadline() == 4.0
+  assert syncer.handle(core.Tick(), now=3.9) == []
+  (close,) = syncer.handle(core.Tick(), now=4.0)
+  assert [c.contribution.island for c in close.chosen] == [0, 1]
+  assert close.absent == (2,)
