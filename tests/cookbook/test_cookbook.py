@@ -7,7 +7,10 @@ run directory.
 import json
 import os
 import pathlib
+import re
+import subprocess
 import sys
+import textwrap
 import types
 
 import jax
@@ -17,6 +20,7 @@ import numpy as np
 import optax
 import pytest
 
+import diloco
 from diloco import config as config_lib
 from diloco import run
 from diloco.syncer import core, grace, quorum
@@ -124,13 +128,26 @@ def write_corpus(folder):
   return folder
 
 
-def write_module(folder):
-  """Writes the region `task` as a user's module, with its imports."""
+def region(name):
+  """The text between two marks of this file, dedented."""
   source = pathlib.Path(__file__).read_text()
-  body = source.partition("# region task\n")[2].partition("# endregion")[0]
+  body = re.search(
+    rf"^ *# region {name}\n(.*?)^ *# endregion",
+    source,
+    re.DOTALL | re.MULTILINE,
+  )
+  return textwrap.dedent(body[1])
+
+
+def write_modules(folder):
+  """Writes the regions as a user's own files."""
   imports = "import jax\nimport jax.numpy as jnp\nimport optax\n"
   imports += "from diloco.tasks import text\n\n\n"
-  (folder / "bigram.py").write_text(imports + body)
+  (folder / "bigram.py").write_text(imports + region("task"))
+  body = region("model") + region("fleet") + region("faults")
+  content = "import ml_collections\n\n\ndef get_config(corpus):\n"
+  content += textwrap.indent(body + "return config\n", "  ")
+  (folder / "experiment.py").write_text(content)
 
 
 @pytest.fixture
@@ -140,28 +157,27 @@ def corpus(tmp_path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """A finished run with an island and the syncer killed on the way."""
+  """A run with an island and the syncer killed, then gone on with."""
   folder = tmp_path_factory.mktemp("cookbook")
-  write_module(folder)
-  config = base_config(write_corpus(folder / "corpus"))
+  write_modules(folder)
+  corpus, workdir = write_corpus(folder / "corpus"), folder / "run"
+  config = base_config(corpus)
   add_fleet(config)
   add_faults(config)
-  workdir = folder / "run"
   with pytest.MonkeyPatch.context() as patch:
-    paths = [str(folder), os.environ.get("PYTHONPATH", "")]
-    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+    root = pathlib.Path(diloco.__file__).parent.parent
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(root)]))
     patch.syspath_prepend(folder)
-    # The islands are real processes on this machine's real devices.
-    patch.setenv("XLA_FLAGS", "")
+    patch.chdir(folder)
     # region train
-    result = run.train(config, workdir, quiet=True)
-    print(result.status, result.summary["final_eval_loss"], result.report)
+    command = [sys.executable, "-m", "diloco.cli", "train", "--quiet"]
+    command += [f"--config=experiment.py:{corpus}", f"--workdir={workdir}"]
+    subprocess.run(command, check=True)
     # endregion
-    assert result.status == "finished"
     # region resume
     config.total_tokens = 40_000
-    config.faults = ()
     result = run.train(config, workdir, quiet=True)
+    print(result.status, result.summary["final_eval_loss"], result.report)
     # endregion
     assert result.status == "finished"
   sys.modules.pop("bigram", None)
@@ -230,7 +246,9 @@ def test_tape_is_read_in_a_notebook(finished):
   record = reader.read(workdir)
   merges = [e for e in record.events if e["event"] == "merged"]
   together = [len(m["contributions"]) for m in merges]
-  losses = {m: [s["loss"] for s in lines] for m, lines in record.metrics.items()}
+  losses = {
+    m: [s["loss"] for s in lines] for m, lines in record.metrics.items()
+  }
   print(len(merges), "merges,", sum(together) / len(merges), "islands in each")
 
   book = ledger.compute(record)
