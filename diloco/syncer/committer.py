@@ -71,9 +71,7 @@ class Committer:
       self._fence(p) for p in range(plan.num_fragments)
     ]
     self._merger = merge.Merger(outer)
-    self._retained = [
-      self._find_retained(p) for p in range(plan.num_fragments)
-    ]
+    self._retained = [self._find_retained(p) for p in range(plan.num_fragments)]
 
   @property
   def heads(self) -> list[records.Head]:

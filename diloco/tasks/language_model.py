@@ -39,8 +39,9 @@ class LanguageModelConfig:
   vocab: int = text.VOCAB
   mlp: str = "geglu"  # or "swiglu"
   compute_dtype: str = "float32"  # or "bfloat16"; parameters are float32
-  # Batches and data.
-  seq_len: int = 256
+  # Batches and data. Small batches: at a million tokens, the number of steps
+  # limits the loss, not the number of tokens.
+  seq_len: int = 128
   batch_size: int = 8
   data_glob: str = ""  # "" for the running Python's standard library
   heldout_fraction: float = 0.02  # of files

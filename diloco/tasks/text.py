@@ -14,6 +14,7 @@ import os
 import pathlib
 import sysconfig
 import threading
+from collections.abc import Iterable
 
 import grain
 import numpy as np
@@ -166,7 +167,7 @@ def _read_text(path: pathlib.Path) -> bytes:
   return data
 
 
-def _join(texts) -> np.ndarray:
+def _join(texts: Iterable[bytes]) -> np.ndarray:
   return np.frombuffer(_SEPARATOR.join(texts), np.uint8)
 
 
@@ -196,7 +197,7 @@ class TextStream:
   Implements `task.BatchStream`. One thread reads a few batches ahead.
   """
 
-  def __init__(self, dataset: "grain.MapDataset"):
+  def __init__(self, dataset: grain.MapDataset):
     """Streams the batches of `dataset`, from index 0."""
     options = grain.ReadOptions(
       num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES

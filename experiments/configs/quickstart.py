@@ -22,12 +22,19 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "quickstart"
   config.seed = 0
-  config.total_tokens = 1_500_000
+  config.total_tokens = 2_400_000
 
   config.task = ml_collections.ConfigDict()
   config.task.name = "language_model"
   config.task.options = ml_collections.ConfigDict(
-    dict(d_model=128, num_layers=4, num_heads=4, seq_len=256, batch_size=8)
+    dict(
+      d_model=128,
+      num_layers=4,
+      num_heads=4,
+      seq_len=128,
+      batch_size=4,
+      learning_rate=0.003,
+    )
   )
 
   # Kinds and speeds are emulated: all three run on this machine's cores.
@@ -37,13 +44,15 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     dict(kind="v5p", topology="1", relative_speed=0.6),
     dict(kind="v5p", topology="1", relative_speed=0.4),
   )
-  config.fleet.pace_step_secs = 0.0
+  config.fleet.pace_step_secs = 0.09
 
   config.sync = ml_collections.ConfigDict(
-    dict(num_fragments=24, every=24, overlap_steps=2, quorum=1)
+    dict(
+      num_fragments=24, every=24, overlap_steps=2, quorum=1, adoption="carry"
+    )
   )
   config.outer = ml_collections.ConfigDict(
-    dict(learning_rate=1.0, momentum=0.5)
+    dict(learning_rate=1.0, momentum=0.0)
   )
   config.programs = ml_collections.ConfigDict(
     dict(
@@ -62,7 +71,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
 
 def _shrink(config: ml_collections.ConfigDict) -> None:
   config.total_tokens = 200_000
-  config.fleet.pace_step_secs = 0.05
+  config.fleet.pace_step_secs = 0.095
   config.faults = (dict(target="island-1", at_fraction=0.2, kind="sigkill"),)
   config.task.options.update(
     d_model=32, num_layers=2, num_heads=2, seq_len=64, batch_size=4

@@ -24,5 +24,5 @@ def test_bf16_rounds_to_nearest_even_within_half_a_unit():
 
 
 def test_unknown_codec_is_refused_by_name():
-  with pytest.raises(errors.UserError, match="int3.*bf16"):
+  with pytest.raises(errors.UserError, match=r"int3.*bf16"):
     codec.check("int3")

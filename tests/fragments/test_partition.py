@@ -18,7 +18,10 @@ def _tensors(sizes):
 
 def _best_largest(sizes, bins):
   return min(
-    max(sum(s for s, b in zip(sizes, of, strict=True) if b == k) for k in range(bins))
+    max(
+      sum(s for s, b in zip(sizes, of, strict=True) if b == k)
+      for k in range(bins)
+    )
     for of in itertools.product(range(bins), repeat=len(sizes))
   )
 

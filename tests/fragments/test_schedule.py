@@ -1,4 +1,5 @@
 import collections
+import itertools
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_every_fragment_leaves_once_in_every_h_steps(sync_every, num_fragments):
   assert sorted(published) == list(range(num_fragments))
   for steps in published.values():
     assert steps[0] <= sync_every
-    gaps = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(steps)]
     assert gaps and set(gaps) == {sync_every}
 
 
@@ -34,7 +35,9 @@ def test_every_fragment_leaves_once_in_every_h_steps(sync_every, num_fragments):
 )
 def test_load_is_spread_over_the_steps(sync_every, num_fragments):
   published = _published(sync_every, num_fragments, sync_every)
-  per_step = collections.Counter(s for steps in published.values() for s in steps)
+  per_step = collections.Counter(
+    s for steps in published.values() for s in steps
+  )
   assert max(per_step.values()) == 1
 
 

@@ -1,4 +1,4 @@
-"""Real runs: `diloco train` in a process, with real islands and a real store."""
+"""Real runs: `diloco train` in a process, real islands, a real store."""
 
 import json
 import os
@@ -8,13 +8,13 @@ import subprocess
 import sys
 import time
 
-CONFIG = '''
+CONFIG = """
 import ml_collections
 
 
 def get_config(variant=""):
   return ml_collections.ConfigDict({values!r})
-'''
+"""
 
 
 class Run:

@@ -106,9 +106,7 @@ class World:
     fetched.clear()
     board = None
     if self.random.random() < 0.7:
-      board = island_core.Board(
-        self.syncer.versions, self.syncer.open_rounds
-      )
+      board = island_core.Board(self.syncer.versions, self.syncer.open_rounds)
     self.steps[m] += 1
     for action in state.handle(
       island_core.Stepped(self.steps[m], ready, board)
@@ -168,9 +166,7 @@ class World:
     committed = syncer_core.Committed(close.fragment, 0.1)
     self.shell(self.syncer.handle(committed, self.now))
     for m in self.islands:
-      self.at(
-        self.random.expovariate(3), self.fetch, m, self.lives[m], close
-      )
+      self.at(self.random.expovariate(3), self.fetch, m, self.lives[m], close)
 
   def fetch(self, m, life, close):
     if m in self.islands and self.lives[m] == life:

@@ -61,7 +61,9 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(make_run):
   again = [
     m
     for m in merged
-    if any(c["island"] == 1 and c["incarnation"] == 2 for c in m["contributions"])
+    if any(
+      c["island"] == 1 and c["incarnation"] == 2 for c in m["contributions"]
+    )
   ]
   assert again, "the killed island did not contribute again"
   assert {m["incarnation"] for m in merged} == {1, 2}, "no syncer took over"
@@ -107,8 +109,9 @@ def test_run_whose_controller_was_killed_goes_on_and_is_taken_up_again(
   run.finish()
   steps, versions = run.steps(0), len(_events(run, "merged"))
   run.wait_for(
-    lambda: run.steps(0) > steps + 20
-    and len(_events(run, "merged")) > versions + 4
+    lambda: (
+      run.steps(0) > steps + 20 and len(_events(run, "merged")) > versions + 4
+    )
   )
   code, _, err = run.start().finish()
   assert code == 0, err

@@ -110,9 +110,7 @@ def test_global_parameters_learn_and_every_token_has_a_fate(tmp_path, run_dir):
   assert book.tokens().trained == 40 * 4 * 32
 
 
-def test_island_trains_on_without_a_syncer_and_loses_nothing(
-  tmp_path, run_dir
-):
+def test_island_trains_on_without_a_syncer_and_loses_nothing(tmp_path, run_dir):
   config = make_config(tmp_path, adoption="carry")
   island = make_island(config, run_dir)
   island.train(20)
@@ -181,16 +179,15 @@ def test_restarted_island_goes_on_at_its_step_data_and_moments(
   second.train(2)
   second.close("test")
   (_, started) = _events(run_dir, "started")
-  assert started["step"] == 9 and "checkpoint of step 6" in (
-    started["restored_from"]
+  assert (
+    started["step"] == 9
+    and "checkpoint of step 6" in (started["restored_from"])
   )
   book = ledger.compute(reader.read(run_dir), 4)
   assert book.balanced and not book.violations
 
 
-def test_unreadable_checkpoint_is_passed_over_and_kept_aside(
-  tmp_path, run_dir
-):
+def test_unreadable_checkpoint_is_passed_over_and_kept_aside(tmp_path, run_dir):
   config = make_config(tmp_path)
   first = make_island(config, run_dir)
   for _ in range(2):
@@ -223,7 +220,7 @@ def test_step_is_never_retraced(tmp_path, run_dir, adoption):
     for _ in range(6):
       island.train(2)
       time.sleep(0.05)
-    with jax.log_compiles(), _no_compilation():
+    with jax.log_compiles(), _NoCompilation():
       for _ in range(6):
         island.train(2)
         time.sleep(0.05)
@@ -231,7 +228,7 @@ def test_step_is_never_retraced(tmp_path, run_dir, adoption):
   assert len(_events(run_dir, "adopted")) > 4
 
 
-class _no_compilation:
+class _NoCompilation:
   """Fails if JAX compiles anything inside."""
 
   def __enter__(self):

@@ -1,0 +1,165 @@
+"""The documents say what the code says."""
+
+import ast
+import dataclasses
+import json
+import pathlib
+import re
+import textwrap
+
+import pytest
+
+import diloco
+from diloco import config as config_lib
+from diloco.tape import events, fates
+
+ROOT = pathlib.Path(diloco.__file__).parent.parent
+DOCS = ROOT / "docs"
+COOKBOOK = ROOT / "tests" / "cookbook" / "test_cookbook.py"
+
+_REGION = re.compile(
+  r"^ *# region (\w+)\n(.*?)^ *# endregion", re.DOTALL | re.MULTILINE
+)
+_BLOCK = re.compile(
+  r"(?:<!-- region (\w+) -->\n)?```python\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
+
+
+def rows(name):
+  """Cells of table rows of a document, by the name in the first cell.
+
+  A name that comes again, such as an event that is a fate too, counts once.
+  """
+  found: dict = {}
+  for line in (DOCS / name).read_text().splitlines():
+    cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+    if line.startswith("| `") and len(cells) > 1:
+      found.setdefault(cells[0].strip("`"), cells[1:])
+  return found
+
+
+def config_fields(kind, prefix="config"):
+  """(dotted name, default as JSON) of every field that holds a value."""
+  for field in dataclasses.fields(kind):
+    name = f"{prefix}.{field.name}"
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+      default = field.default_factory()
+    if dataclasses.is_dataclass(default):
+      yield from config_fields(type(default), name)
+    elif name in ITEMS:
+      yield from config_fields(ITEMS[name], f"{name}[]")
+    elif default is dataclasses.MISSING:
+      yield name, "required"
+    else:
+      yield name, json.dumps(default)
+
+
+ITEMS = {
+  "config.fleet.slices": config_lib.SliceConfig,
+  "config.faults": config_lib.FaultConfig,
+}
+
+
+@pytest.mark.parametrize(
+  ("name", "default"), list(config_fields(config_lib.RunConfig))
+)
+def test_glossary_has_every_config_field_with_its_default(name, default):
+  table = rows("glossary.md")
+  assert name in table, f"add {name} to docs/glossary.md"
+  assert table[name][0] == f"`{default}`"
+
+
+def test_glossary_has_no_config_field_that_does_not_exist():
+  fields = {name for name, _ in config_fields(config_lib.RunConfig)}
+  told = {name for name in rows("glossary.md") if name.startswith("config.")}
+  assert told == fields
+
+
+EVENTS = {name: value for name, value in vars(events).items() if name.isupper()}
+
+
+@pytest.mark.parametrize("event", EVENTS.values())
+def test_tape_document_has_every_event(event):
+  assert event in rows("tape.md"), f"add {event} to docs/tape.md"
+
+
+def recorded_fields():
+  """(event, field) of every `record(events.NAME, field=...)` in the code."""
+  for path in sorted((ROOT / "diloco").rglob("*.py")):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if not isinstance(node, ast.Call) or not node.args:
+        continue
+      event = node.args[0]
+      if (
+        isinstance(event, ast.Attribute)
+        and isinstance(event.value, ast.Name)
+        and event.value.id == "events"
+        and event.attr in EVENTS
+      ):
+        for keyword in node.keywords:
+          if keyword.arg is not None:
+            yield EVENTS[event.attr], keyword.arg
+
+
+def test_tape_document_has_every_recorded_field():
+  table = rows("tape.md")
+  found = set(recorded_fields())
+  assert ("published", "c_tokens") in found
+  missing = [
+    (event, field)
+    for event, field in sorted(found)
+    if f"`{field}`" not in table[event][0]
+  ]
+  assert missing == []
+
+
+def test_tape_document_has_every_fate():
+  names = {v for n, v in vars(fates).items() if n.isupper()}
+  core = (ROOT / "diloco" / "syncer" / "core.py").read_text()
+  names |= set(re.findall(r'Discard\(\w+, "(\w+)"\)', core))
+  assert "too_stale" in names
+  assert sorted(names - set(rows("tape.md"))) == []
+
+
+def regions():
+  source = COOKBOOK.read_text()
+  return {
+    n: textwrap.dedent(body).strip() for n, body in _REGION.findall(source)
+  }
+
+
+def test_cookbook_shows_regions_of_its_tests():
+  blocks = _BLOCK.findall((DOCS / "cookbook.md").read_text())
+  shown = {name: body.strip() for name, body in blocks}
+  assert "" not in shown, "a block of docs/cookbook.md names no region"
+  assert shown == regions()
+
+
+def layout():
+  """Names of modules by package, as the design page lists them."""
+  text = (DOCS / "design.md").read_text()
+  block = text.partition("## 8. Layout")[2].partition("## 9.")[0]
+  found: dict = {}
+  package = ""
+  for line in block.splitlines():
+    if match := re.match(r"    (\w+/)\s*$", line):
+      package = match[1]
+    elif match := re.match(r"      (\S+/)\s+(.*)", line):
+      folder = package + match[1]
+      found.setdefault(folder, set()).update(re.findall(r"\w+", match[2]))
+    elif match := re.match(r"      (\w+)\.py\s", line):
+      found.setdefault(package, set()).add(match[1])
+    elif match := re.match(r"       {8,}(.*)", line):
+      found[folder].update(re.findall(r"\w+", match[1]))
+  return found
+
+
+def test_layout_matches_the_tree():
+  tree: dict = {}
+  for path in sorted((ROOT / "diloco").rglob("*.py")):
+    folder = path.parent.relative_to(ROOT).as_posix() + "/"
+    if path.stem != "__init__":
+      tree.setdefault(folder, set()).add(path.stem)
+  told = {k: v for k, v in layout().items() if k.startswith("diloco/")}
+  assert told == tree
