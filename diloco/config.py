@@ -100,7 +100,7 @@ class ProgramConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ControllerConfig:
-  """Supervision; all times follow from `heartbeat_secs` unless set."""
+  """Supervision. Leases and membership expire after a few heartbeats."""
 
   heartbeat_secs: float = 0.5
   port: int = 0  # 0 lets the system choose
@@ -205,6 +205,7 @@ def _validate(config: RunConfig) -> None:
   _validate_fleet(config.fleet)
   _validate_sync(config.sync, config.fleet.islands)
   _validate_times(config)
+  _validate_open_ends(config)
   for i, fault in enumerate(config.faults):
     targets = [f"island-{m}" for m in range(config.fleet.islands)] + ["syncer"]
     _require(
@@ -299,6 +300,31 @@ def _validate_fleet(fleet: FleetConfig) -> None:
     f"the fleet has {len(fleet.slices)} slices and an island needs one",
     "add slices or lower config.fleet.num_islands",
   )
+
+
+def _validate_open_ends(config: RunConfig) -> None:
+  """Ranges whose ends are not in them."""
+  for name, value, holds, rule in (
+    (
+      "sync.staleness_decay",
+      config.sync.staleness_decay,
+      config.sync.staleness_decay > 0,
+      "it must be above 0; config.sync.max_staleness = 0 refuses stale ones",
+    ),
+    (
+      "outer.learning_rate",
+      config.outer.learning_rate,
+      config.outer.learning_rate > 0,
+      "it must be above 0, or nothing is learned",
+    ),
+    (
+      "outer.momentum",
+      config.outer.momentum,
+      config.outer.momentum < 1,
+      "it must be below 1, or steps never fade",
+    ),
+  ):
+    _require(holds, f"config.{name} = {value}", rule, f"change config.{name}")
 
 
 def _validate_times(config: RunConfig) -> None:

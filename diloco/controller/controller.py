@@ -158,6 +158,7 @@ class Controller:
     finally:
       self._kill_all()
       self._server.close()
+      channel.address_path(self._run_dir).unlink(missing_ok=True)
     self._tape.record(
       events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
     )
@@ -186,7 +187,7 @@ class Controller:
         self._supervisor.stopping(role)
         self._kill(role)
     self._ask_islands("drain", timeout_secs=patience_secs)
-    self._ask([SYNCER], "drain", timeout_secs=patience_secs)
+    self._ask([SYNCER], "drain")
     final_eval = None
     for role in list(self._islands) if evaluate else []:
       if self._is_ready(role) and final_eval is None:
@@ -317,6 +318,8 @@ class Controller:
       again = self._supervisor.died(role, now)
       if again is not None and role in self._islands:
         deaths, delay_secs = again
+        if deaths > 1:
+          self._resources.slice_lost(self._islands[role])
         self._tape.record(
           events.ISLAND_RESTART,
           island=self._islands[role],

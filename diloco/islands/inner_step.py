@@ -106,6 +106,10 @@ def set_schedule_step(opt_state: Any, step: int) -> Any:
       getattr(key, "tuple_name", "") == "ScaleByScheduleState" for key in path
     )
 
+  if not optax.tree_utils.tree_get_all_with_path(
+    opt_state, "count", is_schedule
+  ):
+    return opt_state  # a constant learning rate
   return optax.tree_utils.tree_set(
     opt_state, is_schedule, count=jnp.asarray(step, jnp.int32)
   )

@@ -253,7 +253,6 @@ class Island:
       publisher.Identity(spec.island, spec.incarnation, tokens_per_step),
       sync.codec,
       self._tape,
-      lambda: self._log.step_secs,
     )
     self._adopter = adopter.Adopter(
       self._store, self._plan, self._placement, versions, self._poll_secs
@@ -424,7 +423,9 @@ class Island:
     if wait:
       self._checkpoints.wait()
     secs = time.monotonic() - started
-    self._tape.record(events.CHECKPOINTED, step=self._core.step, secs=secs)
+    self._tape.record(
+      events.CHECKPOINTED, step=self._core.step, secs=secs, durable=wait
+    )
     return {"step": self._core.step, "secs": secs}
 
   def close(self, reason: str) -> None:

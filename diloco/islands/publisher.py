@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -55,15 +55,13 @@ class Publisher:
     identity: Identity,
     codec: str,
     tape: recorder.Recorder,
-    step_secs: Callable[[], float],
   ):
-    """Starts the thread; `step_secs` gives the island's current pace."""
+    """Starts the thread."""
     self._store = snapshots
     self._plan = plan
     self._identity = identity
     self._codec = codec
     self._tape = tape
-    self._step_secs = step_secs
     self._waiting: dict[int, Publication] = {}
     self._busy = False
     self._closing = False
@@ -158,7 +156,6 @@ class Publisher:
       chunks=[list(t.layout.chunk_shape) for t in tensors],
       num_bytes=sum(v.nbytes for t in tensors for _, v in t.pieces),
       norms=norms,
-      step_secs=self._step_secs(),
     )
     record = dataclasses.replace(
       record, payload=store.payload_prefix(record.key)

@@ -44,7 +44,9 @@ def last_step(
   steps += [_last_step_on_file(path) for path in tapes]
   # Records before heads: a merge moves a step from the first to the second,
   # so this order cannot miss it in both.
-  for name in snapshots.list("contributions"):
+  for name in filter(
+    store.is_contribution_name, snapshots.list("contributions")
+  ):
     _, owner, _, step = name.split(".")
     if int(owner) == island:
       steps.append(int(step))

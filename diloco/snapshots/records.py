@@ -93,7 +93,6 @@ class Contribution(Record):
   chunks: list[list[int]]  # chunk shape per tensor, in plan order
   num_bytes: int
   norms: list[float]  # L2 norm per tensor, in plan order
-  step_secs: float  # the island's own measure of one inner step
 
   @property
   def c_steps(self) -> int:
@@ -155,6 +154,5 @@ class Board(Record):
   fragment, `open_rounds` maps a fragment to the islands already in its round.
   """
 
-  token: int
   versions: list[int]  # [P]
   open_rounds: dict[str, list[int]]

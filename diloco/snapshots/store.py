@@ -50,6 +50,15 @@ def contribution_key(name: str) -> str:
   return f"contributions/{name}"
 
 
+def is_contribution_name(name: str) -> bool:
+  """Whether a key below `contributions/` can be a commit record.
+
+  File systems leave things of their own in a directory.
+  """
+  parts = name.split(".")
+  return len(parts) == 4 and all(part.isdecimal() for part in parts)
+
+
 def payload_prefix(name: str) -> str:
   """Prefix of a contribution's tensors, from `Contribution.key`."""
   return f"payloads/{name}"
@@ -58,6 +67,17 @@ def payload_prefix(name: str) -> str:
 def global_prefix(fragment: int, version: int, writer: str) -> str:
   """Prefix of a global version; unique to the one who writes it."""
   return f"globals/{fragment:04d}/{version:09d}.{writer}"
+
+
+def _finish(future: Any) -> Any:
+  """Waits for TensorStore; what goes wrong there is an `OSError`.
+
+  It raises ValueError for a full disk and other failures of the store.
+  """
+  try:
+    return future.result()
+  except ValueError as error:
+    raise OSError(f"the snapshot store failed: {error}") from error
 
 
 class SnapshotStore:
@@ -85,7 +105,7 @@ class SnapshotStore:
 
   def read_for_update(self, key: str, kind: type[R]) -> tuple[R | None, bytes]:
     """Returns a record and the generation to compare-and-set against."""
-    result = self._kvs.read(key).result()
+    result = _finish(self._kvs.read(key))
     generation = result.stamp.generation
     if result.state == "missing":
       return None, generation
@@ -93,7 +113,7 @@ class SnapshotStore:
 
   def write(self, key: str, record: records.Record) -> None:
     """Writes a record unconditionally."""
-    self._kvs.write(key, record.to_bytes()).result()
+    _finish(self._kvs.write(key, record.to_bytes()))
 
   def compare_and_set(
     self, key: str, record: records.Record, generation: bytes
@@ -104,23 +124,25 @@ class SnapshotStore:
     is what is read back.
     """
     data = record.to_bytes()
-    stamp = self._kvs.write(key, data, if_equal=generation).result()
+    stamp = _finish(self._kvs.write(key, data, if_equal=generation))
     if not stamp.generation:
       return False
-    return self._kvs.read(key).result().value == data
+    return _finish(self._kvs.read(key)).value == data
 
   def list(self, prefix: str) -> list[str]:
     """Names below `prefix/`, sorted, without the prefix."""
     start = prefix + "/"
-    found = self._kvs.list(
-      ts.KvStore.KeyRange(start, prefix + "0"),  # "0" follows "/"
-      strip_prefix_length=len(start),
-    ).result()
+    found = _finish(
+      self._kvs.list(
+        ts.KvStore.KeyRange(start, prefix + "0"),  # "0" follows "/"
+        strip_prefix_length=len(start),
+      )
+    )
     return sorted(key.decode() for key in found)
 
   def delete(self, key: str) -> None:
     """Deletes one key; one that is not there is no error."""
-    self._kvs.write(key, None).result()
+    _finish(self._kvs.write(key, None))
 
   def delete_tree(self, prefix: str) -> None:
     """Deletes everything below `prefix/`."""
@@ -128,9 +150,9 @@ class SnapshotStore:
       # TensorStore would leave the empty directories behind.
       shutil.rmtree(self._root / prefix, ignore_errors=True)
       return
-    self._kvs.delete_range(
-      ts.KvStore.KeyRange(prefix + "/", prefix + "0")
-    ).result()
+    _finish(
+      self._kvs.delete_range(ts.KvStore.KeyRange(prefix + "/", prefix + "0"))
+    )
 
   def write_plan(self, plan: partition.FragmentPlan) -> None:
     """Stores the fragment plan, or checks it against the stored one.
@@ -141,7 +163,7 @@ class SnapshotStore:
     found = self.read_plan()
     if found is None:
       data = json.dumps({"format": records.FORMAT} | plan.to_json())
-      self._kvs.write("plan", data).result()
+      _finish(self._kvs.write("plan", data))
     elif found.hash != plan.hash:
       raise errors.UserError(
         f"a fragment plan with hash {plan.hash}",
@@ -152,7 +174,7 @@ class SnapshotStore:
 
   def read_plan(self) -> partition.FragmentPlan | None:
     """Returns the stored fragment plan, or None in a fresh store."""
-    result = self._kvs.read("plan").result()
+    result = _finish(self._kvs.read("plan"))
     if result.state == "missing":
       return None
     try:

@@ -8,6 +8,7 @@ however late it comes: no version is committed twice.
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,6 +72,7 @@ class Committer:
       self._fence(p) for p in range(plan.num_fragments)
     ]
     self._merger = merge.Merger(outer)
+    self._tries = itertools.count()
     self._retained = [self._find_retained(p) for p in range(plan.num_fragments)]
 
   @property
@@ -117,7 +119,10 @@ class Committer:
     """
     head = self._heads[fragment][0]
     assert version == head.version + 1
-    payload = store.global_prefix(fragment, version, f"s{self._token}")
+    # Never the same prefix twice: the commit of an earlier try may have
+    # succeeded although nobody was told.
+    writer = f"s{self._token}.{next(self._tries)}"
+    payload = store.global_prefix(fragment, version, writer)
     params, momenta = [], []
     square = 0.0
     for index, spec in enumerate(self._plan.fragments[fragment]):
@@ -225,6 +230,21 @@ class Committer:
     queue.append(
       (self._heads[fragment][0].version, self._heads[fragment][0].payload)
     )
+
+  def delete_abandoned_payloads(self) -> None:
+    """Deletes payloads whose publisher died before it wrote their record.
+
+    Only those an island has since gone past: another may still be on its way.
+    """
+    records_left = set(self._store.list("contributions"))
+    names = {key.split("/")[0] for key in self._store.list("payloads")}
+    for name in names - records_left:
+      if store.is_contribution_name(name):
+        fragment, island, _, step = map(int, name.split("."))
+        if fragment < len(self._heads) and (
+          step <= self._heads[fragment][0].merged_step(island)
+        ):
+          self._store.delete_tree(store.payload_prefix(name))
 
   def _find_retained(self, fragment: int) -> collections.deque[tuple[int, str]]:
     """Payloads in the store, oldest first, those never committed included."""

@@ -88,7 +88,7 @@ def _stream(
   try:
     yield from source.blocks(first * BLOCK, stop, BLOCK)
   except errors.CorruptSnapshotError as error:
-    raise ContributionError({index: str(error)}) from error
+    raise ContributionError({index: f"corrupt: {error}"}) from error
 
 
 def share(work: Callable[[int, int], None], count: int, threads: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import errors
-from diloco.fragments import partition
+from diloco.fragments import codec, partition
 from diloco.snapshots import lease, records, store
 from diloco.syncer import (
   committer,
@@ -91,7 +91,8 @@ class Syncer:
     self._known: set[str] = set()
     self._present: set[int] = set()
     self._drain = threading.Event()
-    self._draining: tuple[int, float] | None = None  # program, deadline
+    self._draining: int | None = None  # program to answer
+    self._renewals: threading.Thread | None = None
     self._step_secs = 0.0
     sync = config.sync
     self._weighting = weighting.Weighting(
@@ -125,6 +126,7 @@ class Syncer:
       self._check_lease()
       time.sleep(_POLL_SECS[1])
     self._committer = fenced
+    fenced.delete_abandoned_payloads()
     heads = fenced.heads
     self._record_unrecorded(heads)
     clocks = [
@@ -209,7 +211,8 @@ class Syncer:
   def close(self) -> None:
     """Gives the lease up."""
     self._stop.set()
-    self._renewals.join()
+    if self._renewals is not None:
+      self._renewals.join()
     if not self._fenced.is_set():
       self._lease.release()
 
@@ -272,9 +275,8 @@ class Syncer:
     self._known &= set(names)
     found: list[records.Contribution] = []
     for name in names:
-      if name in self._known:
+      if name in self._known or not store.is_contribution_name(name):
         continue
-      self._known.add(name)
       try:
         record = self._store.read(
           store.contribution_key(name), records.Contribution
@@ -284,10 +286,12 @@ class Syncer:
         continue
       if record is None:
         continue
-      if record.plan_hash != self._plan.hash or record.key != name:
-        self._reject_record(name, "written under another plan or name")
+      refusal = _refusal(record, name, self._plan)
+      if refusal:
+        self._reject_record(name, refusal)
         continue
       found.append(record)
+    self._known |= {record.key for record in found}
     if found:
       self._do(self._core.handle(core.Arrived(found), now))
 
@@ -309,17 +313,31 @@ class Syncer:
     self._delete(name)
 
   def _do(self, actions: list[core.Action]) -> None:
+    """Does all of `actions`, whatever the store makes of some of them.
+
+    A merge that fails is offered again by the core; a deletion that fails
+    leaves a record that the next syncer forgets.
+    """
+    failure: OSError | None = None
     for action in actions:
-      match action:
-        case core.Open():
-          self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
-          self._publish_board()
-        case core.Discard(contribution, reason):
-          self._discard(contribution, reason)
-        case core.Forget(contribution):
-          self._delete(contribution.key)
-        case core.Close():
-          self._close_round(action)
+      try:
+        self._do_one(action)
+      except OSError as error:
+        failure = error
+    if failure is not None:
+      raise failure
+
+  def _do_one(self, action: core.Action) -> None:
+    match action:
+      case core.Open():
+        self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
+        self._publish_board()
+      case core.Discard(contribution, reason):
+        self._discard(contribution, reason)
+      case core.Forget(contribution):
+        self._delete(contribution.key)
+      case core.Close():
+        self._close_round(action)
 
   def _close_round(self, close: core.Close) -> None:
     started = time.monotonic()
@@ -340,9 +358,9 @@ class Syncer:
       facts = _merged_event(close, weights, merged, merge_secs)
       self._check_lease()
       self._committer.commit(close, payload, facts)
-    except OSError:
+    except (OSError, errors.CorruptSnapshotError) as error:
       self._core.handle(core.MergeFailed(close.fragment), time.monotonic())
-      raise
+      raise OSError(f"merge of fragment {close.fragment}: {error}") from error
     except committer.RefusedError as refused:
       self._do(
         self._core.handle(
@@ -355,11 +373,13 @@ class Syncer:
     later = self._core.handle(
       core.Committed(close.fragment, sync_secs), time.monotonic()
     )
-    self._publish_board()
-    for key in by_key:
-      self._delete(key)
-    self._committer.retire(close.fragment)
-    self._do(later)
+    try:
+      self._publish_board()
+      for key in by_key:
+        self._delete(key)
+      self._committer.retire(close.fragment)
+    finally:
+      self._do(later)
 
   def _discard(self, contribution: core.Contribution, reason: str) -> None:
     assert isinstance(contribution, records.Contribution)
@@ -383,7 +403,7 @@ class Syncer:
 
   def _publish_board(self) -> None:
     rounds = {str(p): m for p, m in self._core.open_rounds.items()}
-    board = records.Board(self._lease.token, self._core.versions, rounds)
+    board = records.Board(self._core.versions, rounds)
     self._store.write(store.BOARD, board)
 
   def _take_messages(self, channel: channel_lib.Client) -> None:
@@ -395,17 +415,31 @@ class Syncer:
       if message.get("type") != "program":
         continue
       if message["name"] == "drain":
-        deadline = time.monotonic() + message["args"]["timeout_secs"]
-        self._draining = (message["seq"], deadline)
+        self._draining = message["seq"]
         self._drain.set()
         return  # answered after another scan
       self._stop.set()
       channel.send(_done(message["seq"], {}))
     if self._draining is not None:
-      seq, deadline = self._draining
-      if self._core.idle or time.monotonic() > deadline:
-        channel.send(_done(seq, {"idle": self._core.idle}))
-        self._draining = None
+      # A look at the store lies behind: what could be closed is closed.
+      channel.send(_done(self._draining, {"idle": self._core.idle}))
+      self._draining = None
+
+
+def _refusal(
+  record: records.Contribution, name: str, plan: partition.FragmentPlan
+) -> str:
+  """Why a well-formed record cannot be true; empty if it can."""
+  if record.plan_hash != plan.hash or record.key != name:
+    return "written under another plan or name"
+  if record.fragment >= plan.num_fragments or record.codec not in codec.DTYPES:
+    return f"fragment {record.fragment} in codec {record.codec!r}"
+  tensors = len(plan.fragments[record.fragment])
+  if len(record.norms) != tensors or len(record.chunks) != tensors:
+    return f"it does not describe {tensors} tensors"
+  if not 0 <= record.first_step < record.step or record.c_tokens <= 0:
+    return f"steps ({record.first_step}, {record.step}]"
+  return ""
 
 
 def _done(seq: int, result: dict[str, Any]) -> channel_lib.Message:

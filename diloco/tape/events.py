@@ -39,7 +39,7 @@ ADOPTED = "adopted"  # fragment, version, step, mode, bytes, secs,
 #   lost_from_step, lost_to_step: steps (from, to] given up by adopting
 EVALUATED = "evaluated"  # target ("global"|"local"), step, loss (nats per
 #   token), tokens (held out), bits_per_token, secs
-CHECKPOINTED = "checkpointed"  # step, secs
+CHECKPOINTED = "checkpointed"  # step, secs, durable (else: being written)
 STOPPED = "stopped"  # step, reason
 
 # Written by the syncer.
@@ -54,7 +54,7 @@ MERGED = "merged"  # fragment, version, contributions (list of dicts: key,
 DISCARDED = "discarded"  # fragment, key, island, island_incarnation,
 #   first_step, step, c_tokens, reason (one of few names; details may follow
 #   a colon)
-MEMBER_JOINED = "member_joined"  # island, island_incarnation
+MEMBER_JOINED = "member_joined"  # island
 MEMBER_LOST = "member_lost"  # island
 
 # A line of metrics/island-<m>.jsonl: step, loss, tokens (of this step),

@@ -67,11 +67,9 @@ def run_dir(tmp_path):
   return tmp_path / "run"
 
 
-def start(engine, run_dir, *args, role="island-0", env=None):
+def start(engine, run_dir, *args, role="island-0"):
   log = run_dir / "logs" / f"{role}.log"
-  return engine.start(
-    base.Launch(role, "role_under_test", args, log, env or {})
-  )
+  return engine.start(base.Launch(role, "role_under_test", args, log))
 
 
 def start_with_child(engine, run_dir, mode="wait", role="island-0"):
@@ -147,14 +145,6 @@ def test_role_is_out_of_reach_of_the_terminal(engine, run_dir):
   handle, child = start_with_child(engine, run_dir)
   assert os.getsid(handle.pid) == handle.pid != os.getsid(0)
   assert os.getpgid(child) == handle.pid
-
-
-def test_environment_is_added(engine, run_dir):
-  handle = start(engine, run_dir, "exit", "0", env={"DILOCO_TEST": "yes"})
-  environ = pathlib.Path(f"/proc/{handle.pid}/environ")
-  found = environ.read_bytes() if is_alive(handle.pid) else b""
-  assert handle.wait(_PATIENCE_SECS)
-  assert not found or b"DILOCO_TEST=yes" in found.split(b"\0")
 
 
 def test_leftovers_of_an_earlier_controller_are_ended(engine, run_dir):

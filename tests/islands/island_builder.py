@@ -45,10 +45,10 @@ def make_config(tmp_path, slices=("1",), **sync):
 
 
 @contextlib.contextmanager
-def running_syncer(config, run_dir):
+def running_syncer(config, run_dir, incarnation=1):
   """A syncer in a thread, leading once some island has made version 0."""
   snapshots = store.SnapshotStore(process.store_url(run_dir))
-  tape = recorder.Recorder(run_dir, "syncer", 1)
+  tape = recorder.Recorder(run_dir, "syncer", incarnation)
   syncer = syncer_lib.Syncer(snapshots, config, tape, "test")
   failures = []
 

@@ -4,11 +4,14 @@ import time
 
 import jax
 import numpy as np
+import optax
 import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
+from diloco.islands import inner_step
 from diloco.snapshots import records, store
+from diloco.syncer import committer
 from diloco.tape import ledger, reader
 
 
@@ -246,3 +249,62 @@ class _NoCompilation:
       r.getMessage() for r in self._records if "Compiling" in r.getMessage()
     ]
     assert not compiled, compiled
+
+
+def test_store_that_fails_during_merges_stops_no_fragment(
+  tmp_path, run_dir, monkeypatch
+):
+  config = make_config(tmp_path)
+  island = make_island(config, run_dir)
+  island.train(9)
+  island.drain(20.0)
+  prepare = committer.Committer.prepare
+  failures = iter([OSError("gone")] * 3)
+
+  def failing(*args):
+    for failure in failures:
+      raise failure
+    return prepare(*args)
+
+  monkeypatch.setattr(committer.Committer, "prepare", failing)
+  with running_syncer(config, run_dir):
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    _wait_for(lambda: not snapshots.list("contributions"))
+  island.close("test")
+  assert {m["fragment"] for m in _events(run_dir, "merged")} == {0, 1, 2, 3}
+
+
+def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
+  tmp_path, run_dir
+):
+  config = make_config(tmp_path)
+  island = make_island(config, run_dir)
+  root = run_dir / "snapshots"
+  (root / "contributions").mkdir()
+  (root / "contributions" / ".nfs0001").write_bytes(b"left by the system")
+  island.train(9)
+  island.drain(20.0)
+  with running_syncer(config, run_dir):
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    _wait_for(lambda: snapshots.list("contributions") == [".nfs0001"])
+  island.close("test")
+  past, future = "0000.0000.0001.000000001", "0000.0000.0001.000000999"
+  for name in (past, future):
+    (root / "payloads" / name).mkdir(parents=True)
+    (root / "payloads" / name / "x").write_bytes(b"no record names this")
+  successor = make_island(config, run_dir, incarnation=2)
+  assert successor.step == 9
+  with running_syncer(config, run_dir, incarnation=2):
+    _wait_for(lambda: not (root / "payloads" / past).exists())
+  assert (root / "payloads" / future).exists()
+  successor.close("test")
+
+
+def test_schedule_is_set_and_moments_are_not():
+  params = {"w": np.ones(3, np.float32)}
+  scheduled = optax.adam(optax.linear_schedule(1.0, 0.0, 10))
+  state = inner_step.set_schedule_step(scheduled.init(params), 7)
+  counts = [int(x) for x in jax.tree.leaves(state) if np.ndim(x) == 0]
+  assert sorted(counts) == [0, 7]
+  constant = optax.adam(0.1).init(params)
+  assert inner_step.set_schedule_step(constant, 7) is constant

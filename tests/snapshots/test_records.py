@@ -22,14 +22,13 @@ CONTRIBUTION = records.Contribution(
   chunks=[[4], [2, 2]],
   num_bytes=12,
   norms=[0.5, 1.25],
-  step_secs=0.25,
 )
 ALL = [
   CONTRIBUTION,
   records.Head(1, 2, 3, "globals/x", [[4]], {"0": 5}, {"fragment": 1}),
   records.Lease("host.1", 4, 9),
   records.Member(0, 1, 2, 3, 0.5, True),
-  records.Board(1, [1, 2], {"1": [0, 2]}),
+  records.Board([1, 2], {"1": [0, 2]}),
 ]
 
 

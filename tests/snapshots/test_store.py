@@ -99,3 +99,29 @@ def test_released_lease_is_free_at_once(snapshots):
   second = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "second")
   assert second.try_acquire(lease.LeaseWatch(10), now=0)
   assert second.token == first.token + 1
+
+
+@pytest.mark.parametrize(
+  "call",
+  [
+    lambda s: s.read(store.BOARD, records.Board),
+    lambda s: s.write("k", records.Lease("", 0, 0)),
+    lambda s: s.compare_and_set("k", records.Lease("", 0, 0), b""),
+    lambda s: s.list("contributions"),
+    lambda s: s.delete("k"),
+    lambda s: s.read_plan(),
+  ],
+)
+def test_failing_store_is_an_os_error_whatever_it_raises(snapshots, call):
+  # TensorStore raises ValueError for a full disk.
+  class Failing:
+    def result(self):
+      raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
+
+  class FailingStore:
+    def __getattr__(self, name):
+      return lambda *args, **kwargs: Failing()
+
+  snapshots._kvs = FailingStore()
+  with pytest.raises(OSError, match="RESOURCE_EXHAUSTED"):
+    call(snapshots)

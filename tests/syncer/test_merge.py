@@ -337,7 +337,7 @@ def test_failing_source_leaves_theta_alone(
       with pytest.raises(expected) as caught:
         merger.apply(contributions, method, theta, momentum)
       if isinstance(caught.value, passes.ContributionError):
-        assert caught.value.reasons == {1: "torn"}
+        assert caught.value.reasons == {1: "corrupt: torn"}
   np.testing.assert_array_equal(theta, 2)
   np.testing.assert_array_equal(momentum, 2)
   # The same merger goes on without the bad one.

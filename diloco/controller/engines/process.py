@@ -87,7 +87,6 @@ class ProcessEngine:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**os.environ, **launch.env},
         start_new_session=True,
       )
     self._started[launch.role] = (
