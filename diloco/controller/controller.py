@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from diloco import channel
+from diloco import channel, process
 from diloco import config as config_lib
 from diloco.controller import (
   dispatcher,
@@ -372,7 +372,13 @@ class Controller:
       args += ["--island", str(island), "--slice", str(slice_index)]
       args += ["--cores", *map(str, cores)]
       self._handles[role] = self._engine.start(
-        base.Launch(role, "diloco.islands.main", args, self._log(role))
+        base.Launch(
+          role,
+          "diloco.islands.main",
+          args,
+          self._log(role),
+          env=process.ISLAND_ENV,
+        )
       )
       self._tape.record(
         events.ISLAND_STARTED,

@@ -44,7 +44,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     dict(kind="v5p", topology="1", relative_speed=0.6),
     dict(kind="v5p", topology="1", relative_speed=0.4),
   )
-  config.fleet.pace_step_secs = 0.09
+  config.fleet.pace_step_secs = 0.07
 
   config.sync = ml_collections.ConfigDict(
     dict(

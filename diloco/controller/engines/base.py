@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 
@@ -14,6 +14,7 @@ class Launch:
   module: str  # run as `python -m`
   args: Sequence[str]
   log: pathlib.Path
+  env: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Handle(Protocol):

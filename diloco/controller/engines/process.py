@@ -87,6 +87,7 @@ class ProcessEngine:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
+        env={**launch.env, **os.environ},
         start_new_session=True,
       )
     self._started[launch.role] = (
