@@ -45,7 +45,7 @@ def last_step(
   # Records before heads: a merge moves a step from the first to the second,
   # so this order cannot miss it in both.
   for name in filter(
-    store.is_contribution_name, snapshots.list("contributions")
+    store.is_contribution_name, snapshots.names("contributions")
   ):
     _, owner, _, step = name.split(".")
     if int(owner) == island:

@@ -18,6 +18,7 @@ Layout, relative to the store's root:
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import shutil
 import urllib.parse
@@ -57,6 +58,11 @@ def is_contribution_name(name: str) -> bool:
   """
   parts = name.split(".")
   return len(parts) == 4 and all(part.isdecimal() for part in parts)
+
+
+def is_member_name(name: str) -> bool:
+  """Whether a key below `members/` can be a sign of life."""
+  return name.isdecimal()
 
 
 def payload_prefix(name: str) -> str:
@@ -139,6 +145,18 @@ class SnapshotStore:
       )
     )
     return sorted(key.decode() for key in found)
+
+  def names(self, prefix: str) -> list[str]:
+    """Names directly below `prefix/`, sorted; cheap enough to poll.
+
+    On a file system they may include what others left there.
+    """
+    if self._root is None:
+      return sorted({key.split("/")[0] for key in self.list(prefix)})
+    try:
+      return sorted(os.listdir(self._root / prefix))
+    except FileNotFoundError:
+      return []
 
   def delete(self, key: str) -> None:
     """Deletes one key; one that is not there is no error."""

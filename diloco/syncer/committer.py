@@ -139,7 +139,8 @@ class Committer:
       params.append(arrays.Tensor.whole(spec.name, theta))
       momenta.append(arrays.Tensor.whole(spec.name, momentum))
     self._store.arrays.write(f"{payload}/params", params)
-    self._store.arrays.write(f"{payload}/momentum", momenta)
+    if self._outer.momentum:
+      self._store.arrays.write(f"{payload}/momentum", momenta)
     num_bytes = sum(c.num_bytes for c in contributions)
     return Merged(square**0.5, num_bytes), payload
 
@@ -171,7 +172,10 @@ class Committer:
   def _read(
     self, head: records.Head, spec: partition.Tensor, index: int
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Parameters and outer momentum of the newest version."""
+    """Parameters and outer momentum of the newest version.
+
+    Version 0 has no momentum, and without a momentum term none is stored.
+    """
     chunk_shape = tuple(head.chunks[index])
     layout = arrays.Layout(spec.shape, "float32", chunk_shape)
 
@@ -182,7 +186,9 @@ class Committer:
       return opened.read()
 
     theta = read("params")
-    return theta, read("momentum") if head.version else np.zeros_like(theta)
+    if head.version and self._outer.momentum:
+      return theta, read("momentum")
+    return theta, np.zeros_like(theta)
 
   def commit(
     self, close: core.Close, payload: str, facts: Mapping[str, Any]
@@ -236,9 +242,8 @@ class Committer:
 
     Only those an island has since gone past: another may still be on its way.
     """
-    records_left = set(self._store.list("contributions"))
-    names = {key.split("/")[0] for key in self._store.list("payloads")}
-    for name in names - records_left:
+    records_left = set(self._store.names("contributions"))
+    for name in set(self._store.names("payloads")) - records_left:
       if store.is_contribution_name(name):
         fragment, island, _, step = map(int, name.split("."))
         if fragment < len(self._heads) and (
@@ -249,7 +254,7 @@ class Committer:
   def _find_retained(self, fragment: int) -> collections.deque[tuple[int, str]]:
     """Payloads in the store, oldest first, those never committed included."""
     root = f"globals/{fragment:04d}"
-    names = {n.split("/")[0] for n in self._store.list(root)}
+    names = self._store.names(root)
     found = [(int(n.split(".")[0]), f"{root}/{n}") for n in names]
     return collections.deque(sorted(found))
 

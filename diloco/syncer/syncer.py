@@ -31,7 +31,7 @@ from diloco.tape import events, reader, recorder
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECS = (0.002, 0.05)  # of commit records; a fiftieth of a step between
+_POLL_SECS = (0.002, 0.05)  # of commit records; a twentieth of a step between
 _LEASE_HEARTBEATS = 3  # time to live of the lease
 _MEMBER_HEARTBEATS = 5  # time to live of a member
 _RETRY_SECS = 0.2
@@ -184,12 +184,11 @@ class Syncer:
       now = time.monotonic()
       try:
         if now >= members_due:
-          members_due = now + self._heartbeat_secs / 2
+          members_due = now + self._heartbeat_secs
           self._look_at_members(now)
         draining = self._drain.is_set()
         self._scan(now)
-        event = core.Drain() if draining else core.Tick()
-        self._do(self._core.handle(event, time.monotonic()))
+        self._pass_time(draining=draining)
       except OSError as error:
         logger.warning("store_unreachable error=%s", error)
         time.sleep(_RETRY_SECS)
@@ -199,6 +198,14 @@ class Syncer:
           return "no controller"
       self._stop.wait(self._pause_secs())
     return "stopped"
+
+  def _pass_time(self, *, draining: bool) -> None:
+    now = time.monotonic()
+    deadline = self._core.next_deadline()
+    if draining:
+      self._do(self._core.handle(core.Drain(), now))
+    elif deadline is not None and now >= deadline:
+      self._do(self._core.handle(core.Tick(), now))
 
   def drain(self) -> None:
     """From now on closes every round as soon as its quorum allows."""
@@ -217,7 +224,7 @@ class Syncer:
       self._lease.release()
 
   def _renew(self) -> None:
-    while not self._stop.wait(self._heartbeat_secs / 2):
+    while not self._stop.wait(self._heartbeat_secs):
       try:
         if not self._lease.renew():
           self._fenced.set()
@@ -234,7 +241,7 @@ class Syncer:
 
   def _pause_secs(self) -> float:
     shortest, longest = _POLL_SECS
-    pause_secs = min(max(self._step_secs / 50, shortest), longest)
+    pause_secs = min(max(self._step_secs / 20, shortest), longest)
     deadline = self._core.next_deadline()
     if deadline is not None:
       left_secs = max(deadline - time.monotonic(), 0.0)
@@ -243,7 +250,7 @@ class Syncer:
 
   def _look_at_members(self, now: float) -> None:
     found = []
-    for name in self._store.list("members"):
+    for name in filter(store.is_member_name, self._store.names("members")):
       try:
         member = self._store.read(f"members/{name}", records.Member)
       except errors.CorruptSnapshotError as error:
@@ -271,7 +278,7 @@ class Syncer:
 
   def _scan(self, now: float) -> None:
     """Reads commit records that are new."""
-    names = self._store.list("contributions")
+    names = self._store.names("contributions")
     self._known &= set(names)
     found: list[records.Contribution] = []
     for name in names:

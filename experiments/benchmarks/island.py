@@ -66,8 +66,8 @@ def measure(
   num_layers: int = 9,
   seq_len: int = 256,
   batch_size: int = 8,
-  block_steps: int = 12,
-  trials: int = 7,
+  block_steps: int = 8,
+  trials: int = 15,
 ) -> dict[str, Any]:
   """Measures `step_rate_ratio`, the median over `trials` pairs of blocks.
 
