@@ -33,6 +33,7 @@ class Fetched:
   anchor: placement_lib.HostFragment
   params: Mapping[str, jax.Array]
   num_bytes: int
+  digest: int  # of the values, equal on every island
   secs: float
 
 
@@ -129,6 +130,7 @@ class Adopter:
       anchor,
       params,
       num_bytes,
+      placement_lib.digest(anchor.values()),
       time.monotonic() - started,
     )
     with self._lock:

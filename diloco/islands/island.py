@@ -349,6 +349,7 @@ class Island:
       step=self._core.step,
       mode=self._config.sync.adoption,
       bytes=fetched.num_bytes,
+      digest=fetched.digest,
       secs=fetched.secs,
       lost_from_step=action.lost_from,
       lost_to_step=action.lost_to,

@@ -135,8 +135,8 @@ class SnapshotStore:
       return False
     return _finish(self._kvs.read(key)).value == data
 
-  def list(self, prefix: str) -> list[str]:
-    """Names below `prefix/`, sorted, without the prefix."""
+  def keys(self, prefix: str) -> list[str]:
+    """All keys below `prefix/`, sorted, without the prefix."""
     start = prefix + "/"
     found = _finish(
       self._kvs.list(
@@ -152,7 +152,7 @@ class SnapshotStore:
     On a file system they may include what others left there.
     """
     if self._root is None:
-      return sorted({key.split("/")[0] for key in self.list(prefix)})
+      return sorted({key.split("/")[0] for key in self.keys(prefix)})
     try:
       return sorted(os.listdir(self._root / prefix))
     except FileNotFoundError:

@@ -35,7 +35,7 @@ SUBMITTED = "submitted"  # fragment, first_step, step: handed to the publisher;
 PUBLISHED = "published"  # fragment, base_version, first_step, step, c_tokens,
 #   bytes, codec, secs, key, trigger ("schedule"|"follow"|"drain")
 PUBLISH_DROPPED = "publish_dropped"  # fragment, first_step, step, reason
-ADOPTED = "adopted"  # fragment, version, step, mode, bytes, secs,
+ADOPTED = "adopted"  # fragment, version, step, mode, bytes, secs, digest,
 #   lost_from_step, lost_to_step: steps (from, to] given up by adopting
 EVALUATED = "evaluated"  # target ("global"|"local"), step, loss (nats per
 #   token), tokens (held out), bits_per_token, secs

@@ -6,19 +6,23 @@ dies and comes back?
 Command: `make quickstart`, or
 `diloco train --config=experiments/configs/quickstart.py --workdir=DIR`.
 
+Cost: three to four minutes on two cores. Expected: 2.1 to 2.2 held-out bits
+per byte; one island's training alone on half of the tokens reaches 2.24.
+
 Data: the source files of Python's own standard library, split by file.
 Paper: Decoupled DiLoCo, arXiv 2604.21428.
 
-Variants: `:smoke` trains a tiny model for half a minute.
+Variants: `:smoke` trains a tiny model for half a minute; `:alone` trains the
+same model as a single island on 1.2 M tokens, for comparison.
 """
 
 import ml_collections
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
+  """Returns the configuration; `variant` is "", "smoke" or "alone"."""
+  if variant not in ("", "smoke", "alone"):
+    raise ValueError(f"variant {variant!r}: there are 'smoke' and 'alone'")
   config = ml_collections.ConfigDict()
   config.name = "quickstart"
   config.seed = 0
@@ -66,12 +70,23 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   config.faults = (dict(target="island-1", at_fraction=0.33, kind="sigkill"),)
   if variant == "smoke":
     _shrink(config)
+  if variant == "alone":
+    _leave_one_island(config)
   return config
+
+
+def _leave_one_island(config: ml_collections.ConfigDict) -> None:
+  # With outer learning rate 1 and "carry" a lone island's global parameters
+  # are its own, so this is ordinary training.
+  config.total_tokens = 1_228_800
+  config.fleet.slices = (dict(kind="cpu", topology="1"),)
+  config.fleet.pace_step_secs = 0.0
+  config.faults = ()
 
 
 def _shrink(config: ml_collections.ConfigDict) -> None:
   config.total_tokens = 200_000
-  config.fleet.pace_step_secs = 0.095
+  config.fleet.pace_step_secs = 0.05
   config.faults = (dict(target="island-1", at_fraction=0.2, kind="sigkill"),)
   config.task.options.update(
     d_model=32, num_layers=2, num_heads=2, seq_len=64, batch_size=4

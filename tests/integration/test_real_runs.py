@@ -172,3 +172,28 @@ def test_second_controller_in_a_live_directory_is_refused(make_run):
   run.process = first
   run.process.send_signal(signal.SIGINT)
   assert run.finish()[0] == 0
+
+
+def test_islands_of_different_meshes_adopt_bit_equal_values(make_run):
+  run = make_run(
+    total_tokens=30_000,
+    fleet={
+      "slices": (
+        {"kind": "v5p", "topology": "2x4", "relative_speed": 1.0},
+        {"kind": "v6e", "topology": "1", "relative_speed": 1.0},
+      ),
+      "pace_step_secs": 0.1,
+    },
+  )
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  _check_books(run.summary())
+  started = {e["role"]: e["devices"] for e in _events(run, "started")}
+  assert started == {"island-0": 8, "island-1": 1}
+  digests = {}
+  for event in _events(run, "adopted"):
+    version = (event["fragment"], event["version"])
+    digests.setdefault(version, {})[event["role"]] = event["digest"]
+  both = [d for d in digests.values() if len(d) == 2]
+  assert len(both) > 10
+  assert all(len(set(d.values())) == 1 for d in both)

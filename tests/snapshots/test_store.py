@@ -54,10 +54,10 @@ def test_of_many_threads_exactly_one_creates_each_key(snapshots):
 def test_list_is_confined_to_its_prefix_and_sorted(snapshots):
   for key in ["a/2", "a/1", "ab/3", "b/4", "a/sub/5"]:
     snapshots.write(key, records.Lease("", 0, 0))
-  assert snapshots.list("a") == ["1", "2", "sub/5"]
+  assert snapshots.keys("a") == ["1", "2", "sub/5"]
   snapshots.delete_tree("a")
-  assert snapshots.list("a") == []
-  assert snapshots.list("ab") == ["3"]
+  assert snapshots.keys("a") == []
+  assert snapshots.keys("ab") == ["3"]
 
 
 def test_deleted_tree_leaves_no_directories_behind(tmp_path):
@@ -107,7 +107,7 @@ def test_released_lease_is_free_at_once(snapshots):
     lambda s: s.read(store.BOARD, records.Board),
     lambda s: s.write("k", records.Lease("", 0, 0)),
     lambda s: s.compare_and_set("k", records.Lease("", 0, 0), b""),
-    lambda s: s.list("contributions"),
+    lambda s: s.keys("contributions"),
     lambda s: s.delete("k"),
     lambda s: s.read_plan(),
   ],
