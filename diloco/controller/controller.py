@@ -396,7 +396,7 @@ class Controller:
 
   def _supply(self) -> None:
     ready = {m: r for r, m in self._islands.items() if self._is_ready(r)}
-    if not self._gathered(len(ready)):
+    if not self._gathered(len(ready)) or self._pilot.budget_spent:
       return
     queued = {
       m: self._dispatcher.queued(role, "train") for m, role in ready.items()
