@@ -378,6 +378,7 @@ class Controller:
           args,
           self._log(role),
           env=process.ISLAND_ENV,
+          cores=cores,
         )
       )
       self._tape.record(

@@ -30,6 +30,7 @@ class Fetched:
 
   fragment: int
   version: int
+  merged_step: int  # last step of this island that is in it
   anchor: placement_lib.HostFragment
   params: Mapping[str, jax.Array]
   num_bytes: int
@@ -45,6 +46,7 @@ class Adopter:
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
     placement: placement_lib.Placement,
+    island: int,
     versions: Sequence[int],
     poll_secs: Callable[[], float],
   ):
@@ -54,12 +56,14 @@ class Adopter:
       snapshots: the store.
       plan: the fragment plan.
       placement: where this island's shards go.
+      island: its number.
       versions: [P], versions this island already has.
       poll_secs: gives the pause between two looks at the board.
     """
     self._store = snapshots
     self._plan = plan
     self._placement = placement
+    self._island = island
     self._versions = list(versions)
     self._poll_secs = poll_secs
     self._lock = threading.Lock()
@@ -127,6 +131,7 @@ class Adopter:
     fetched = Fetched(
       fragment,
       head.version,
+      head.merged_step(self._island),
       anchor,
       params,
       num_bytes,

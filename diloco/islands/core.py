@@ -22,6 +22,11 @@ Trigger = Literal["schedule", "follow", "drain"]
 Adoption = Literal["overwrite", "blend", "carry"]
 
 
+# An island may publish once more before it hears that its last publication was
+# merged; of more than these its values are not kept.
+PUBLICATIONS_KEPT = 2
+
+
 # Events
 
 
@@ -39,12 +44,13 @@ class Stepped:
 
   Attributes:
     step: inner steps done, over all incarnations.
-    ready: (fragment, version) pairs on the device, ready to be swapped in.
+    ready: (fragment, version, merged step) of what is on the device, ready to
+      be swapped in; the last says how far the version has this island's steps.
     board: the syncer's state, if there is news.
   """
 
   step: int
-  ready: Sequence[tuple[int, int]] = ()
+  ready: Sequence[tuple[int, int, int]] = ()
   board: Board | None = None
 
 
@@ -72,10 +78,14 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True)
 class Adopt:
-  """Swap `version` in; steps (lost_from, lost_to] are given up by it."""
+  """Swap `version` in; steps (lost_from, lost_to] are given up by it.
+
+  Progress of steps after `kept_from` is not in the version, nor on its way.
+  """
 
   fragment: int
   version: int
+  kept_from: int
   lost_from: int
   lost_to: int
 
@@ -88,7 +98,7 @@ class _Fragment:
   base: int
   first_step: int
   scheduled: int  # last publication, as the schedule counts it
-  published: int | None = None  # last publication with this base
+  published: tuple[int, ...] = ()  # last publications with this base
   newest: int = 0  # newest version heard of
 
 
@@ -133,7 +143,7 @@ class IslandCore:
   @property
   def in_flight(self) -> list[int]:
     """Fragments published and not yet answered by a newer version."""
-    return [p for p, f in enumerate(self._fragments) if f.published is not None]
+    return [p for p, f in enumerate(self._fragments) if f.published]
 
   def base_version(self, fragment: int) -> int:
     """Global version an island's fragment started from."""
@@ -146,7 +156,7 @@ class IslandCore:
         assert self._step <= step <= self._step + 1
         stepped, self._step = step > self._step, step
         # Adoption first: what is published after it starts from the new base.
-        actions = [a for p, v in ready for a in self._adopt(p, v)]
+        actions = [a for args in ready for a in self._adopt(*args)]
         if board is not None:
           self._look_at(board)
         if stepped:
@@ -176,13 +186,14 @@ class IslandCore:
   def _has_news(self, state: _Fragment) -> bool:
     # Once a newer version exists, what was published for the old one may be
     # part of it; publishing those steps again would count them twice.
-    if state.newest > state.base and state.published is not None:
+    if state.newest > state.base and state.published:
       return False
-    return self._step > (state.published or state.first_step)
+    return self._step > max(state.published, default=state.first_step)
 
   def _publish(self, fragment: int, trigger: Trigger) -> Publish:
     state = self._fragments[fragment]
-    state.published = state.scheduled = self._step
+    state.published = (*state.published, self._step)[-PUBLICATIONS_KEPT:]
+    state.scheduled = self._step
     return Publish(fragment, state.base, state.first_step, self._step, trigger)
 
   def _follow_rounds(
@@ -193,22 +204,28 @@ class IslandCore:
       state = self._fragments[fragment]
       if (
         self._island not in islands
-        and state.published is None
+        and not state.published
         and state.newest == state.base
         and self._step > state.first_step
       ):
         actions.append(self._publish(fragment, "follow"))
     return actions
 
-  def _adopt(self, fragment: int, version: int) -> list[Action]:
+  def _adopt(
+    self, fragment: int, version: int, merged_step: int
+  ) -> list[Action]:
     state = self._fragments[fragment]
     if version <= state.base:
       return []
     state.newest = max(state.newest, version)
-    kept_from = state.first_step if state.published is None else state.published
-    state.base, state.published = version, None
-    if self._adoption == "carry":
-      state.first_step = kept_from
-      return [Adopt(fragment, version, self._step, self._step)]
-    state.first_step = self._step
-    return [Adopt(fragment, version, kept_from, self._step)]
+    kept_from = state.first_step
+    if merged_step in state.published:
+      # A later publication would contain these steps again; it is refused.
+      kept_from = merged_step
+    elif state.published:
+      kept_from = state.published[-1]  # late: it may join the next round
+    state.base, state.published = version, ()
+    carries = self._adoption == "carry"
+    state.first_step = kept_from if carries else self._step
+    lost_from = self._step if carries else kept_from
+    return [Adopt(fragment, version, kept_from, lost_from, self._step)]

@@ -159,7 +159,7 @@ class Island:
     self._swap = swap.Swap(
       self._config.sync.adoption, self._config.sync.blend_alpha
     )
-    versions = self._adopt_heads()
+    versions = self._adopt_heads(first_step)
     self._stream = self._task.batches(
       "train",
       share=spec.island,
@@ -170,7 +170,7 @@ class Island:
     self._compile(optimizer)
     return versions
 
-  def _adopt_heads(self) -> list[int]:
+  def _adopt_heads(self, step: int) -> list[int]:
     """Sets every fragment to its global version."""
     params = self._state.params
     self._anchors: list[placement_lib.HostFragment] = []
@@ -180,7 +180,7 @@ class Island:
       for name, held in anchor.items():
         params[name] = self._placement.put(held)
       self._anchors.append(anchor)
-      self._swap.started(fragment, {n: params[n] for n in anchor})
+      self._swap.started(fragment, step, {n: params[n] for n in anchor})
       versions.append(version)
     return versions
 
@@ -255,7 +255,12 @@ class Island:
       self._tape,
     )
     self._adopter = adopter.Adopter(
-      self._store, self._plan, self._placement, versions, self._poll_secs
+      self._store,
+      self._plan,
+      self._placement,
+      spec.island,
+      versions,
+      self._poll_secs,
     )
 
   def _poll_secs(self) -> float:
@@ -315,7 +320,7 @@ class Island:
     actions = self._core.handle(
       core.Stepped(
         step,
-        ready=[(f.fragment, f.version) for f in fetched],
+        ready=[(f.fragment, f.version, f.merged_step) for f in fetched],
         board=_board_event(board),
       )
     )
@@ -328,7 +333,7 @@ class Island:
   def _publish(self, action: core.Publish) -> None:
     anchor = self._anchors[action.fragment]
     copies = self._swap.copy({n: self._state.params[n] for n in anchor})
-    self._swap.published(action.fragment, copies)
+    self._swap.published(action.fragment, action.step, copies)
     self._tape.record(
       events.SUBMITTED,
       fragment=action.fragment,
@@ -339,7 +344,9 @@ class Island:
 
   def _adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
     local = {n: self._state.params[n] for n in fetched.params}
-    adopted = self._swap.adopt(action.fragment, local, fetched.params)
+    adopted = self._swap.adopt(
+      action.fragment, action.kept_from, local, fetched.params
+    )
     self._state.params.update(adopted)
     self._anchors[action.fragment] = fetched.anchor
     self._tape.record(

@@ -7,8 +7,9 @@ its parameters but not in the new version. Three ways to treat it:
     blend       theta <- alpha theta + (1 - alpha) G
     carry       theta <- theta + (G - R)
 
-Symbols: G the new global value; R the island's value as last published, or
-the value it started from where nothing was published since.
+Symbols: G the new global value; R the island's own value at the last step of
+its that G contains or that is on its way, or the value it started from where
+nothing was published since.
 
 Reference: overwrite, Decoupled DiLoCo, arXiv 2604.21428; blend, Streaming
 DiLoCo, arXiv 2501.18512, equation 3.
@@ -46,34 +47,40 @@ class Swap:
     """Args: the way, and alpha of "blend"."""
     self._adoption = adoption
     self._alpha = jnp.float32(blend_alpha)
-    self._references: dict[int, Params] = {}
+    self._references: dict[int, dict[int, Params]] = {}  # by step, in order
 
   def copy(self, params: Params) -> dict[str, jax.Array]:
     """Starts device copies that nobody will donate."""
     return {name: _copy(value) for name, value in params.items()}
 
-  def started(self, fragment: int, params: Params) -> None:
-    """The island's fragment now equals a global version."""
+  def started(self, fragment: int, step: int, params: Params) -> None:
+    """At `step` the island's fragment equals a global version."""
     if self._adoption == "carry":
-      self._references[fragment] = self.copy(params)
+      self._references[fragment] = {step: self.copy(params)}
 
-  def published(self, fragment: int, copies: Params) -> None:
-    """The island published these values, which stay undonated."""
+  def published(self, fragment: int, step: int, copies: Params) -> None:
+    """The island published its values of `step`, which stay undonated."""
     if self._adoption == "carry":
-      self._references[fragment] = copies
+      first, *published = self._references[fragment].items()
+      kept = [*published, (step, copies)][-core.PUBLICATIONS_KEPT :]
+      self._references[fragment] = dict([first, *kept])
 
   def adopt(
-    self, fragment: int, local: Params, adopted: Params
+    self, fragment: int, kept_from: int, local: Params, adopted: Params
   ) -> dict[str, jax.Array]:
     """Returns the new parameters; `local` is donated to it.
 
-    The caller gives `adopted` away as well.
+    Args:
+      fragment: which.
+      kept_from: step of R, from `core.Adopt`.
+      local: the island's values now.
+      adopted: the global version; the caller gives it away as well.
     """
     if self._adoption == "overwrite":
       return dict(adopted)
     if self._adoption == "blend":
       return {n: _blend(local[n], x, self._alpha) for n, x in adopted.items()}
-    reference = self._references[fragment]
+    reference = self._references[fragment][kept_from]
     new = {n: _carry(local[n], x, reference[n]) for n, x in adopted.items()}
-    self._references[fragment] = adopted
+    self._references[fragment] = {kept_from: adopted}
     return new

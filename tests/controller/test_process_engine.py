@@ -195,3 +195,17 @@ def test_roles_run_under_this_interpreter(engine, run_dir):
   handle, _ = start_with_child(engine, run_dir)
   command = pathlib.Path(f"/proc/{handle.pid}/cmdline").read_bytes()
   assert command.split(b"\0")[0].decode() == sys.executable
+
+
+def test_role_runs_on_its_cores_from_the_start(engine, run_dir):
+  core = min(os.sched_getaffinity(0))
+  place = run_dir / "pinned.child"
+  launch = base.Launch(
+    role="pinned",
+    module="role_under_test",
+    args=["wait", str(place)],
+    log=run_dir / "logs" / "pinned.log",
+    cores=[core],
+  )
+  handle = engine.start(launch)
+  assert os.sched_getaffinity(handle.pid) == {core}

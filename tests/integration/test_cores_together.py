@@ -102,7 +102,7 @@ class World:
     if m not in self.islands or self.lives[m] != life:
       return
     state, fetched = self.islands[m]
-    ready = [(p, v) for p, v in fetched.items()]
+    ready = [(p, v, step) for p, (v, step) in fetched.items()]
     fetched.clear()
     board = None
     if self.random.random() < 0.7:
@@ -171,8 +171,8 @@ class World:
   def fetch(self, m, life, close):
     if m in self.islands and self.lives[m] == life:
       fetched = self.islands[m][1]
-      old = fetched.get(close.fragment, 0)
-      fetched[close.fragment] = max(old, close.version)
+      new = (close.version, close.clock.get(m, 0))
+      fetched[close.fragment] = max(fetched.get(close.fragment, new), new)
 
   def fate(self, fragment, island, step, fate):
     self.fates.setdefault((fragment, island, step), set()).add(fate)

@@ -38,7 +38,11 @@ def test_one_fragment_leaves_at_each_step():
 
 @pytest.mark.parametrize(
   ("adoption", "lost", "next_first_step"),
-  [("overwrite", (1, 3), 3), ("blend", (1, 3), 3), ("carry", (3, 3), 1)],
+  [
+    ("overwrite", (1, 1, 3), 3),
+    ("blend", (1, 1, 3), 3),
+    ("carry", (1, 3, 3), 1),
+  ],
 )
 def test_adoption_gives_up_what_came_after_the_publication(
   adoption, lost, next_first_step
@@ -46,7 +50,7 @@ def test_adoption_gives_up_what_came_after_the_publication(
   state = _core(adoption)
   _step(state)  # publishes fragment 1 at step 1
   _step(state)
-  actions = _step(state, ready=[(1, 1)])
+  actions = _step(state, ready=[(1, 1, 1)])
   assert core.Adopt(1, 1, *lost) in actions
   _step(state)
   (publish,) = _step(state)
@@ -54,10 +58,10 @@ def test_adoption_gives_up_what_came_after_the_publication(
 
 
 def test_adoption_without_a_publication_gives_up_everything_or_carries_it():
-  for adoption, lost in [("overwrite", (0, 2)), ("carry", (2, 2))]:
+  for adoption, lost in [("overwrite", (0, 0, 2)), ("carry", (0, 2, 2))]:
     state = _core(adoption)
     _step(state)
-    actions = _step(state, ready=[(3, 1)])
+    actions = _step(state, ready=[(3, 1, 0)])
     assert core.Adopt(3, 1, *lost) in actions
   (publish,) = _step(state)  # carry: all its steps are still to be published
   assert publish == core.Publish(3, 1, 0, 3, "schedule")
@@ -91,7 +95,7 @@ def test_followed_fragment_is_not_published_again_before_h_steps():
   _step(state, board=_board([0] * 4, p3=[1]))  # follows at step 1
   steps = {}
   for _ in range(8):
-    for action in _step(state, ready=[(3, 1)] if state.step == 1 else ()):
+    for action in _step(state, ready=[(3, 1, 1)] if state.step == 1 else ()):
       steps.setdefault(action.fragment, []).append(state.step)
   assert steps[3] == [2, 7]  # adopted at 2; its grid point 3 came too early
 
@@ -107,9 +111,9 @@ def test_steps_already_offered_to_an_older_version_are_not_published_again():
 
 def test_old_version_is_not_adopted_again():
   state = _core()
-  _step(state, ready=[(0, 3)])
+  _step(state, ready=[(0, 3, 0)])
   assert not [
-    a for a in _step(state, ready=[(0, 3)]) if isinstance(a, core.Adopt)
+    a for a in _step(state, ready=[(0, 3, 0)]) if isinstance(a, core.Adopt)
   ]
   assert state.base_version(0) == 3
 
@@ -139,5 +143,27 @@ def test_in_flight_fragments_are_named_until_answered():
   state = _core()
   _step(state)
   assert state.in_flight == [1]
-  _step(state, ready=[(1, 1)])
+  _step(state, ready=[(1, 1, 1)])
   assert state.in_flight == [2]
+
+
+@pytest.mark.parametrize(("merged_step", "kept_from"), [(1, 1), (5, 5), (0, 5)])
+def test_progress_after_the_merged_publication_is_carried_on(
+  merged_step, kept_from
+):
+  # Fragment 1 is published at steps 1 and 5 with one base. If the version has
+  # the first of them, the second will be refused and its news goes out again;
+  # if it has none of them, the second may still join the next round.
+  state = _core("carry")
+  for _ in range(5):
+    _step(state)
+  (adopt,) = [
+    a
+    for a in _step(state, ready=[(1, 1, merged_step)])
+    if isinstance(a, core.Adopt)
+  ]
+  assert adopt == core.Adopt(1, 1, kept_from, 6, 6)
+  for _ in range(2):
+    _step(state)
+  (publish,) = _step(state)
+  assert publish == core.Publish(1, 1, kept_from, 9, "schedule")

@@ -15,6 +15,7 @@ class Launch:
   args: Sequence[str]
   log: pathlib.Path
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  cores: Sequence[int] = ()  # () for any
 
 
 class Handle(Protocol):

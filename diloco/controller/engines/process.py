@@ -90,6 +90,10 @@ class ProcessEngine:
         env={**launch.env, **os.environ},
         start_new_session=True,
       )
+    if launch.cores:
+      # At once: a role that starts must not disturb those on other cores.
+      with contextlib.suppress(ProcessLookupError):
+        os.sched_setaffinity(process.pid, launch.cores)
     self._started[launch.role] = (
       process.pid,
       liveness.start_ticks(process.pid),
