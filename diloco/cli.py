@@ -20,8 +20,16 @@ usage: diloco COMMAND [ARGS]
   train     train, or go on with the run in a directory
   resume    go on with the run in a directory, with its own configuration
   status    show a live or dead run
+  cut       take a consistent checkpoint of a run while it goes on
   report    make a run's report again
-  bench     measure a part: island, store or merge
+  explain   tell why a round closed when it did
+  replay    do a run again from its tape and compare every version
+  bench     measure a part: island, store, merge or takeover
+  chaos     kill, stop and damage real runs, and check what is left
+  simulate  what a fleet will deliver, or what the links between sites must
+  simulate-protocol
+            run the protocol under faults in a simulated world, many times
+  plan      propose a configuration for a fleet, or say what does not fit
 
 'diloco COMMAND --help' tells more.
 """
@@ -37,8 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     "train": _train,
     "resume": _resume,
     "status": _status,
+    "cut": _cut,
     "report": _report,
+    "explain": _explain,
+    "replay": _replay,
     "bench": _bench,
+    "chaos": _chaos,
+    "simulate": _simulate,
+    "simulate-protocol": _simulate_protocol,
+    "plan": _plan,
   }
   if not args or args[0] in ("-h", "--help"):
     print(_USAGE, end="", file=sys.stdout if args else sys.stderr)
@@ -75,13 +90,34 @@ def _train(argv: list[str]) -> int:
 
 
 def _resume(argv: list[str]) -> int:
+  from diloco.controller import restorer
+
   parser = _parser("resume", "Go on with the run in a directory.")
   parser.add_argument("dir", type=pathlib.Path)
+  parser.add_argument(
+    "--cut", metavar="N", help="set the run back to cut N, or to the 'last' one"
+  )
   args = parser.parse_args(argv)
+  restorer.check_wanted(args.cut)
   config = process.read_config(args.dir)
   from diloco import launch
 
-  return launch.run(config.to_dict(), args.dir, as_json=args.json)
+  return launch.run(config.to_dict(), args.dir, as_json=args.json, cut=args.cut)
+
+
+def _cut(argv: list[str]) -> int:
+  from diloco.controller import cut_command
+
+  parser = _parser("cut", "Take a consistent checkpoint of a run that is on.")
+  parser.add_argument("dir", type=pathlib.Path)
+  args = parser.parse_args(argv)
+  process.read_config(args.dir)
+  facts = cut_command.run(
+    args.dir, told=lambda text: print(text, file=sys.stderr)
+  )
+  if args.json:
+    _print_json(facts)
+  return 0 if facts["status"] == "complete" else process.EXIT_FAILED
 
 
 def _status(argv: list[str]) -> int:
@@ -117,14 +153,101 @@ def _report(argv: list[str]) -> int:
   return 0
 
 
+def _explain(argv: list[str]) -> int:
+  from diloco.report import explain_text
+  from diloco.tape import explain, reader
+
+  parser = _parser("explain", "Tell why a round closed when it did.")
+  parser.add_argument("dir", type=pathlib.Path)
+  parser.add_argument("--fragment", type=int, required=True, metavar="P")
+  parser.add_argument("--version", type=int, required=True, metavar="V")
+  args = parser.parse_args(argv)
+  config = process.read_config(args.dir)
+  record = reader.read(args.dir, strict=True)
+  facts = explain.explain(record, args.fragment, args.version)
+  if args.json:
+    _print_json(facts.to_json())
+  else:
+    print(explain_text.render(facts, config.sync))
+  return 0
+
+
+def _replay(argv: list[str]) -> int:
+  # Imported here so that other commands start without JAX.
+  from diloco.replay import command
+
+  parser = _parser("replay", "Do a run again; compare every version by bits.")
+  parser.add_argument("dir", type=pathlib.Path)
+  parser.add_argument("--until_version", type=int, metavar="V")
+  args = parser.parse_args(argv)
+  outcome = command.run(
+    args.dir,
+    args.until_version,
+    told=lambda text: print(text, file=sys.stderr),
+  )
+  if args.json:
+    _print_json(outcome.to_json())
+  else:
+    print(command.describe(outcome))
+  return process.EXIT_FAILED if outcome.difference else 0
+
+
 def _bench(argv: list[str]) -> int:
   parser = _parser("bench", "Measure a part against its reference.")
-  parser.add_argument("part", choices=("island", "store", "merge"))
+  parts = ("island", "store", "merge", "takeover")
+  parser.add_argument("part", choices=parts)
   args = parser.parse_args(argv)
   from experiments import benchmarks
 
   _print_json(benchmarks.run(args.part))
   return 0
+
+
+def _chaos(argv: list[str]) -> int:
+  parser = _parser("chaos", "Do faults to real runs, then check their books.")
+  parser.add_argument("--workdir", type=pathlib.Path, required=True)
+  parser.add_argument("--trials", type=int, default=40, help="faults in all")
+  parser.add_argument("--seed", type=int, default=0, help="of the plan")
+  parser.add_argument("--kinds", help="of faults, with commas; default: all")
+  parser.add_argument("--faults_per_run", type=int, default=12)
+  args = parser.parse_args(argv)
+  from diloco.chaos import campaign, faults
+
+  kinds = tuple(args.kinds.split(",") if args.kinds else faults.KINDS)
+  result = campaign.Campaign(
+    args.workdir, args.trials, args.seed, kinds, args.faults_per_run
+  ).run()
+  if args.json:
+    _print_json(result)
+  else:
+    print(campaign.table(result))
+  return 0 if result["passed"] else process.EXIT_FAILED
+
+
+def _simulate(argv: list[str]) -> int:
+  from diloco.simulation import cli
+
+  return cli.main(argv)
+
+
+def _simulate_protocol(argv: list[str]) -> int:
+  from diloco.simulation.protocol import command
+
+  parser = _parser(
+    "simulate-protocol", "Run the protocol under faults in a simulated world."
+  )
+  command.add_arguments(parser)
+  args = parser.parse_args(argv)
+  code, facts = command.run(args)
+  if args.json:
+    _print_json(facts)
+  return code
+
+
+def _plan(argv: list[str]) -> int:
+  from diloco.simulation.planner import command
+
+  return command.main(argv)
 
 
 def _parser(command: str, description: str) -> argparse.ArgumentParser:

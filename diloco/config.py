@@ -70,6 +70,8 @@ class SyncConfig:
   grace_gamma: float = 0.8  # share of the slack the adaptive grace may spend
   max_staleness: int = 2
   staleness_decay: float = 0.7
+  gate_factor: float = 20.0  # times the median norm: an outlier; 0: no gate
+  suspend_after: int = 3  # refusals of an island in a row
   follow: bool = True
   codec: str = "bf16"
   adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
@@ -96,30 +98,43 @@ class ProgramConfig:
   eval_batches: int = 4
   final_eval_batches: int = 64
   checkpoint_every_steps: int = 200  # 0: only when the run stops
+  cut_every_secs: float = 300.0  # 0: only on demand
 
 
 @dataclasses.dataclass(frozen=True)
 class ControllerConfig:
-  """Supervision. Leases and membership expire after a few heartbeats."""
+  """Supervision. Figures that are 0 are derived by `diloco.timing`."""
 
-  heartbeat_secs: float = 0.5
+  takeover_secs: float = 1.5  # how soon a dead syncer is replaced
+  standbys: int = 1  # syncers that wait for the leading one to die
+  heartbeat_secs: float = 0.0
   port: int = 0  # 0 lets the system choose
-  start_secs: float = 180.0  # to import, compile and report ready
+  start_secs: float = 0.0  # to import, compile and report ready
   gather_secs: float = 30.0  # the first island ready waits for the others
-  hang_secs: float = 60.0  # without a step while training
+  hang_secs: float = 0.0  # without a step while training
   restart_base_secs: float = 0.5
   restart_max_secs: float = 60.0
   max_restarts: int = 20  # per island, then it is given up
-  drain_secs: float = 60.0
-  orphan_secs: float = 60.0  # an island or syncer lives without controller
+  drain_secs: float = 0.0
+  orphan_secs: float = 0.0  # an island or syncer lives without controller
   max_islands_per_core: int = 4
+
+  @property
+  def patience_secs(self) -> float:
+    """Of waits for work done; compiling takes its time whatever is chosen."""
+    return max(60.0, 40 * self.takeover_secs)
+
+  @property
+  def hang_limit_secs(self) -> float:
+    """`hang_secs`, chosen or derived."""
+    return self.hang_secs or self.patience_secs
 
 
 @dataclasses.dataclass(frozen=True)
 class FaultConfig:
   """A fault to inject: a real signal to a real process."""
 
-  target: str  # "island-<m>" or "syncer"
+  target: str  # "island-<m>", "syncer" (who leads) or "standby" (who waits)
   at_fraction: float  # of the token budget trained
   kind: Literal["sigkill", "sigstop"] = "sigkill"
 
@@ -208,6 +223,7 @@ def _validate(config: RunConfig) -> None:
   _validate_open_ends(config)
   for i, fault in enumerate(config.faults):
     targets = [f"island-{m}" for m in range(config.fleet.islands)] + ["syncer"]
+    targets += ["standby"] if config.controller.standbys else []
     _require(
       fault.target in targets,
       f"config.faults[{i}].target = {typed.show(fault.target)}",
@@ -225,6 +241,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("sync.quorum", 1, math.inf),
   ("sync.grace_gamma", 0, 1),
   ("sync.max_staleness", 0, math.inf),
+  ("sync.gate_factor", 0, math.inf),
+  ("sync.suspend_after", 1, math.inf),
   ("sync.staleness_decay", 0, 1),
   ("sync.blend_alpha", 0, 1),
   ("outer.learning_rate", 0, math.inf),
@@ -237,25 +255,45 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("programs.eval_batches", 1, math.inf),
   ("programs.final_eval_batches", 1, math.inf),
   ("programs.checkpoint_every_steps", 0, math.inf),
-  ("controller.heartbeat_secs", 0.05, math.inf),
+  ("programs.cut_every_secs", 0, math.inf),
+  ("controller.takeover_secs", 0.1, 600),
+  ("controller.standbys", 0, 8),
   ("controller.port", 0, 65535),
-  ("controller.start_secs", 1, math.inf),
   ("controller.gather_secs", 0, math.inf),
-  ("controller.hang_secs", 1, math.inf),
   ("controller.restart_base_secs", 0, math.inf),
   ("controller.restart_max_secs", 0, math.inf),
   ("controller.max_restarts", 0, math.inf),
-  ("controller.drain_secs", 1, math.inf),
-  ("controller.orphan_secs", 1, math.inf),
   ("controller.max_islands_per_core", 1, math.inf),
 )
 
+# Zero derives these.
+_OVERRIDES: tuple[tuple[str, float], ...] = (
+  ("controller.heartbeat_secs", 0.05),
+  ("controller.start_secs", 1),
+  ("controller.hang_secs", 1),
+  ("controller.drain_secs", 1),
+  ("controller.orphan_secs", 1),
+)
+
+
+def _value(config: RunConfig, name: str) -> Any:
+  value: Any = config
+  for part in name.split("."):
+    value = getattr(value, part)
+  return value
+
 
 def _validate_ranges(config: RunConfig) -> None:
+  for name, low in _OVERRIDES:
+    value = _value(config, name)
+    _require(
+      value == 0 or value >= low,
+      f"config.{name} = {value}",
+      f"it must be at least {low}",
+      f"change config.{name}, or set it to 0 to derive it",
+    )
   for name, low, high in _RANGES:
-    value: Any = config
-    for part in name.split("."):
-      value = getattr(value, part)
+    value = _value(config, name)
     _require(
       low <= value <= high,
       f"config.{name} = {value}",
@@ -330,8 +368,8 @@ def _validate_open_ends(config: RunConfig) -> None:
 def _validate_times(config: RunConfig) -> None:
   times = config.controller
   _require(
-    times.hang_secs >= 2 * times.heartbeat_secs,
-    f"config.controller.hang_secs = {times.hang_secs}",
+    times.hang_limit_secs >= 2 * times.heartbeat_secs,
+    f"config.controller.hang_secs = {times.hang_limit_secs}",
     "progress is reported every config.controller.heartbeat_secs ="
     f" {times.heartbeat_secs}, so every island would count as hung",
     "raise hang_secs to twice heartbeat_secs or more",
@@ -340,10 +378,10 @@ def _validate_times(config: RunConfig) -> None:
   slowest = min(hardware.relative_speed for hardware in islands)
   step_secs = config.fleet.pace_step_secs / slowest
   _require(
-    step_secs < times.hang_secs,
+    step_secs < times.hang_limit_secs,
     f"config.fleet.pace_step_secs = {config.fleet.pace_step_secs}",
     f"the slowest island would take {step_secs:g} s a step and be killed"
-    f" after config.controller.hang_secs = {times.hang_secs}",
+    f" after config.controller.hang_secs = {times.hang_limit_secs}",
     "lower pace_step_secs or raise hang_secs",
   )
 

@@ -83,9 +83,10 @@ def run(
   *,
   as_json: bool = False,
   quiet: bool = False,
+  cut: str | None = None,
 ) -> int:
   """Trains and says how it went; returns the exit code."""
-  result = run_lib.train(config, workdir, quiet=quiet)
+  result = run_lib.train(config, workdir, quiet=quiet, cut=cut)
   if as_json:
     json.dump(result.summary, sys.stdout, indent=2)
     print()

@@ -11,9 +11,10 @@ import pathlib
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from diloco import config as config_lib
-from diloco import errors
+from diloco import crash, errors
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -50,6 +51,33 @@ def read_config(run_dir: str | os.PathLike[str]) -> config_lib.RunConfig:
     ) from error
 
 
+def processes_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
+  """File that tells which processes a run's controller has started."""
+  return pathlib.Path(run_dir) / "control" / "processes.json"
+
+
+def read_processes(
+  run_dir: str | os.PathLike[str],
+) -> dict[str, dict[str, Any]]:
+  """The newest process of each role: `pid`, `start_ticks` and more.
+
+  Without the file, or with a damaged one, no role is known.
+  """
+  try:
+    content = json.loads(processes_path(run_dir).read_text())
+    return {
+      str(role): {**facts, "pid": int(facts["pid"])}
+      for role, facts in content.items()
+    }
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    return {}
+
+
+def owner_name(pid: int) -> str:
+  """Name under which a process of this machine holds a lease."""
+  return f"{os.uname().nodename}.{pid}"
+
+
 def print_error(error: Exception) -> None:
   """Tells the user what went wrong, on one line whatever the error holds."""
   line = " ".join(str(error).splitlines())
@@ -62,13 +90,16 @@ def store_url(run_dir: str | os.PathLike[str]) -> str:
   return path.as_uri() + "/"
 
 
-def setup_role(cores: Sequence[int]) -> None:
+def setup_role(
+  cores: Sequence[int], run_dir: str | os.PathLike[str], role: str
+) -> None:
   """Prepares a role's process: its cores, its log, deaf to the terminal.
 
   Must run before JAX is imported: its thread pools are sized then.
   """
   if cores:
     os.sched_setaffinity(0, set(cores))
+  crash.configure(run_dir, role)
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGHUP, signal.SIG_IGN)
   logging.basicConfig(

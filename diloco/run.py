@@ -13,10 +13,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from diloco import channel, errors, process
+from diloco import channel, crash, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
-from diloco.controller import resources
+from diloco.controller import outcome as outcome_lib
+from diloco.controller import resources, restorer, roles, wind_down
 from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
 from diloco.islands import inner_step
@@ -28,7 +29,7 @@ from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "diloco-run-1"
+FORMAT = "diloco-run-2"
 _TMP = "config.tmp"
 
 
@@ -37,18 +38,22 @@ class Result:
   """What `train` returns.
 
   Attributes:
-    status: see `controller.Outcome`.
+    status: see `outcome.Outcome`.
     summary: the content of summary.json.
     report: path of report.html.
   """
 
-  status: controller_lib.Status
+  status: outcome_lib.Status
   summary: Mapping[str, Any]
   report: pathlib.Path
 
 
 def train(
-  values: Mapping[str, Any], workdir: str | os.PathLike[str], *, quiet=False
+  values: Mapping[str, Any],
+  workdir: str | os.PathLike[str],
+  *,
+  quiet: bool = False,
+  cut: str | None = None,
 ) -> Result:
   """Trains, or goes on with the run that is in `workdir`.
 
@@ -56,6 +61,7 @@ def train(
     values: the configuration, such as a `ConfigDict`.
     workdir: directory of the run; made if it does not exist.
     quiet: show no live view.
+    cut: set the run back to this cut first, "last" or a number.
 
   Returns:
     How it ended. A first Ctrl-C or SIGTERM winds the run down in order, which
@@ -75,16 +81,25 @@ def train(
   if resumed:
     snapshots.write_plan(plan)  # refuses another plan before anything changes
   with _sole_controller(run_dir):
-    # First of all, so that a run killed at any later instant can go on.
+    crash.configure(run_dir, "controller")
+    engine = process_engine.ProcessEngine(run_dir)
+    incarnation = roles.next_incarnation(run_dir, "controller")
+    if resumed:
+      restorer.Restorer(
+        run_dir, config, plan, engine.kill_leftovers, incarnation
+      ).prepare(cut)
+    # Before any role, so that a run killed at any later instant can go on.
     write_config(config, run_dir)
     snapshots.write_plan(plan)
+    times = timing.settle(snapshots, config, anew=not engine.survivors())
     view = None if quiet else live.LiveView(run_dir)
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,
-      process_engine.ProcessEngine(run_dir),
+      engine,
       task.tokens_per_batch,
-      incarnation=controller_lib.next_incarnation(run_dir, "controller"),
+      times,
+      incarnation=incarnation,
       on_tick=(lambda: None) if view is None else view.tick,
     )
     outcome = _run(controller, view)
@@ -130,6 +145,7 @@ def preflight(
   _check_batches(config, task)
   tree = inner_step.ParamTree(task, config.seed)
   partition.partition(tree.tensors(), config.sync.num_fragments)
+  timing.derive(config.controller, 0.0)  # how fast the store is comes later
   return task
 
 
@@ -236,7 +252,7 @@ def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
 
 def _run(
   controller: controller_lib.Controller, view: live.LiveView | None
-) -> controller_lib.Outcome:
+) -> outcome_lib.Outcome:
   """Runs the controller with signals in its hands."""
 
   def interrupt(*_: object) -> None:
@@ -246,7 +262,7 @@ def _run(
   mine = threading.current_thread() is threading.main_thread()
   before = {n: signal.signal(n, interrupt) for n in numbers} if mine else {}
   try:
-    return controller.run()
+    return wind_down.run(controller)
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
@@ -255,7 +271,7 @@ def _run(
 
 
 def _conclude(
-  run_dir: pathlib.Path, outcome: controller_lib.Outcome
+  run_dir: pathlib.Path, outcome: outcome_lib.Outcome
 ) -> tuple[dict[str, Any], pathlib.Path]:
   facts = summary.write_summary(run_dir)
   return facts, html.write_report(run_dir)

@@ -117,8 +117,16 @@ def test_tape_document_has_every_recorded_field():
 def test_tape_document_has_every_fate():
   names = {v for n, v in vars(fates).items() if n.isupper()}
   core = (ROOT / "diloco" / "syncer" / "core.py").read_text()
-  names |= set(re.findall(r'Discard\(\w+, "(\w+)"\)', core))
-  assert "too_stale" in names
+  gates = (ROOT / "diloco" / "syncer" / "gates.py").read_text()
+  for pattern in (
+    r'Discard\(\w+, "(\w+)"',
+    r'reason = "(\w+)"',
+    r'else "(\w+)"$',
+    r'return f?"(\w+)',
+  ):
+    found = re.findall(pattern, core + gates, re.MULTILINE)
+    assert found, pattern
+    names |= set(found)
   assert sorted(names - set(rows("tape.md"))) == []
 
 

@@ -12,19 +12,21 @@ import diloco
 ROOT = pathlib.Path(diloco.__file__).parent.parent
 
 # What each layer may use of the project; a package may always use itself.
-BASE = {"diloco.errors"}
+BASE = {"diloco.errors", "diloco.crash"}
 CONFIG = BASE | {"diloco.config", "diloco.typed", "diloco.fragments"}
 STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
-ROLE = PROCESS | STORE
-CONTROLLER = PROCESS | {"diloco.tape", "diloco.report"}
+ROLE = PROCESS | STORE | {"diloco.timing"}
+CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
+  "diloco.crash": set(),
   "diloco.typed": BASE,
   "diloco.config": CONFIG,
   "diloco.channel": BASE,
   "diloco.process": CONFIG,
+  "diloco.timing": CONFIG | {"diloco.snapshots"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
   "diloco.tape": BASE,
@@ -32,10 +34,36 @@ ALLOWED = {
   "diloco.syncer": ROLE,
   "diloco.islands": ROLE | {"diloco.tasks"},
   "diloco.report": REPORT,
+  "diloco.replay": ROLE
+  | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,
+  "diloco.simulation.protocol": STORE | {"diloco.islands", "diloco.syncer"},
+  "diloco.simulation.arguments": BASE,
+  "diloco.simulation.bandwidth": BASE
+  | {"diloco.fragments", "diloco.simulation.arguments"},
+  "diloco.simulation.fleet": REPORT
+  | {
+    "diloco.islands",
+    "diloco.syncer",
+    "diloco.report",
+    "diloco.simulation.arguments",
+  },
+  "diloco.simulation.planner": CONFIG
+  | {
+    "diloco.simulation.arguments",
+    "diloco.simulation.bandwidth",
+    "diloco.simulation.fleet",
+  },
+  "diloco.simulation": BASE,  # and all that it consists of
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.
-TOP = ("diloco.run", "diloco.launch", "diloco.cli", "experiments")
+TOP = (
+  "diloco.run",
+  "diloco.launch",
+  "diloco.chaos",
+  "diloco.cli",
+  "experiments",
+)
 
 
 def module_name(path):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from diloco import channel
+from diloco import channel, crash
 from diloco.controller import program as program_lib
 
 
@@ -21,6 +21,7 @@ class Dispatcher:
     send: Callable[[str, channel.Message], bool],
     on_dispatched: Callable[[program_lib.Program], None],
     on_done: Callable[[program_lib.Program, dict[str, Any]], None],
+    first_seq: int = 1,
   ):
     """Starts with empty queues.
 
@@ -28,11 +29,13 @@ class Dispatcher:
       send: gives a message to a peer; False if it is not connected.
       on_dispatched: called for every program sent.
       on_done: called for every result that came back.
+      first_seq: number of the first program; beyond all numbers of earlier
+        controllers, whose programs peers may still have.
     """
     self._send = send
     self._on_dispatched = on_dispatched
     self._on_done = on_done
-    self._seq = itertools.count(1)
+    self._seq = itertools.count(first_seq)
     self._outstanding: dict[str, dict[int, program_lib.Program]] = {}
 
   def dispatch(
@@ -52,6 +55,7 @@ class Dispatcher:
     program.result.set_running_or_notify_cancel()
     self._outstanding.setdefault(peer, {})[program.seq] = program
     self._on_dispatched(program)
+    crash.point("controller_dispatch")
     if not self._send(peer, program.message()):
       self.lost(peer)
     return program.result

@@ -100,6 +100,18 @@ class ResourceManager:
       self._bound[island] = preferred
     return self._bound[island], self._cores[island]
 
+  def rebind(self, island: int, slice_index: int, cores: Sequence[int]) -> None:
+    """Notes what an island that is alive already runs on.
+
+    Raises:
+      LookupError: another island has that slice, or there is none.
+    """
+    if slice_index not in self._free:
+      raise LookupError(f"slice {slice_index} is not free")
+    self._cores[island] = list(cores)
+    self._free.remove(slice_index)
+    self._bound[island] = slice_index
+
   def slice_lost(self, island: int) -> None:
     """Takes an island's slice out of the fleet, if there is a spare."""
     if self._free and island in self._bound:

@@ -93,6 +93,10 @@ class Supervisor:
     if busy:
       entry.deaths = 0
 
+  def settled(self, role: str) -> None:
+    """The role did what it is there for: its deaths so far are forgotten."""
+    self._roles[role].deaths = 0
+
   def working(self, role: str, now: float) -> None:
     """The role has work under way and owes progress from now on."""
     entry = self._roles[role]

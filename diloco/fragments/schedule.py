@@ -35,9 +35,10 @@ class Schedule:
         a fragment not yet published, the step this island joined at, less H
         when nobody has trained before.
     """
+    every, count = self.sync_every, self.num_fragments
     return [
       p
-      for p in range(self.num_fragments)
-      if (step - self.offset(p)) % self.sync_every == 0
-      and step - last_published[p] >= self.sync_every
+      for p in range(count)
+      if (step - p * every // count) % every == 0
+      and step - last_published[p] >= every
     ]

@@ -5,17 +5,20 @@ comes first publishes them; the others find the heads taken and adopt what is
 there, so that all start equal to the bit whatever their meshes.
 """
 
+import re
+from collections.abc import Sequence
+
 import numpy as np
 
 from diloco.fragments import partition
-from diloco.islands import inner_step, placement
-from diloco.snapshots import arrays, records, store
+from diloco.islands import placement
+from diloco.snapshots import arrays, digest, keys, records, store
 
 
 def publish_initial(
   snapshots: store.SnapshotStore,
   plan: partition.FragmentPlan,
-  params: inner_step.FlatParams,
+  initial: Sequence[placement.HostFragment],
   writer: str,
   first_fragment: int,
 ) -> None:
@@ -24,34 +27,59 @@ def publish_initial(
   Args:
     snapshots: the store.
     plan: the fragment plan.
-    params: this island's initial parameters.
+    initial: [P], this island's initial parameters.
     writer: unique to this process, part of the payload's name.
     first_fragment: where to start, so that islands starting together rarely
       write the same fragment.
   """
   for i in range(plan.num_fragments):
     fragment = (first_fragment + i) % plan.num_fragments
-    key = store.head_key(fragment)
+    key = keys.head_key(fragment)
     head, generation = snapshots.read_for_update(key, records.Head)
     if head is not None:
       continue
-    payload = store.global_prefix(fragment, 0, writer)
-    tensors = []
-    for spec in plan.fragments[fragment]:
-      held = placement.to_host(spec.name, params[spec.name])
-      layout = arrays.Layout.of(spec.shape, np.float32, held.shard_shape)
-      tensors.append(arrays.Tensor(spec.name, layout, held.pieces))
-    snapshots.arrays.write(f"{payload}/params", tensors)
-    head = records.Head(
-      fragment=fragment,
-      version=0,
-      token=0,
-      payload=payload,
-      chunks=[list(t.layout.chunk_shape) for t in tensors],
-      clock={},
-      merged={},
-    )
-    snapshots.compare_and_set(key, head, generation)
+    first = write_initial(snapshots, plan, fragment, initial[fragment], writer)
+    snapshots.compare_and_set(key, first, generation)
+
+
+def write_initial(
+  snapshots: store.SnapshotStore,
+  plan: partition.FragmentPlan,
+  fragment: int,
+  initial: placement.HostFragment,
+  writer: str,
+) -> records.Head:
+  """Writes the payload of a fragment's version 0; returns its head."""
+  payload = keys.global_prefix(fragment, 0, writer)
+  tensors = []
+  for spec in plan.fragments[fragment]:
+    held = initial[spec.name]
+    layout = arrays.Layout.of(spec.shape, np.float32, held.shard_shape)
+    tensors.append(arrays.Tensor(spec.name, layout, held.pieces))
+  snapshots.arrays.write(f"{payload}/params", tensors)
+  return records.Head(
+    fragment=fragment,
+    version=0,
+    token=0,
+    payload=payload,
+    chunks=[list(t.layout.chunk_shape) for t in tensors],
+    clock={},
+    merged={},
+    digest=digest.tensors((t.name, initial[t.name].whole()) for t in tensors),
+  )
+
+
+def writer_name(island: int, incarnation: int) -> str:
+  """What the payloads of a life's initial parameters are named after."""
+  return f"i{island}.{incarnation}"
+
+
+def initial_writer(head: records.Head) -> tuple[int, int] | None:
+  """Island and incarnation that made version 0; None for later versions."""
+  match = re.search(r"\.i(\d+)\.(\d+)$", head.payload)
+  if head.version or match is None:
+    return None
+  return int(match[1]), int(match[2])
 
 
 def read_heads(
@@ -64,7 +92,7 @@ def read_heads(
   """
   heads = []
   for fragment in range(plan.num_fragments):
-    head = snapshots.read(store.head_key(fragment), records.Head)
+    head = snapshots.read(keys.head_key(fragment), records.Head)
     if head is None:
       raise LookupError(f"fragment {fragment} has no global version yet")
     heads.append(head)

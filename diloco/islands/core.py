@@ -7,6 +7,12 @@ that the token ledger balances.
 
 For each fragment an island remembers the version it started from (`base`), the
 step its progress counts from (`first_step`) and what of that it has published.
+After a restart an island may do steps again that a fragment has published
+already (`diloco.islands.comeback`): until `first_step` that fragment is
+*muted*, it trains along and publishes nothing; then it is set to its anchor.
+
+Cuts follow Lai and Yang (1987): whoever meets something stamped with a later
+cut than its own takes its part of that cut first.
 
 Reference: Decoupled DiLoCo, arXiv 2604.21428; adoption by blending is from
 Streaming DiLoCo, arXiv 2501.18512.
@@ -14,7 +20,7 @@ Streaming DiLoCo, arXiv 2501.18512.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from diloco.fragments import schedule
 
@@ -22,9 +28,56 @@ Trigger = Literal["schedule", "follow", "drain"]
 Adoption = Literal["overwrite", "blend", "carry"]
 
 
-# An island may publish once more before it hears that its last publication was
-# merged; of more than these its values are not kept.
-PUBLICATIONS_KEPT = 2
+# Of so many publications that no version has answered yet an island keeps the
+# values: the first ones, for one of them may have been merged unheard, and the
+# newest, which a syncer that finds them all takes.
+PUBLICATIONS_KEPT = 3
+
+# With all but one place taken, what comes next waits for so many schedules: a
+# publication in the middle, merged unheard, would cost the steps since.
+_PATIENCE = 4
+
+
+class Origin(NamedTuple):
+  """Where a fragment's progress counts from.
+
+  Attributes:
+    base: the global version its anchor is equal to.
+    first_step: after this step; if it lies ahead, the fragment is muted.
+  """
+
+  base: int
+  first_step: int
+
+
+class Position(NamedTuple):
+  """How far a fragment is: what a saved state must say of it.
+
+  Attributes:
+    base: the global version its anchor is equal to.
+    first_step: the step its progress counts from.
+    published: its last publication, or `first_step`.
+  """
+
+  base: int
+  first_step: int
+  published: int
+
+
+class Ready(NamedTuple):
+  """A version on the device, ready to be swapped in.
+
+  Attributes:
+    fragment: which.
+    version: its number.
+    merged_step: how far it has this island's steps.
+    cut: the last cut its syncer had taken part in.
+  """
+
+  fragment: int
+  version: int
+  merged_step: int
+  cut: int = 0
 
 
 # Events
@@ -44,14 +97,15 @@ class Stepped:
 
   Attributes:
     step: inner steps done, over all incarnations.
-    ready: (fragment, version, merged step) of what is on the device, ready to
-      be swapped in; the last says how far the version has this island's steps.
+    ready: what is on the device, ready to be swapped in.
     board: the syncer's state, if there is news.
+    cut: the newest cut asked for, as far as known.
   """
 
   step: int
-  ready: Sequence[tuple[int, int, int]] = ()
+  ready: Sequence[Ready] = ()
   board: Board | None = None
+  cut: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +113,24 @@ class Drain:
   """Training pauses: publish all progress that is not published yet."""
 
 
-Event = Stepped | Drain
+@dataclasses.dataclass(frozen=True)
+class Told:
+  """The syncer refuses what this island publishes."""
+
+
+Event = Stepped | Drain | Told
 
 
 # Actions
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """Save the state as it is now: this island's part of a cut."""
+
+  number: int
+  step: int
+  positions: tuple[Position, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +142,23 @@ class Publish:
   first_step: int
   step: int
   trigger: Trigger
+  cut: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Adopt:
   """Swap `version` in; steps (lost_from, lost_to] are given up by it.
 
-  Progress of steps after `kept_from` is not in the version, nor on its way.
+  Attributes:
+    fragment: which.
+    version: the new base.
+    kept_from: progress of steps after this one is not in the version, nor on
+      its way; only that may be kept.
+    lost_from: see above.
+    lost_to: see above.
+    muted_until: unless 0, steps up to this one are in the version, or on their
+      way to one, from an earlier life of this island; nothing local is kept.
+    resync: the syncer refused this island; nothing local is kept.
   """
 
   fragment: int
@@ -88,18 +166,39 @@ class Adopt:
   kept_from: int
   lost_from: int
   lost_to: int
+  muted_until: int = 0
+  resync: bool = False
 
 
-Action = Publish | Adopt
+@dataclasses.dataclass(frozen=True)
+class Rebase:
+  """Set a fragment that was muted until now to its anchor."""
+
+  fragment: int
+  step: int
+  version: int
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
+class Resync:
+  """Mend the inner optimizer, and fetch every fragment anew."""
+
+  step: int
+
+
+Action = Cut | Publish | Adopt | Rebase | Resync
+
+
+@dataclasses.dataclass(slots=True)
 class _Fragment:
   base: int
   first_step: int
   scheduled: int  # last publication, as the schedule counts it
+  muted: bool  # until `first_step`
   published: tuple[int, ...] = ()  # last publications with this base
+  spoken: int = -1  # step of the last publication in this life
   newest: int = 0  # newest version heard of
+  resyncing: bool = False  # waits to be fetched anew
 
 
 class IslandCore:
@@ -113,17 +212,20 @@ class IslandCore:
     *,
     follow: bool,
     step: int,
-    versions: Sequence[int],
+    origins: Sequence[Origin],
+    cut: int = 0,
   ):
-    """Starts at `step` from the global `versions`.
+    """Starts after `step`.
 
     Args:
       when: the H / P / offset schedule.
       island: this island's number.
       adoption: what becomes of local progress when a version is adopted.
       follow: whether to join rounds that would close without this island.
-      step: steps this island has done in earlier incarnations.
-      versions: [P], global versions its parameters are equal to.
+      step: steps this island has done in earlier incarnations, and need not
+        do again.
+      origins: [P], where the fragments' progress counts from.
+      cut: the last cut this island has taken part in.
     """
     self._when = when
     self._island = island
@@ -133,7 +235,11 @@ class IslandCore:
     # Nobody has trained before step 0, so the grid may start at once. A
     # restarted island first gives the running rounds a chance to lead it.
     joined = step if step else -when.sync_every
-    self._fragments = [_Fragment(v, step, joined) for v in versions]
+    self._fragments = [
+      _Fragment(base, first_step, joined, muted=first_step > step)
+      for base, first_step in origins
+    ]
+    self._cut = cut
 
   @property
   def step(self) -> int:
@@ -149,27 +255,63 @@ class IslandCore:
     """Global version an island's fragment started from."""
     return self._fragments[fragment].base
 
+  @property
+  def positions(self) -> tuple[Position, ...]:
+    """[P], how far each fragment is."""
+    return tuple(
+      Position(
+        f.base, f.first_step, f.published[-1] if f.published else f.first_step
+      )
+      for f in self._fragments
+    )
+
   def handle(self, event: Event) -> list[Action]:
     """Takes one event; returns what to do, in order."""
     match event:
-      case Stepped(step, ready, board):
-        assert self._step <= step <= self._step + 1
-        stepped, self._step = step > self._step, step
-        # Adoption first: what is published after it starts from the new base.
-        actions = [a for args in ready for a in self._adopt(*args)]
-        if board is not None:
-          self._look_at(board)
-        if stepped:
-          actions += self._due()
-        if board is not None and self._follow:
-          actions += self._follow_rounds(board.open_rounds)
-        return actions
+      case Stepped():
+        return self._stepped(event)
       case Drain():
         return [
           self._publish(p, "drain")
           for p, f in enumerate(self._fragments)
-          if self._has_news(f)
+          if self._has_news(f, draining=True)
         ]
+      case Told():
+        for state in self._fragments:
+          state.resyncing = True
+        return [Resync(self._step)]
+
+  def _stepped(self, event: Stepped) -> list[Action]:
+    step = event.step
+    assert self._step <= step <= self._step + 1
+    stepped, self._step = step > self._step, step
+    actions: list[Action] = []
+    cut = event.cut
+    for ready in event.ready:
+      cut = max(cut, ready.cut)
+    if cut > self._cut:
+      self._cut = cut
+      actions.append(Cut(cut, step, self.positions))
+    if stepped:
+      actions += self._unmute()
+    # Adoption first: what is published after it starts from the new base.
+    for ready in event.ready:
+      actions += self._adopt(ready.fragment, ready.version, ready.merged_step)
+    if event.board is not None:
+      self._look_at(event.board)
+    if stepped:
+      actions += self._due()
+    if event.board is not None and self._follow:
+      actions += self._follow_rounds(event.board.open_rounds)
+    return actions
+
+  def _unmute(self) -> list[Action]:
+    actions: list[Action] = []
+    for fragment, state in enumerate(self._fragments):
+      if state.muted and self._step >= state.first_step:
+        state.muted = False
+        actions.append(Rebase(fragment, self._step, state.base))
+    return actions
 
   def _look_at(self, board: Board) -> None:
     for state, version in zip(self._fragments, board.versions, strict=True):
@@ -183,18 +325,26 @@ class IslandCore:
       if self._has_news(self._fragments[p])
     ]
 
-  def _has_news(self, state: _Fragment) -> bool:
+  def _has_news(self, state: _Fragment, *, draining: bool = False) -> bool:
     # Once a newer version exists, what was published for the old one may be
     # part of it; publishing those steps again would count them twice.
-    if state.newest > state.base and state.published:
+    if (state.newest > state.base and state.published) or state.resyncing:
       return False
-    return self._step > max(state.published, default=state.first_step)
+    # A contribution is named after its step: of one step there is only one.
+    last = state.published[-1] if state.published else state.first_step
+    if self._adoption == "carry" and not draining:
+      unanswered = len(state.published) >= PUBLICATIONS_KEPT - 1
+      last += unanswered * _PATIENCE * self._when.sync_every
+    return self._step > last and self._step > state.spoken
 
   def _publish(self, fragment: int, trigger: Trigger) -> Publish:
     state = self._fragments[fragment]
-    state.published = (*state.published, self._step)[-PUBLICATIONS_KEPT:]
-    state.scheduled = self._step
-    return Publish(fragment, state.base, state.first_step, self._step, trigger)
+    kept = state.published[: PUBLICATIONS_KEPT - 1]
+    state.published = (*kept, self._step)
+    state.scheduled = state.spoken = self._step
+    return Publish(
+      fragment, state.base, state.first_step, self._step, trigger, self._cut
+    )
 
   def _follow_rounds(
     self, open_rounds: Mapping[int, Sequence[int]]
@@ -206,7 +356,7 @@ class IslandCore:
         self._island not in islands
         and not state.published
         and state.newest == state.base
-        and self._step > state.first_step
+        and self._has_news(state)
       ):
         actions.append(self._publish(fragment, "follow"))
     return actions
@@ -215,17 +365,26 @@ class IslandCore:
     self, fragment: int, version: int, merged_step: int
   ) -> list[Action]:
     state = self._fragments[fragment]
-    if version <= state.base:
+    if version <= state.base and not state.resyncing:
       return []
+    if version < state.base:
+      return []  # fetched before the version the fragment already has
     state.newest = max(state.newest, version)
-    kept_from = state.first_step
-    if merged_step in state.published:
+    step, published = self._step, state.published
+    resync, state.resyncing = state.resyncing, False
+    kept_from = published[-1] if published else state.first_step
+    state.base, state.published = version, ()
+    if merged_step > kept_from or state.muted:
+      # Steps up to `merged_step` came late from an earlier life, and this
+      # life's progress cannot be told from them.
+      until = max(merged_step, state.first_step if state.muted else 0)
+      state.first_step, state.muted = max(until, step), until > step
+      lost_from = min(until, step)
+      return [Adopt(fragment, version, step, lost_from, step, until, resync)]
+    if merged_step in published:
       # A later publication would contain these steps again; it is refused.
       kept_from = merged_step
-    elif state.published:
-      kept_from = state.published[-1]  # late: it may join the next round
-    state.base, state.published = version, ()
-    carries = self._adoption == "carry"
-    state.first_step = kept_from if carries else self._step
-    lost_from = self._step if carries else kept_from
-    return [Adopt(fragment, version, kept_from, lost_from, self._step)]
+    carries = self._adoption == "carry" and not resync
+    state.first_step = kept_from if carries else step
+    lost_from = step if carries else kept_from
+    return [Adopt(fragment, version, kept_from, lost_from, step, resync=resync)]

@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from diloco.snapshots import records, store
+from diloco.snapshots import keys, records, store
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Heartbeat:
       beat += 1
       member = self._describe(beat)
       try:
-        self._store.write(store.member_key(member.island), member)
+        self._store.write(keys.member_key(member.island), member)
       except OSError as error:
         logger.warning("beat_failed error=%s", error)
       self._after_beat(member)

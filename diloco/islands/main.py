@@ -19,12 +19,15 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--slice", type=int, required=True)
   parser.add_argument("--cores", type=int, nargs="*", default=[])
   args = parser.parse_args(argv)
-  process.setup_role(args.cores)
+  process.setup_role(args.cores, args.run_dir, f"island-{args.island}")
   try:
     return _run(args)
   except errors.UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return process.EXIT_USER_ERROR
+  except errors.CorruptSnapshotError as error:
+    process.print_error(error)
+    return process.EXIT_FAILED
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -53,6 +56,7 @@ def _run(args: argparse.Namespace) -> int:
   )
 
   def report(member: records.Member, stepping: bool) -> None:
+    channel.set_hello(step=member.step)
     channel.send(
       {
         "type": "status",

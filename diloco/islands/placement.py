@@ -31,6 +31,20 @@ class HostTensor:
   shard_shape: tuple[int, ...]
   pieces: tuple[tuple[arrays.Index, np.ndarray], ...]
 
+  def owned(self) -> "HostTensor":
+    """The same values in memory of their own."""
+    pieces = tuple((box, np.array(values)) for box, values in self.pieces)
+    return dataclasses.replace(self, pieces=pieces)
+
+  def whole(self) -> np.ndarray:
+    """The whole tensor, if this process holds all of it."""
+    if len(self.pieces) == 1:
+      return self.pieces[0][1]
+    values = np.empty(self.shape, self.pieces[0][1].dtype)
+    for box, piece in self.pieces:
+      values[box] = piece
+    return values
+
 
 HostFragment = Mapping[str, HostTensor]
 
@@ -169,12 +183,7 @@ def digest(tensors: Iterable[HostTensor]) -> int:
   """
   crc = 0
   for tensor in tensors:
-    whole = tensor.pieces[0][1]
-    if len(tensor.pieces) > 1:
-      whole = np.empty(tensor.shape, whole.dtype)
-      for box, values in tensor.pieces:
-        whole[box] = values
-    crc = zlib.crc32(np.ascontiguousarray(whole).data, crc)
+    crc = zlib.crc32(np.ascontiguousarray(tensor.whole()).data, crc)
   return crc
 
 

@@ -53,6 +53,8 @@ class ProgramRunner:
       elif self._last_window is not None:
         # Still doing what it was last told; its steps need no answer.
         self._train(self._last_window)
+      else:
+        self._island.idle()
 
   def _run_program(self, message: channel_lib.Message) -> dict[str, Any]:
     name, args = message["name"], message["args"]
@@ -65,6 +67,8 @@ class ProgramRunner:
         return self._island.evaluate(**args)
       case "checkpoint":
         return self._island.checkpoint(**args)
+      case "poison":
+        return self._island.poison(**args)
       case "drain":
         self._last_window = None
         return self._island.drain(**args)
@@ -95,7 +99,7 @@ class ProgramRunner:
           self._queue.remove(old)
           self._done(old, {"steps": 0, "cancelled": True})
       self._queue.append(message)
-    limit_secs = self._config.controller.orphan_secs
+    limit_secs = self._island.times.orphan_secs
     self._orphaned = self._channel.alone_secs() > limit_secs
 
   def _done(self, message: channel_lib.Message, result: Any) -> None:
@@ -105,6 +109,6 @@ class ProgramRunner:
 
   def _leave_orphaned(self) -> str:
     logger.warning("orphaned secs=%.1f", self._channel.alone_secs())
-    self._island.drain(self._config.controller.drain_secs)
+    self._island.drain(self._island.times.drain_secs)
     self._island.checkpoint(wait=True)
     return "no controller"

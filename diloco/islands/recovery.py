@@ -1,147 +1,294 @@
-"""Coming back: an island's own saved state, and where it left off.
+"""Coming back: what an island starts its new life from.
 
-Parameters come from the newest global versions. What the store cannot give,
-the inner optimizer's moments, comes from the island's own checkpoints. Steps
-go on after the last one known to have been done, so no row of data is read
-twice, and the data position is that step.
+Parameters come from the newest global versions, plus progress of the own saved
+state that never left the island. The inner optimizer comes from the own saved
+state if it is recent, else from a healthy peer, else from the saved state
+however old, else it is new. What cannot be read is passed over with a reason.
+Where to go on is decided in `diloco.islands.comeback`.
 """
 
-import json
 import logging
-import os
 import pathlib
-import shutil
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-import jax
-import orbax.checkpoint as ocp
-
-from diloco.fragments import partition
-from diloco.islands import inner_step
-from diloco.snapshots import records, store
-from diloco.tape import recorder
+from diloco import crash, errors
+from diloco.islands import (
+  bootstrap,
+  checkpoints,
+  comeback,
+  core,
+  fetching,
+  notices,
+  peers,
+  protocol,
+)
+from diloco.islands import placement as placement_lib
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import checkpoint, keys, records, store
 
 logger = logging.getLogger(__name__)
 
-_TAIL_BYTES = 1 << 16
+# How long a peer's answer is waited for: heartbeats, more of them for each that
+# may have to wait for the one before, and steps of the slowest.
+_PATIENCE_BEATS = (6, 2)
+_PATIENCE_STEPS = 4
+_READ_ATTEMPTS = 2
+_FIRST_STEP = core.Position._fields.index("first_step")
+_PUBLISHED = core.Position._fields.index("published")
+_RETRY_SECS = 0.2
 
 
-def last_step(
-  run_dir: str | os.PathLike[str],
-  snapshots: store.SnapshotStore,
-  plan: partition.FragmentPlan,
-  island: int,
-) -> int:
-  """Last inner step this island is known to have done, 0 for a new one.
+class Recovered(NamedTuple):
+  """What a life starts from.
 
-  Looks at everything that could know: its tape and metric log, commit records
-  still waiting, the vector clocks of the heads, and the last sign of life.
+  Attributes:
+    plan: where to go on.
+    epoch: the store's timeline.
+    cut: the last cut that counts as taken part in; a life takes no part in one
+      asked for before it began, for it may start from what came after.
+    saved: marker of the checkpoint that was used, if one was.
+    peer: whose optimizer state was used, if one's was.
+    passed_over: what could not be used, and why.
+    heads: [P], of the global versions.
   """
-  steps = [0, _last_step_on_file(recorder.metrics_path(run_dir, island))]
-  tapes = pathlib.Path(run_dir).glob(
-    f"{recorder.TAPE_DIR}/island-{island}-[0-9]*.jsonl"
-  )
-  steps += [_last_step_on_file(path) for path in tapes]
-  # Records before heads: a merge moves a step from the first to the second,
-  # so this order cannot miss it in both.
-  for name in filter(
-    store.is_contribution_name, snapshots.names("contributions")
+
+  plan: comeback.Comeback
+  epoch: int
+  cut: int
+  saved: checkpoint.Checkpoint | None
+  peer: records.PeerState | None
+  passed_over: list[str]
+  heads: Sequence[records.Head]
+
+  @property
+  def origins(self) -> Sequence[core.Origin]:
+    """[P], where the fragments' progress counts from."""
+    return self.plan.origins
+
+  def describe(self) -> str:
+    """What it started from, for people."""
+    if not self.plan.start:
+      return "initial parameters"
+    parts = []
+    if self.saved is not None:
+      parts.append(f"checkpoint of step {self.saved.step}")
+    if self.peer is not None:
+      parts.append(f"optimizer of island {self.peer.from_island}")
+    return ", ".join([*(parts or ["new optimizer"]), "global versions"])
+
+  def facts(self) -> dict[str, Any]:
+    """What the tape says of it."""
+    saved, peer = self.saved, self.peer
+    return {
+      "step": self.plan.start,
+      "restored_from": self.describe(),
+      "checkpoint": saved and identity_of(saved),
+      "peer": peer
+      and {
+        "island": peer.from_island,
+        "incarnation": peer.from_incarnation,
+        "step": peer.step,
+      },
+      "base_versions": [o.base for o in self.origins],
+      "base_digests": [head.digest for head in self.heads],
+      "initial_by": [bootstrap.initial_writer(head) for head in self.heads],
+      "unsent_from_step": [o.first_step for o in self.origins],
+      "passed_over": self.passed_over,
+      "epoch": self.epoch,
+    }
+
+
+def identity_of(saved: checkpoint.Checkpoint) -> dict[str, int]:
+  """How the tape names a checkpoint."""
+  return {
+    "incarnation": saved.incarnation,
+    "serial": saved.serial,
+    "step": saved.step,
+  }
+
+
+class Recovery:
+  """Brings one trainer to where its island can go on."""
+
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    snapshots: store.SnapshotStore,
+    trainer: trainer_lib.Trainer,
+    island: int,
+    incarnation: int,
   ):
-    _, owner, _, step = name.split(".")
-    if int(owner) == island:
-      steps.append(int(step))
-  for fragment in range(plan.num_fragments):
-    head = snapshots.read(store.head_key(fragment), records.Head)
-    if head is not None:
-      steps.append(head.merged_step(island))
-  member = snapshots.read(store.member_key(island), records.Member)
-  if member is not None:
-    steps.append(member.step)
-  return max(steps)
+    """Args: where things are, what is to go on, and who it is."""
+    self._run_dir = run_dir
+    self._store = snapshots
+    self._trainer = trainer
+    self._island = island
+    self._incarnation = incarnation
+    self._passed_over: list[str] = []
 
-
-def _last_step_on_file(path: pathlib.Path) -> int:
-  """Largest step among the last lines of a tape or metric log."""
-  if not path.exists():
-    return 0
-  with path.open("rb") as file:
-    file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-    lines = file.read().split(b"\n")[:-1]  # what follows is torn or empty
-  steps = [0]
-  for line in lines:
-    try:
-      steps.append(int(json.loads(line)["step"]))
-    except (ValueError, KeyError, TypeError):
-      continue  # the first line is cut, others may have no step
-  return max(steps)
-
-
-class Checkpointer:
-  """An island's saved states, written by Orbax in the background."""
-
-  def __init__(self, directory: str | os.PathLike[str]):
-    """Opens `directory`, which holds one folder per saved step."""
-    self._directory = pathlib.Path(directory).absolute()
-    self._manager = self._open()
-
-  def _open(self) -> ocp.CheckpointManager:
-    return ocp.CheckpointManager(
-      self._directory,
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=2, enable_async_checkpointing=True
-      ),
-    )
-
-  def save(self, state: inner_step.TrainState, step: int) -> None:
-    """Starts saving; returns once the state may be donated again."""
-    if step in self._manager.all_steps():
-      return
-    self._manager.save(step, args=ocp.args.StandardSave(_leaves(state)))
-
-  def wait(self) -> None:
-    """Waits for saves under way; raises what went wrong in them."""
-    self._manager.wait_until_finished()
-
-  def restore(
-    self, like: inner_step.TrainState
-  ) -> tuple[inner_step.TrainState, int] | None:
-    """Returns the newest readable state and its step, or None.
-
-    A checkpoint that cannot be read is passed over with a log line, and moved
-    aside so that a later save may take its step.
+  def run(self, sync_every: int, heartbeat_secs: float) -> Recovered:
+    """Brings the trainer there.
 
     Args:
-      like: a state of the shapes and shardings wanted.
+      sync_every: H.
+      heartbeat_secs: of the run; a peer is waited for a few of them.
+
+    Raises:
+      CorruptSnapshotError: a global version cannot be read.
+      OSError: the store cannot be reached.
     """
-    abstract = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-      _leaves(like),
+    epoch = self._store.read(keys.EPOCH, records.Epoch)
+    cut = notices.newest_cut(self._store)
+    known = self._store.perform(
+      protocol.survey(self._island, self._trainer.plan.num_fragments)
     )
-    for step in sorted(self._manager.all_steps(), reverse=True):
+    anchors, known = self._read_anchors(known)
+    saved, snapshot = self._newest_saved(epoch)
+    own = None
+    if saved is not None:
+      own = comeback.Saved(
+        saved.step,
+        [p[_PUBLISHED] for p in saved.positions],
+        [p[_FIRST_STEP] for p in saved.positions],
+      )
+    plan = comeback.decide(own, known, sync_every)
+    crash.point("mid_recovery")
+    peer, opt_state = None, snapshot and snapshot.opt_state
+    if plan.optimizer == "peer":
+      found = self._from_peer(known.versions, heartbeat_secs)
+      if found is not None:
+        peer, opt_state = found
+        saved = None
+    self._trainer.resume(
+      plan.start,
+      anchors,
+      [origin.first_step for origin in plan.origins],
+      opt_state=opt_state,
+      saved=snapshot,
+      carried=plan.carried,
+    )
+    return Recovered(
+      plan,
+      epoch.epoch if epoch else 0,
+      max([cut, *(head.cut for head in self._heads)]),
+      saved,
+      peer,
+      self._passed_over,
+      self._heads,
+    )
+
+  def _read_anchors(
+    self, known: comeback.Known
+  ) -> tuple[list[placement_lib.HostFragment], comeback.Known]:
+    """Reads every fragment; a version may be newer than the survey's.
+
+    A version made meanwhile can only contain steps the survey saw waiting.
+    """
+    trainer = self._trainer
+    fetcher = fetching.Fetcher(self._store, trainer.plan, trainer.placement)
+    anchors, versions, merged = [], [], []
+    self._heads: list[records.Head] = []
+    for fragment in range(trainer.plan.num_fragments):
+      found = fetcher.fetch(fragment, -1)
+      assert found is not None  # the survey found it
+      self._heads.append(found.head)
+      anchors.append(found.content)
+      versions.append(found.head.version)
+      merged.append(found.head.merged_step(self._island))
+    published = [max(p) for p in zip(known.published, merged, strict=True)]
+    return anchors, comeback.Known(published, versions, merged)
+
+  def _newest_saved(
+    self, epoch: records.Epoch | None
+  ) -> tuple[checkpoint.Checkpoint | None, trainer_lib.Snapshot | None]:
+    """Restores the newest checkpoint that can be trusted."""
+    folder = checkpoint.directory(self._run_dir, self._island)
+    for path in checkpoint.completed(folder):
       try:
-        leaves = self._manager.restore(
-          step, args=ocp.args.StandardRestore(abstract)
-        )
-      except Exception as error:  # Orbax raises many kinds for a broken file.
-        logger.warning("checkpoint_unreadable step=%d error=%r", step, error)
-        self._move_aside(step)
+        marker = checkpoint.read_marker(path)
+        if not self._is_of_this_timeline(path, marker, epoch):
+          self._pass_over(f"checkpoint {path.name} is from before a roll-back")
+          continue
+        marker, snapshot = checkpoints.restore(path, self._trainer.state)
+      except errors.CorruptSnapshotError as error:
+        self._pass_over(str(error))
         continue
-      flat = [leaves[key] for key in sorted(leaves)]
-      return jax.tree.unflatten(jax.tree.structure(like), flat), step
+      if len(marker.positions) != self._trainer.plan.num_fragments:
+        self._pass_over(f"checkpoint {path.name} has other fragments")
+        continue
+      return marker, snapshot
+    return None, None
+
+  def _is_of_this_timeline(
+    self,
+    path: pathlib.Path,
+    marker: checkpoint.Checkpoint,
+    epoch: records.Epoch | None,
+  ) -> bool:
+    """After a roll-back only the cut's own checkpoint is older than it."""
+    if epoch is None or marker.epoch == epoch.epoch:
+      return True
+    part = self._store.read(
+      keys.cut_part_key(epoch.cut, self._island), records.CutPart
+    )
+    return (
+      part is not None
+      and self._run_dir.absolute() / part.checkpoint == path
+      and checkpoint.checksum(path) == part.checksum
+    )
+
+  def _from_peer(
+    self, versions: Sequence[int], heartbeat_secs: float
+  ) -> tuple[records.PeerState, Any] | None:
+    """Asks for an optimizer state; what fails here costs only its moments."""
+    request = records.PeerRequest(
+      self._island, self._incarnation, list(versions)
+    )
+    try:
+      step_secs = self._peers_step_secs()
+      if not step_secs:
+        return None
+      first, each = _PATIENCE_BEATS
+      beats = first + each * len(step_secs)
+      patience_secs = beats * heartbeat_secs + _PATIENCE_STEPS * max(step_secs)
+      trainer = self._trainer
+      for _ in range(_READ_ATTEMPTS):
+        state = peers.ask(self._store, request, patience_secs)
+        if state is None:
+          self._pass_over("no peer sent its optimizer state in time")
+          return None
+        try:
+          return state, peers.read(
+            self._store, state, trainer.state.opt_state, trainer.placement
+          )
+        except errors.CorruptSnapshotError as error:
+          # Another peer may have answered as well, and be the one to read.
+          self._pass_over(str(error))
+          peers.clean_up(self._store, self._island)
+          time.sleep(_RETRY_SECS)
+    except (OSError, errors.CorruptSnapshotError) as error:
+      self._pass_over(f"no peer can be asked: {error}")
+    finally:
+      self._clean_up()
     return None
 
-  def _move_aside(self, step: int) -> None:
-    aside = self._directory.with_name(self._directory.name + ".unreadable")
-    aside.mkdir(exist_ok=True)
-    target = aside / f"{step}.{len(list(aside.iterdir()))}"
-    shutil.move(self._directory / str(step), target)
-    self._manager.reload()
+  def _clean_up(self) -> None:
+    try:
+      peers.clean_up(self._store, self._island)
+    except OSError as error:
+      logger.warning("peer_cleanup_failed error=%s", error)
 
-  def close(self) -> None:
-    """Waits for saves under way and releases the manager."""
-    self._manager.close()
+  def _peers_step_secs(self) -> list[float]:
+    """Seconds of a step of each island that says it trains."""
+    found = []
+    for name in filter(keys.is_member_name, self._store.names("members")):
+      member = self._store.read(keys.member_key(int(name)), records.Member)
+      if member and member.island != self._island and member.present:
+        found.append(member.step_secs)
+    return found
 
-
-def _leaves(state: inner_step.TrainState) -> dict[str, Any]:
-  # Numbered leaves: independent of the classes an optimizer's state is made of.
-  return {f"{i:06d}": x for i, x in enumerate(jax.tree.leaves(state))}
+  def _pass_over(self, reason: str) -> None:
+    logger.warning("passed_over reason=%s", reason)
+    self._passed_over.append(reason)

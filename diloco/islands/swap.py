@@ -17,6 +17,7 @@ DiLoCo, arXiv 2501.18512, equation 3.
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,37 @@ def _carry(
   return local + (adopted - reference)
 
 
+@jax.jit
+def _carried(
+  local: jax.Array, adopted: jax.Array, reference: jax.Array
+) -> jax.Array:
+  return local + (adopted - reference)
+
+
+def carry_over(
+  local: Params, adopted: Params, reference: Params
+) -> dict[str, jax.Array]:
+  """Computes theta + (G - R) of every tensor; nothing is donated."""
+  return {n: _carried(local[n], x, reference[n]) for n, x in adopted.items()}
+
+
+def copy_tree(tree: Any) -> Any:
+  """Starts device copies of all arrays that nobody will donate."""
+  return jax.tree.map(_copy, tree)
+
+
+def copy_to_host_memory(tree: Any) -> Any:
+  """Starts copies of all arrays to memory that costs the devices nothing."""
+
+  def copy(value: jax.Array) -> jax.Array:
+    if next(iter(value.devices())).platform == "cpu":
+      return _copy(value)
+    pinned = value.sharding.with_memory_kind("pinned_host")
+    return jax.device_put(value, pinned)
+
+  return jax.tree.map(copy, tree)
+
+
 class Swap:
   """Applies one way of adoption; holds R where it needs it."""
 
@@ -53,6 +85,16 @@ class Swap:
     """Starts device copies that nobody will donate."""
     return {name: _copy(value) for name, value in params.items()}
 
+  def rehearse(self, params: Params) -> None:
+    """Compiles what publications and adoptions of these tensors will call."""
+    copies = self.copy(params)
+    if self._adoption == "blend":
+      for name, value in params.items():
+        _blend(copies[name], value, self._alpha)
+    elif self._adoption == "carry":
+      for name, value in params.items():
+        _carry(copies[name], value, value)
+
   def started(self, fragment: int, step: int, params: Params) -> None:
     """At `step` the island's fragment equals a global version."""
     if self._adoption == "carry":
@@ -62,8 +104,8 @@ class Swap:
     """The island published its values of `step`, which stay undonated."""
     if self._adoption == "carry":
       first, *published = self._references[fragment].items()
-      kept = [*published, (step, copies)][-core.PUBLICATIONS_KEPT :]
-      self._references[fragment] = dict([first, *kept])
+      kept = published[: core.PUBLICATIONS_KEPT - 1]
+      self._references[fragment] = dict([first, *kept, (step, copies)])
 
   def adopt(
     self, fragment: int, kept_from: int, local: Params, adopted: Params

@@ -28,7 +28,9 @@ def render(status: Mapping[str, Any], name: str) -> console.RenderableType:
   Returns:
     Something rich can print.
   """
-  return console.Group(_islands(status, name), _progress(status), _run(status))
+  return console.Group(
+    _islands(status, name), _progress(status), _run(status), *_damage(status)
+  )
 
 
 def _islands(status: Mapping[str, Any], name: str) -> table.Table:
@@ -80,6 +82,13 @@ def _progress(status: Mapping[str, Any]) -> console.RenderableType:
 
 def _run(status: Mapping[str, Any]) -> text.Text:
   return text.Text(" " + describe(status), style="dim")
+
+
+def _damage(status: Mapping[str, Any]) -> list[text.Text]:
+  lines = [*status["damaged"]]
+  if lines:
+    lines.append("stop and resume the run to set it back to its last cut")
+  return [text.Text(f" {line}", style="bold red") for line in lines]
 
 
 def describe(status: Mapping[str, Any]) -> str:

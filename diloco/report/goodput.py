@@ -1,11 +1,11 @@
 """Goodput: chip-seconds of useful training over chip-seconds allocated.
 
 Useful are the seconds each step needs, its compute or its pace if its speed is
-emulated, of all steps whose tokens were not lost with an island; a step that
-lost some of its fragments counts for the others. Allocated is the wall time of
-all sessions of the run, start-up, evaluation and outages included, for every
-island of the fleet; an island that came later counts from when it came. Both
-are multiplied by the chips of the island.
+emulated, of all steps that were not in vain: lost with an island, done again or
+rolled back; a step in vain for some of its fragments counts for the others.
+Allocated is the wall time of all sessions of the run, start-up, evaluation and
+outages included, for every island of the fleet; an island that came later
+counts from when it came. Both are multiplied by the chips of the island.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ import numpy as np
 
 from diloco.report import island_view
 from diloco.report import view as view_lib
+from diloco.tape import painting
 
 
 class Goodput(NamedTuple):
@@ -33,15 +34,15 @@ class Goodput(NamedTuple):
 
 def goodput(
   view: view_lib.RunView,
-  lost_spans: Mapping[int, Sequence[tuple[int, int]]],
+  lost_spans: Mapping[int, Sequence[painting.LifeSpan]],
   num_fragments: int,
 ) -> Goodput:
   """Sums useful and allocated chip-seconds over all islands.
 
   Args:
     view: the run.
-    lost_spans: by island, step ranges (first, last] lost with it, one entry
-      for each fragment that lost them.
+    lost_spans: by island, step ranges trained in vain, one entry for each
+      fragment.
     num_fragments: P.
 
   Returns:
@@ -58,14 +59,15 @@ def goodput(
 
 def _lost_share(
   island: island_view.IslandView,
-  spans: Sequence[tuple[int, int]],
+  spans: Sequence[painting.LifeSpan],
   num_fragments: int,
 ) -> np.ndarray:
   """Returns for each logged step the share of its fragments that was lost."""
   steps = island.steps.column("step")
+  lives = island.steps.column("incarnation")
   lost = np.zeros(len(steps))
-  for first, last in spans:
-    lost += (steps > first) & (steps <= last)
+  for incarnation, first, last in spans:
+    lost += (lives == incarnation) & (steps > first) & (steps <= last)
   return np.minimum(lost / num_fragments, 1.0)
 
 

@@ -14,13 +14,14 @@ import numpy as np
 
 from diloco.report import island_view
 from diloco.report import view as view_lib
-from diloco.tape import events
+from diloco.tape import events, reader
 
 _BEFORE_SECS = 1.0
 _AFTER_SECS = 10.0
 _AFTER_MEDIANS = 10
 _ATTRIBUTED_SECS = 120.0  # a death so long after a fault is its effect
 
+_LEADER, _STANDBY = "syncer", "standby"
 _ISLAND = re.compile(r"island[-: ]?(\d+)|(\d+)")
 
 
@@ -36,8 +37,8 @@ class Incident:
     injected: whether the run did it to itself on purpose.
     at_tokens: tokens trained by all islands then.
     cause: of the death that followed, if one did.
-    back_secs: from here to the target's next step, or the syncer's next
-      start; None if there was none.
+    back_secs: from here to the target's next step, to the moment a syncer
+      leads again, or to a standby's next start; None if there was none.
     gap_over_median: by surviving island, its longest gap around it over its
       median gap.
   """
@@ -75,7 +76,7 @@ def find(view: view_lib.RunView) -> list[Incident]:
   for line in view.deaths:
     wall, cause = line["wall_secs"], str(line.get("cause", ""))
     died = line["event"] == events.ISLAND_DIED
-    target = f"island-{line['island']}" if died else "syncer"
+    target = f"island-{line['island']}" if died else _seat(line)
     island = line["island"] if died else None
     fault = _cause_of(wall, target, waiting)
     if fault is None:
@@ -97,6 +98,11 @@ def _island_number(target: object) -> int | None:
   return int(match[1] or match[2]) if match else None
 
 
+def _seat(line: reader.Line) -> str:
+  """What a syncer that died was: the one that led, or one that waited."""
+  return _LEADER if line.get("led", True) else _STANDBY
+
+
 def _cause_of(
   wall: float, target: str, faults: list[Incident]
 ) -> Incident | None:
@@ -110,7 +116,8 @@ def _cause_of(
 
 def _back_secs(view: view_lib.RunView, incident: Incident) -> float | None:
   if incident.island is None:
-    moments = list(view.syncer_starts)
+    led = incident.target != _STANDBY and view.syncer_leads
+    moments = list(view.syncer_leads if led else view.syncer_starts)
   else:
     lives = (
       view.islands[incident.island].lives

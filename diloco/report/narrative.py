@@ -47,6 +47,16 @@ _FATES = {
   fates.LOST_WITH_ISLAND: (
     "Trained by an island that died before it had published them."
   ),
+  fates.REPEATED: (
+    "Trained again after a restart, for the sake of other fragments; their"
+    " first training was published."
+  ),
+  fates.QUARANTINED: (
+    "Given up by an island that had sent what must not be merged."
+  ),
+  fates.ROLLED_BACK: (
+    "Merged into a version that a return to an earlier cut took back."
+  ),
   fates.PUBLISH_DROPPED: (
     "Their publication was dropped by the island, for a newer one or because"
     " the store could not be reached."

@@ -72,6 +72,8 @@ def status_of(
     "faults": len(view.faults),
     "deaths": len(view.deaths),
     "islands": {str(m): one for m, one in islands.items()},
+    "last_cut": view.cuts[-1] if view.cuts else None,
+    "damaged": [view.damaged[p] for p in sorted(view.damaged)],
     "problems": view.problems,
   }
   return summary.finite(facts)

@@ -92,6 +92,8 @@ def summary_of(run: Run) -> dict[str, Any]:
     "syncer": {
       "deaths": len(view.syncer_deaths),
       "starts": len(view.syncer_starts),
+      "takeovers": view.takeovers,
+      "standby_deaths": len(view.standby_deaths),
     },
     "faults": [_incident(view, incident) for incident in run.incidents],
     "violations": ledger.violations,
@@ -129,6 +131,7 @@ def _tokens(run: Run) -> dict[str, Any]:
       "pending": ledger.pending,
       "discarded": ledger.discarded,
       "unaccounted": ledger.unaccounted,
+      "rows_unmerged": ledger.unmerged_rows(),
       "balanced": ledger.balanced,
     },
   }

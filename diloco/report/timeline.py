@@ -102,7 +102,9 @@ def _syncer_row(
   clock: clock_lib.RunClock,
   row: int,
 ) -> None:
-  starts, deaths = sorted(view.syncer_starts), sorted(view.syncer_deaths)
+  # The row shows whether anybody led; standbys come and go unseen.
+  starts = sorted(view.syncer_leads or view.syncer_starts)
+  deaths = sorted(view.syncer_deaths)
   ends = [session.end for session in view.sessions.all]
   for start in starts or [m.wall_secs for m in view.merges[:1]]:
     after = [m for m in (*deaths, *ends) if m > start]

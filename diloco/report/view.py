@@ -68,7 +68,13 @@ class RunView:
     self.adopted: list[Traffic] = []
     self.versions: dict[int, int] = {}  # newest version by fragment
     self.syncer_starts: list[float] = []
-    self.syncer_deaths: list[float] = []
+    self.syncer_deaths: list[float] = []  # of leaders
+    self.standby_deaths: list[float] = []
+    self.syncer_leads: list[float] = []  # when each leader began
+    self.takeovers = 0  # from leaders that did not leave in order
+    self._led = False  # a leader has not left in order
+    self.cuts: list[int] = []  # complete, oldest first
+    self.damaged: dict[int, str] = {}  # fragments that stand still, and why
     self.problems: list[str] = []
     self.last_wall_secs = 0.0
     self._total_tokens = 0
@@ -81,6 +87,8 @@ class RunView:
       events.STOPPED: self._ended,
       events.SYNCER_STARTED: self._syncer,
       events.SYNCER_DIED: self._syncer,
+      events.LEASE_ACQUIRED: self._lease_acquired,
+      events.REATTACHED: self._reattached,
       events.FAULT_INJECTED: self.faults.append,
       events.STARTED: self._started,
       events.PUBLISHED: self._published,
@@ -88,6 +96,9 @@ class RunView:
       events.EVALUATED: self._evaluated,
       events.CHECKPOINTED: self._checkpointed,
       events.MERGED: self._merged,
+      events.CUT_COMPLETED: self._cut_completed,
+      events.GLOBAL_DAMAGED: self._global_damaged,
+      events.RESTORED: self._restored,
     }
 
   def update(self, record: reader.Record) -> None:
@@ -120,6 +131,7 @@ class RunView:
     self._total_tokens = line.get("total_tokens") or self._total_tokens
 
   def _run_finished(self, line: reader.Line) -> None:
+    self._led = False
     status = line.get("status", "finished")
     reason = line.get("reason") or ""
     self.sessions.finished(line["wall_secs"], status, reason)
@@ -138,10 +150,36 @@ class RunView:
 
   def _syncer(self, line: reader.Line) -> None:
     if line["event"] == events.SYNCER_DIED:
-      self.syncer_deaths.append(line["wall_secs"])
+      led = line.get("led", True)
+      deaths = self.syncer_deaths if led else self.standby_deaths
+      deaths.append(line["wall_secs"])
       self.deaths.append(line)
     else:
       self.syncer_starts.append(line["wall_secs"])
+
+  def _lease_acquired(self, line: reader.Line) -> None:
+    self.syncer_leads.append(line["wall_secs"])
+    self.takeovers += self._led
+    self._led = True
+
+  def _reattached(self, line: reader.Line) -> None:
+    if not line["peer"].startswith("island-"):
+      self.syncer_leads.append(line["wall_secs"])  # in this session
+
+  def _cut_completed(self, line: reader.Line) -> None:
+    self.cuts.append(line["cut"])
+
+  def _global_damaged(self, line: reader.Line) -> None:
+    fragment, version = line["fragment"], line["version"]
+    text = (
+      f"fragment {fragment} stands still: its version {version} cannot be read"
+      f" ({line['reason']})"
+    )
+    self.damaged[fragment] = text
+    self.problems.append(text)
+
+  def _restored(self, line: reader.Line) -> None:
+    self.damaged.clear()
 
   def _published(self, line: reader.Line) -> None:
     size = line.get("bytes") or 0
@@ -175,6 +213,7 @@ class RunView:
     if version <= self.versions.get(fragment, 0):
       return  # told again, by a syncer that took over
     self.versions[fragment] = version
+    self.damaged.pop(fragment, None)
     contributions = line["contributions"]
     staleness = [c.get("staleness") or 0 for c in contributions]
     for contribution, stale in zip(contributions, staleness, strict=True):

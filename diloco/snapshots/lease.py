@@ -10,11 +10,15 @@ owner raises the token of every head it will commit to, so that the
 compare-and-set of a deposed owner fails.
 """
 
-from diloco.snapshots import records, store
+from collections.abc import Callable
+
+from diloco.snapshots import operations, records
 
 
 class LeaseWatch:
   """Decides by the observer's own clock when a lease has expired."""
+
+  __slots__ = ("_seen", "_since", "_ttl_secs")
 
   def __init__(self, ttl_secs: float):
     self._ttl_secs = ttl_secs
@@ -37,44 +41,48 @@ class LeaseWatch:
     return now - self._since >= self._ttl_secs
 
 
-class LeaseHolder:
-  """Takes and renews one lease for one owner."""
+def acquire(
+  key: str, owner: str, watch: LeaseWatch, clock: Callable[[], float]
+) -> operations.Procedure[int]:
+  """Takes the lease if it is free, expired, or ours without our knowing.
 
-  def __init__(self, snapshots: store.SnapshotStore, key: str, owner: str):
-    """Args: the store, the lease's key, a name no other process has."""
-    self._store = snapshots
-    self._key = key
-    self._owner = owner
-    self._token = 0
+  Args:
+    key: of the lease.
+    owner: a name no other process has.
+    watch: this observer's view of the lease.
+    clock: the observer's monotonic clock, seconds.
 
-  @property
-  def token(self) -> int:
-    """Fencing token of the last acquisition."""
-    return self._token
+  Returns:
+    The fencing token; 0 when somebody else holds the lease.
+  """
+  lease, generation = yield operations.Read(key, records.Lease)
+  # After the look, which may have taken long: a beat that is new now would
+  # otherwise count as old as the look.
+  now = clock()
+  # An acquisition that failed may have taken effect. Its token is lost; the
+  # next one is as good.
+  mine_unknown = lease is not None and lease.owner == owner
+  if not watch.expired(lease, now) and not mine_unknown:
+    return 0
+  token: int = (lease.token if lease else 0) + 1
+  mine = records.Lease(owner, token, beat=0)
+  taken = yield operations.CompareAndSet(key, mine, generation)
+  return token if taken else 0
 
-  def try_acquire(self, watch: LeaseWatch, now: float) -> bool:
-    """Takes the lease if it is free or expired; says whether it did."""
-    lease, generation = self._store.read_for_update(self._key, records.Lease)
-    if not watch.expired(lease, now):
-      return False
-    token = (lease.token if lease else 0) + 1
-    mine = records.Lease(self._owner, token, beat=0)
-    if not self._store.compare_and_set(self._key, mine, generation):
-      return False
-    self._token = token
-    return True
 
-  def renew(self) -> bool:
-    """Moves the beat; False when somebody else holds the lease now."""
-    lease, generation = self._store.read_for_update(self._key, records.Lease)
-    if lease is None or lease.token != self._token:
-      return False
-    mine = records.Lease(self._owner, self._token, lease.beat + 1)
-    return self._store.compare_and_set(self._key, mine, generation)
+def renew(key: str, owner: str, token: int) -> operations.Procedure[bool]:
+  """Moves the beat; False when somebody else holds the lease now."""
+  lease, generation = yield operations.Read(key, records.Lease)
+  if lease is None or lease.token != token or lease.owner != owner:
+    return False
+  mine = records.Lease(owner, token, lease.beat + 1)
+  renewed: bool = yield operations.CompareAndSet(key, mine, generation)
+  return renewed
 
-  def release(self) -> None:
-    """Gives the lease up, so that a successor need not wait."""
-    lease, generation = self._store.read_for_update(self._key, records.Lease)
-    if lease is not None and lease.token == self._token:
-      free = records.Lease("", self._token, lease.beat + 1)
-      self._store.compare_and_set(self._key, free, generation)
+
+def release(key: str, owner: str, token: int) -> operations.Procedure[None]:
+  """Gives the lease up, so that a successor need not wait."""
+  lease, generation = yield operations.Read(key, records.Lease)
+  if lease is not None and lease.token == token and lease.owner == owner:
+    free = records.Lease("", token, lease.beat + 1)
+    yield operations.CompareAndSet(key, free, generation)

@@ -13,7 +13,7 @@ from typing import Any, Self, get_origin, get_type_hints
 
 from diloco import errors
 
-FORMAT = 1  # version of the store layout
+FORMAT = 2  # version of the store layout
 
 
 @functools.cache
@@ -58,6 +58,15 @@ class Record:
       raise errors.CorruptSnapshotError(
         f"{cls.__name__} record does not match its checksum"
       )
+    return cls.from_fields(fields)
+
+  @classmethod
+  def from_fields(cls, fields: Any) -> Self:
+    """Makes a record of what `dataclasses.asdict` gave, and checks it.
+
+    Raises:
+      CorruptSnapshotError: a field is missing, unknown or of the wrong type.
+    """
     hints = _hints(cls)  # type: ignore[arg-type]
     if not isinstance(fields, dict) or set(fields) != set(hints):
       raise errors.CorruptSnapshotError(
@@ -93,13 +102,15 @@ class Contribution(Record):
   chunks: list[list[int]]  # chunk shape per tensor, in plan order
   num_bytes: int
   norms: list[float]  # L2 norm per tensor, in plan order
+  epoch: int = 0  # grows with every roll-back to a cut
+  cut: int = 0  # last cut its island had taken part in
 
   @property
   def c_steps(self) -> int:
     """Inner steps this outer gradient sums up."""
     return self.step - self.first_step
 
-  @property
+  @functools.cached_property
   def key(self) -> str:
     """Name of the record in the store; unique for ever."""
     return (
@@ -119,10 +130,18 @@ class Head(Record):
   chunks: list[list[int]]  # chunk shape per tensor, in plan order
   clock: dict[str, int]  # island -> last local step merged: a vector clock
   merged: dict[str, Any]  # what the tape says of this version
+  epoch: int = 0  # grows with every roll-back to a cut
+  cut: int = 0  # last cut its syncer had taken part in
+  digest: str = ""  # of the version's parameters
 
   def merged_step(self, island: int) -> int:
     """Last local step of an island that this version contains."""
     return self.clock.get(str(island), 0)
+
+
+def retoken(head: Head, token: int) -> Head:
+  """The same version under another fencing token."""
+  return dataclasses.replace(head, token=token)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,3 +175,110 @@ class Board(Record):
 
   versions: list[int]  # [P]
   open_rounds: dict[str, list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict(Record):
+  """What the syncer has against an island; overwritten by the next one."""
+
+  island: int
+  incarnation: int
+  offences: int  # in a row, over all of its incarnations
+  fragment: int
+  reason: str
+  suspended_secs: float  # refused unseen for so long; 0 for not
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch(Record):
+  """Which timeline the store is in; absent in a run never rolled back."""
+
+  epoch: int
+  cut: int  # the cut it was rolled back to
+  # [P], what the heads were set to.
+  versions: list[int] = dataclasses.field(default_factory=list)
+  done: bool = True  # else a restore is under way, or died
+
+
+@dataclasses.dataclass(frozen=True)
+class CutRequest(Record):
+  """Asks all roles for their parts of a cut."""
+
+  cut: int
+  epoch: int
+  islands: list[int]  # those expected to take part
+
+
+@dataclasses.dataclass(frozen=True)
+class CutPart(Record):
+  """One island's part: its saved state, with all it published before it."""
+
+  cut: int
+  epoch: int
+  island: int
+  incarnation: int
+  step: int
+  checkpoint: str  # directory, relative to the run's
+  checksum: int  # of the saved state, as its marker has it
+  positions: list[list[int]]  # [P] of base, first step, published step
+
+
+@dataclasses.dataclass(frozen=True)
+class CutHeads(Record):
+  """The syncer's part: all heads at one moment."""
+
+  cut: int
+  epoch: int
+  token: int
+  heads: list[dict[str, Any]]  # [P], fields of `Head`
+
+
+@dataclasses.dataclass(frozen=True)
+class CutChannel(Record):
+  """Contributions sent before a cut and not merged in its heads."""
+
+  cut: int
+  token: int  # of the heads it belongs to
+  contributions: list[dict[str, Any]]  # fields of `Contribution`
+
+
+@dataclasses.dataclass(frozen=True)
+class CutComplete(Record):
+  """Written last: the cut can be restored."""
+
+  cut: int
+  epoch: int
+  parts: dict[str, int]  # name below the cut's prefix -> CRC-32 of its bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerRequest(Record):
+  """An island's call for an inner optimizer's state."""
+
+  island: int
+  incarnation: int
+  versions: list[int]  # [P], what the answer's sender must have adopted
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerState(Record):
+  """Answer to a `PeerRequest`: where the tensors are, and what they hold."""
+
+  island: int  # who asked
+  incarnation: int
+  from_island: int
+  from_incarnation: int
+  step: int  # of the sender
+  versions: list[int]  # [P], the sender's base versions then
+  payload: str
+  scalars: dict[str, int]  # leaf -> value, of integers such as Adam's count
+  chunks: dict[str, list[int]]  # leaf -> chunk shape in the store
+  digest: str  # of all tensors, in the order of their names
+
+
+@dataclasses.dataclass(frozen=True)
+class CutAbandoned(Record):
+  """The cut will never be complete; its number is not used again."""
+
+  cut: int
+  reason: str

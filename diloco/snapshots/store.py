@@ -1,18 +1,8 @@
 """The shared snapshot store of a run.
 
 Records are small keys written by compare-and-set or once; tensors are chunked
-arrays beside them. Every process reaches the store by its URL alone.
-
-Layout, relative to the store's root:
-
-    plan                                  the fragment plan
-    heads/<p>                             newest global version of fragment p
-    globals/<p>/<version>.<token>/...     its parameters and outer momentum
-    contributions/<key>                   commit records, written last
-    payloads/<key>/...                    outer gradients they point to
-    members/<m>                           signs of life of islands
-    leases/syncer                         syncer leadership
-    board                                 hint: versions and open rounds
+arrays beside them. Every process reaches the store by its URL alone; where
+things are in it says `diloco.snapshots.keys`.
 """
 
 from __future__ import annotations
@@ -26,53 +16,12 @@ from typing import Any, TypeVar
 
 import tensorstore as ts
 
-from diloco import errors
+from diloco import crash, errors
 from diloco.fragments import partition
-from diloco.snapshots import arrays, records
+from diloco.snapshots import arrays, operations, records
 
 R = TypeVar("R", bound=records.Record)
-
-BOARD = "board"
-SYNCER_LEASE = "leases/syncer"
-
-
-def head_key(fragment: int) -> str:
-  """Key of a fragment's head."""
-  return f"heads/{fragment:04d}"
-
-
-def member_key(island: int) -> str:
-  """Key of an island's sign of life."""
-  return f"members/{island:04d}"
-
-
-def contribution_key(name: str) -> str:
-  """Key of a commit record, from `Contribution.key`."""
-  return f"contributions/{name}"
-
-
-def is_contribution_name(name: str) -> bool:
-  """Whether a key below `contributions/` can be a commit record.
-
-  File systems leave things of their own in a directory.
-  """
-  parts = name.split(".")
-  return len(parts) == 4 and all(part.isdecimal() for part in parts)
-
-
-def is_member_name(name: str) -> bool:
-  """Whether a key below `members/` can be a sign of life."""
-  return name.isdecimal()
-
-
-def payload_prefix(name: str) -> str:
-  """Prefix of a contribution's tensors, from `Contribution.key`."""
-  return f"payloads/{name}"
-
-
-def global_prefix(fragment: int, version: int, writer: str) -> str:
-  """Prefix of a global version; unique to the one who writes it."""
-  return f"globals/{fragment:04d}/{version:09d}.{writer}"
+T = TypeVar("T")
 
 
 def _finish(future: Any) -> Any:
@@ -171,6 +120,32 @@ class SnapshotStore:
     _finish(
       self._kvs.delete_range(ts.KvStore.KeyRange(prefix + "/", prefix + "0"))
     )
+
+  def execute(self, operation: operations.Operation) -> Any:
+    """Does one operation of a procedure that moves no tensors.
+
+    Shells with tensors or crash points handle those and pass the rest on.
+    """
+    match operation:
+      case operations.Read(key, kind):
+        return self.read_for_update(key, kind)
+      case operations.Write(key, record):
+        return self.write(key, record)
+      case operations.CompareAndSet(key, record, generation):
+        return self.compare_and_set(key, record, generation)
+      case operations.Delete(key):
+        return self.delete(key)
+      case operations.DeleteTree(prefix):
+        return self.delete_tree(prefix)
+      case operations.Names(prefix):
+        return self.names(prefix)
+      case operations.Point(name):
+        return crash.point(name)
+    raise TypeError(f"this store does not do {type(operation).__name__}")
+
+  def perform(self, procedure: operations.Procedure[T]) -> T:
+    """Runs a procedure that moves no tensors."""
+    return operations.perform(procedure, self.execute)
 
   def write_plan(self, plan: partition.FragmentPlan) -> None:
     """Stores the fragment plan, or checks it against the stored one.

@@ -10,14 +10,23 @@ with K islands, stays open for the grace window, and closes early once every
 live island is in. Stale contributions join a round but never open one:
 otherwise rounds would follow the network instead of the schedule.
 
-Reference: Decoupled DiLoCo, arXiv 2604.21428.
+What a contribution contains is judged by `diloco.syncer.gates`. Cuts follow Lai
+and Yang (1987): a contribution stamped with a later cut than the syncer's makes
+it take its own part first; what was sent before a cut and is not merged in its
+heads is the state of the channel, and is kept until the cut has ended.
+
+References: Decoupled DiLoCo, arXiv 2604.21428; Lai and Yang, On distributed
+snapshots, Information Processing Letters 25, 1987.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from diloco.syncer import grace, quorum
+from diloco.syncer import gates, grace, quorum
+
+# Refusals that are the island's own doing, not its store's.
+_OFFENCES = ("not_finite", "norm_outlier", "norm_overflow")
 
 
 class Contribution(Protocol):
@@ -37,6 +46,14 @@ class Contribution(Protocol):
   def first_step(self) -> int: ...  # noqa: D102
   @property
   def step(self) -> int: ...  # noqa: D102
+  @property
+  def c_steps(self) -> int: ...  # noqa: D102
+  @property
+  def norms(self) -> Sequence[float]: ...  # noqa: D102
+  @property
+  def epoch(self) -> int: ...  # noqa: D102
+  @property
+  def cut(self) -> int: ...  # noqa: D102
 
 
 # Events
@@ -93,8 +110,30 @@ class Drain:
   """Close every round as soon as its quorum allows, without grace."""
 
 
+@dataclasses.dataclass(frozen=True)
+class CutRequested:
+  """A cut was asked for."""
+
+  number: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CutEnded:
+  """The cut is complete or given up: its channel need not be kept."""
+
+  number: int
+
+
 Event = (
-  Arrived | Membership | Committed | MergeRefused | MergeFailed | Tick | Drain
+  Arrived
+  | Membership
+  | Committed
+  | MergeRefused
+  | MergeFailed
+  | Tick
+  | Drain
+  | CutRequested
+  | CutEnded
 )
 
 
@@ -116,6 +155,7 @@ class Chosen:
 
   contribution: Contribution
   staleness: int
+  arrived_at: float
   waited_secs: float  # arrival after the round opened; negative: before
 
 
@@ -128,9 +168,13 @@ class Close:
   chosen: tuple[Chosen, ...]
   absent: tuple[int, ...]  # live islands that are not in
   clock: Mapping[int, int]  # the vector clock of the new version
+  opened_at: float
+  closed_at: float
   quorum_secs: float
   grace_secs: float  # offered
   grace_spent_secs: float
+  facts: grace.GraceFacts  # what the offer was made from
+  cut: int  # stamp of the version; if a later one came, the merge must fail
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +183,26 @@ class Discard:
 
   contribution: Contribution
   reason: str
+  arrived_at: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Quarantine:
+  """Tell an island that what it publishes is refused, and start it anew."""
+
+  island: int
+  incarnation: int
+  fragment: int
+  reason: str
+  offences: int  # in a row
+  suspended_secs: float  # from now, refused unseen; 0 for not
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+  """Write down the heads as they are now: the syncer's part of a cut."""
+
+  number: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +212,7 @@ class Forget:
   contribution: Contribution
 
 
-Action = Open | Close | Discard | Forget
+Action = Open | Close | Discard | Quarantine | Cut | Forget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,18 +223,36 @@ class Settings:
   quorum: quorum.MinimumQuorum
   grace: grace.GracePolicy
   max_staleness: int
+  gate: gates.GateSettings = dataclasses.field(
+    default_factory=gates.GateSettings
+  )
+  suspension: gates.Suspension = dataclasses.field(
+    default_factory=gates.Suspension
+  )
 
 
 @dataclasses.dataclass
+class _Offender:
+  """An island that was refused, and not merged since."""
+
+  incarnation: int
+  step: int  # last one refused; what counts from it on is a new offence
+  offences: int = 0
+  until: float = 0.0  # suspended, on the core's clock
+
+
+@dataclasses.dataclass(slots=True)
 class _Fragment:
   version: int
   clock: dict[int, int]
+  gate: gates.NormGate
   waiting: dict[str, tuple[Contribution, float]] = dataclasses.field(
     default_factory=dict
   )
   opened_at: float | None = None
   quorum_at: float | None = None
   grace_secs: float = 0.0
+  facts: grace.GraceFacts | None = None  # at quorum
   closing: Close | None = None
 
 
@@ -181,16 +263,28 @@ class SyncerCore:
     self,
     settings: Settings,
     heads: Sequence[tuple[int, Mapping[int, int]]],
+    *,
+    epoch: int = 0,
+    cut: int = 0,
   ):
     """Starts from the store's heads.
 
     Args:
       settings: policies and shape.
       heads: [P] of (version, vector clock: island -> last merged step).
+      epoch: contributions of another one are from before a roll-back.
+      cut: the last cut these heads have a part in.
     """
     assert len(heads) == settings.num_fragments
     self._settings = settings
-    self._fragments = [_Fragment(v, dict(clock)) for v, clock in heads]
+    self._fragments = [
+      _Fragment(v, dict(clock), gates.NormGate(settings.gate))
+      for v, clock in heads
+    ]
+    self._epoch = epoch
+    self._cut = cut
+    self._channel: dict[str, Contribution] | None = None
+    self._offenders: dict[int, _Offender] = {}
     self._step_secs: dict[int, float] = {}
     self._quorum_secs = grace.MovingAverage()
     self._sync_secs = grace.MovingAverage()
@@ -209,6 +303,16 @@ class SyncerCore:
       for p, f in enumerate(self._fragments)
       if f.opened_at is not None and f.closing is None
     }
+
+  @property
+  def cut(self) -> int:
+    """The last cut taken part in; new heads are stamped with it."""
+    return self._cut
+
+  @property
+  def channel(self) -> list[Contribution] | None:
+    """Sent before the open cut and not in its heads; None without a cut."""
+    return None if self._channel is None else list(self._channel.values())
 
   @property
   def idle(self) -> bool:
@@ -244,11 +348,32 @@ class SyncerCore:
         return self._evaluate_all(now)
       case Tick():
         return self._evaluate_all(now)
+      case CutRequested(number):
+        return self._take_part(number)
+      case CutEnded(number):
+        if number == self._cut:
+          self._channel = None
+        return []
+
+  def _take_part(self, number: int) -> list[Action]:
+    if number <= self._cut:
+      return []
+    self._cut = number
+    self._channel = {
+      key: contribution
+      for state in self._fragments
+      for key, (contribution, _) in state.waiting.items()
+    }
+    return [Cut(number)]
 
   def _arrived(
     self, contributions: Sequence[Contribution], now: float
   ) -> list[Action]:
-    actions = [a for new in contributions for a in self._admit(new, now)]
+    # Before anything of it is taken in: what was sent after a cut must not be
+    # in it.
+    actions = self._take_part(max((c.cut for c in contributions), default=0))
+    for new in contributions:
+      actions += self._admit(new, now)
     for fragment in sorted({c.fragment for c in contributions}):
       actions += self._evaluate(fragment, now)
     return actions
@@ -258,16 +383,63 @@ class SyncerCore:
     if new.key in state.waiting:
       return []
     merged_step = state.clock.get(new.island, 0)
+    if new.epoch < self._epoch:
+      return [Discard(new, "before_restore", now)]
     if new.step <= merged_step:
       return [Forget(new)]
+    if new.epoch > self._epoch or new.base_version > state.version:
+      # Somebody else committed what it started from: this syncer is deposed
+      # and will learn it. The contribution is not its to discard.
+      return []
+    reason = ""
     if new.first_step < merged_step:
-      return [Discard(new, "overlaps_merged")]
-    if new.base_version > state.version:
-      return [Discard(new, "unknown_base")]
-    if state.version - new.base_version > self._settings.max_staleness:
-      return [Discard(new, "too_stale")]
+      reason = "overlaps_merged"
+    elif state.version - new.base_version > self._settings.max_staleness:
+      reason = "too_stale"
+    elif self._is_suspended(new.island, now):
+      reason = "suspended"
+    if reason:
+      return [Discard(new, reason, now)]
+    if reason := state.gate.judge(new):
+      return [Discard(new, reason, now), *self._offence(new, reason, now)]
     state.waiting[new.key] = (new, now)
+    if self._channel is not None and new.cut < self._cut:
+      self._channel[new.key] = new
     return []
+
+  def _is_suspended(self, island: int, now: float) -> bool:
+    offender = self._offenders.get(island)
+    return offender is not None and now < offender.until
+
+  def _offence(
+    self, refused: Contribution, reason: str, now: float
+  ) -> list[Action]:
+    """Counts an offence, unless the island could not know of the last one."""
+    offender = self._offenders.get(refused.island)
+    if offender is None:
+      offender = _Offender(refused.incarnation, 0)
+      self._offenders[refused.island] = offender
+    elif (
+      refused.incarnation <= offender.incarnation
+      and refused.first_step < offender.step
+    ):
+      offender.step = max(offender.step, refused.step)
+      return []
+    offender.incarnation = refused.incarnation
+    offender.step = refused.step
+    offender.offences += 1
+    secs = self._settings.suspension.secs(offender.offences)
+    offender.until = now + secs
+    return [
+      Quarantine(
+        refused.island,
+        refused.incarnation,
+        refused.fragment,
+        reason,
+        offender.offences,
+        secs,
+      )
+    ]
 
   def _supersede(self, state: _Fragment) -> list[Action]:
     """Of overlapping publications of one island only the latest stays."""
@@ -276,11 +448,11 @@ class SyncerCore:
     newest_first = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, -w[0].step)
     )
-    for contribution, _ in newest_first:
+    for contribution, arrived_at in newest_first:
       kept = latest.get(contribution.island)
       if kept is not None and contribution.step > kept.first_step:
         del state.waiting[contribution.key]
-        actions.append(Discard(contribution, "superseded"))
+        actions.append(Discard(contribution, "superseded", arrived_at))
       else:
         latest[contribution.island] = contribution
     return actions
@@ -292,18 +464,20 @@ class SyncerCore:
     assert state.closing is not None
     for chosen in state.closing.chosen:
       del state.waiting[chosen.contribution.key]
+      state.gate.accepted(chosen.contribution)
+      self._offenders.pop(chosen.contribution.island, None)
     state.version = state.closing.version
     state.clock = dict(state.closing.clock)
     state.opened_at = state.quorum_at = state.closing = None
     self._sync_secs = self._sync_secs.observe(sync_secs)
     # What is left was meant for the round that just closed.
     actions: list[Action] = []
-    for key, (left, _) in list(state.waiting.items()):
+    for key, (left, arrived_at) in list(state.waiting.items()):
       late = state.version - left.base_version > self._settings.max_staleness
       if late or left.first_step < state.clock.get(left.island, 0):
         del state.waiting[key]
         reason = "too_stale" if late else "overlaps_merged"
-        actions.append(Discard(left, reason))
+        actions.append(Discard(left, reason, arrived_at))
     return actions + self._evaluate(fragment, now)
 
   def _refused(
@@ -313,8 +487,10 @@ class SyncerCore:
     state.closing = None
     actions: list[Action] = []
     for key, reason in reasons.items():
-      contribution, _ = state.waiting.pop(key)
-      actions.append(Discard(contribution, reason))
+      contribution, arrived_at = state.waiting.pop(key)
+      actions.append(Discard(contribution, reason, arrived_at))
+      if reason.startswith(_OFFENCES):
+        actions += self._offence(contribution, reason, now)
     if not any(self._is_fresh(state, c) for c, _ in state.waiting.values()):
       state.opened_at = state.quorum_at = None
     return actions + self._evaluate(fragment, now)
@@ -335,23 +511,29 @@ class SyncerCore:
     state = self._fragments[fragment]
     if state.closing is not None or not state.waiting:
       return []
-    actions = self._supersede(state)
-    if state.opened_at is None:
-      fresh = [c for c, _ in state.waiting.values() if self._is_fresh(state, c)]
-      if not fresh and not self._draining:
-        return []
-      state.opened_at = now
-      opener = (fresh or [c for c, _ in state.waiting.values()])[-1]
-      actions.append(Open(fragment, state.version + 1, opener.island))
+    actions: list[Action] = []
     present = self._present(state)
+    if len(present) < len(state.waiting):
+      actions = self._supersede(state)
+    if state.opened_at is None:
+      waiting = [c for c, _ in state.waiting.values()]
+      fresh = [c for c in waiting if c.base_version == state.version]
+      if not fresh and not self._draining:
+        return actions
+      state.opened_at = now
+      opener = (fresh or waiting)[-1]
+      actions.append(Open(fragment, state.version + 1, opener.island))
     if not self._settings.quorum.reached(len(present)):
       state.quorum_at = None
       return actions
     if state.quorum_at is None:
       state.quorum_at = now
       self._quorum_secs = self._quorum_secs.observe(now - state.opened_at)
-      state.grace_secs = self._settings.grace.grace_secs(self._facts())
+      state.facts = self._facts()
+      state.grace_secs = self._settings.grace.grace_secs(state.facts)
     absent = set(self._step_secs) - present
+    if self._offenders:
+      absent = {m for m in absent if not self._is_suspended(m, now)}
     waited = now - state.quorum_at
     if absent and waited < state.grace_secs and not self._draining:
       return actions
@@ -362,6 +544,7 @@ class SyncerCore:
     self, fragment: int, state: _Fragment, absent: list[int], now: float
   ) -> Close:
     assert state.opened_at is not None and state.quorum_at is not None
+    assert state.facts is not None
     ordered = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, w[0].step)
     )
@@ -373,14 +556,18 @@ class SyncerCore:
       fragment=fragment,
       version=state.version + 1,
       chosen=tuple(
-        Chosen(c, state.version - c.base_version, at - state.opened_at)
+        Chosen(c, state.version - c.base_version, at, at - state.opened_at)
         for c, at in ordered
       ),
       absent=tuple(absent),
       clock=clock,
+      opened_at=state.opened_at,
+      closed_at=now,
       quorum_secs=state.quorum_at - state.opened_at,
       grace_secs=state.grace_secs,
       grace_spent_secs=now - state.quorum_at,
+      facts=state.facts,
+      cut=self._cut,
     )
 
   def _facts(self) -> grace.GraceFacts:

@@ -74,6 +74,6 @@ class MovingAverage:
   def observe(self, sample: float) -> "MovingAverage":
     """Returns the average with one more sample."""
     if self.value is None:
-      return dataclasses.replace(self, value=sample)
+      return MovingAverage(self.weight, sample)
     mixed = (1 - self.weight) * self.value + self.weight * sample
-    return dataclasses.replace(self, value=mixed)
+    return MovingAverage(self.weight, mixed)

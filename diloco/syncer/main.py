@@ -1,13 +1,17 @@
-"""Process of the syncer: `python -m diloco.syncer.main`. It never loads JAX."""
+"""Process of one syncer: `python -m diloco.syncer.main`. It never loads JAX.
+
+Any number of them may run. One leads; the others are warm and wait for it.
+"""
 
 import argparse
 import logging
 import os
 import pathlib
+import queue
 import sys
 
 from diloco import channel as channel_lib
-from diloco import errors, process
+from diloco import errors, process, timing
 from diloco.snapshots import store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import recorder
@@ -16,14 +20,15 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Takes the lease, leads, gives it up. Returns the exit code."""
+  """Waits for the lease, leads, gives it up. Returns the exit code."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--run_dir", type=pathlib.Path, required=True)
+  parser.add_argument("--role", default="syncer")
   parser.add_argument("--incarnation", type=int, required=True)
   args = parser.parse_args(argv)
-  process.setup_role(cores=())
+  process.setup_role((), args.run_dir, args.role)
   try:
-    return _run(args.run_dir, args.incarnation)
+    return _run(args.run_dir, args.role, args.incarnation)
   except errors.UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return process.EXIT_USER_ERROR
@@ -32,31 +37,70 @@ def main(argv: list[str] | None = None) -> int:
     return process.EXIT_FAILED
 
 
-def _run(run_dir: pathlib.Path, incarnation: int) -> int:
+def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
   config = process.read_config(run_dir)
-  tape = recorder.Recorder(run_dir, "syncer", incarnation)
+  tape = recorder.Recorder(run_dir, role, incarnation)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
+  times = timing.read(snapshots, config.controller)
   channel = channel_lib.Client(
-    run_dir, "syncer", {"incarnation": incarnation, "ready": False}
+    run_dir, role, {"incarnation": incarnation, "ready": False, "token": 0}
   )
+
+  def is_stranger(owner: str) -> bool:
+    processes = process.read_processes(run_dir).values()
+    return owner not in {process.owner_name(p["pid"]) for p in processes}
+
+  def report() -> None:
+    channel.send({"type": "status", "merges": syncer.num_merges})
+
   syncer = syncer_lib.Syncer(
     snapshots,
     config,
     tape,
-    owner=f"{os.uname().nodename}.{os.getpid()}",
-    after_beat=lambda: channel.send({"type": "status"}),
+    owner=process.owner_name(os.getpid()),
+    after_beat=report,
+    stranger=is_stranger,
   )
-  reason = "no controller"
-  limit_secs = config.controller.orphan_secs
-  if syncer.take_over(lambda: channel.alone_secs() <= limit_secs):
-    channel.set_hello(ready=True)
-    channel.send({"type": "ready"})
+  waiting = Waiting(channel, times.orphan_secs)
+  snapshots.read_plan()  # now, so that nothing is done first after a takeover
+  waiting.ready(token=0)
+  reason = "stopped"
+  if syncer.take_over(waiting.wanted):
+    waiting.ready(syncer.token)
     reason = syncer.run(channel)
   logger.info("leaving reason=%s", reason)
   syncer.close()
   channel.close()
   tape.close()
   return 0
+
+
+class Waiting:
+  """What a syncer that does not lead says to its controller, and hears."""
+
+  def __init__(self, channel: channel_lib.Client, orphan_secs: float):
+    """Args: the channel; how long to wait without a controller."""
+    self._channel = channel
+    self._orphan_secs = orphan_secs
+
+  def ready(self, token: int) -> None:
+    """Says that it is warm, or with a token that it leads."""
+    self._channel.set_hello(ready=True, token=token)
+    self._channel.send({"type": "ready", "token": token})
+
+  def wanted(self) -> bool:
+    """Whether to go on waiting; answers what was asked meanwhile."""
+    while True:
+      try:
+        message = self._channel.inbox.get_nowait()
+      except queue.Empty:
+        return self._channel.alone_secs() <= self._orphan_secs
+      if message.get("type") == "program":
+        result = {"leads": False}
+        done = {"type": "done", "seq": message["seq"], "result": result}
+        self._channel.send(done)
+        if message["name"] == "stop":
+          return False
 
 
 if __name__ == "__main__":

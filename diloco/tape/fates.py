@@ -1,36 +1,45 @@
 """Fates of trained steps, painted over one fragment of one island.
 
-Each step of a fragment has one fate. Fates are painted over the trained
-steps, the weakest evidence first, so that stronger evidence covers it:
+A step is done by one *life*, and by another once more if a restarted island
+does it again. Each time, its fragment has one fate. Fates are painted over all
+that was done, the weakest evidence first, so that stronger evidence covers it:
 
   1. `unaccounted`: nothing is known; a correct run has none.
   2. on the way to publication: `pending` while that incarnation lives or was
      the last, `lost_with_island` once it died or was replaced.
   3. `superseded`: the syncer replaced the contribution by a later one.
-     Trained and not yet on the way: as in 2.
-  4. `publish_dropped`: the island dropped the publication.
-  5. `overwritten`: the island gave the steps up by adopting a version.
-  6. discarded by the syncer, with its reason; the last reason counts.
+  4. life by life: trained and not yet on the way, as in 2; `repeated`: done
+     again, and part of a publication of an earlier life; `publish_dropped`:
+     the island dropped the publication; `overwritten`: it gave the steps up by
+     adopting a version; `quarantined`: it did when told of an offence.
+  5. discarded by the syncer, with its reason; the last reason counts.
+  6. `rolled_back`: merged into a version that a return to a cut took back.
   7. `pending`: published, not resolved, not superseded.
   8. `merged`.
+
+Progress a life restored and published was done by earlier lives, each step by
+the last of them that did it.
+
+The same paint without `repeated`, over the steps as *rows* of the island's
+data, says of each row whether it is merged, and if not, why.
 """
 
 import itertools
 from collections.abc import Iterable
 
-import numpy as np
-
 from diloco.tape import history as history_lib
+from diloco.tape import painting
 
-UNACCOUNTED = "unaccounted"
+UNACCOUNTED = painting.UNPAINTED
 MERGED = "merged"
 PENDING = "pending"
 LOST_WITH_ISLAND = "lost_with_island"
 OVERWRITTEN = "overwritten"
 PUBLISH_DROPPED = "publish_dropped"
 SUPERSEDED = "superseded"
-
-Span = tuple[int, int]  # steps (first, last], open on the left
+REPEATED = "repeated"
+QUARANTINED = "quarantined"
+ROLLED_BACK = "rolled_back"
 
 
 class Canvas:
@@ -39,50 +48,51 @@ class Canvas:
   def __init__(
     self, lives: list[history_lib.Life], facts: history_lib.FragmentHistory
   ):
+    self._lives = lives
     self._facts = facts
-    coats = [(fate, _array(spans)) for fate, spans in _coats(lives, facts)]
-    trained = _array([(life.start, life.end) for life in lives])
-    self._points = np.unique(
-      np.concatenate([trained.ravel(), *(spans.ravel() for _, spans in coats)])
+    coats = _coats(lives, facts)
+    axis = painting.Axis(lives)
+    self._axis = axis
+    self._done = painting.Painting(
+      [(fate, axis.place(spans)) for fate, spans in coats],
+      [(axis.span(life), life.tokens_per_step) for life in lives],
     )
-    self._names = [UNACCOUNTED, *dict.fromkeys(fate for fate, _ in coats)]
-    cells = max(len(self._points) - 1, 0)
-    self._fates = np.zeros(cells, np.int64)  # indices into names
-    for fate, spans in coats:
-      self._fates[self._times(spans) > 0] = self._names.index(fate)
-    self._tokens = np.zeros(cells, np.int64)  # per step; 0 is not trained
-    for life, span in zip(lives, trained, strict=True):
-      self._tokens[self._times(span[None]) > 0] = life.tokens_per_step
-
-  def _times(self, spans: np.ndarray) -> np.ndarray:
-    """Returns how often `spans` cover each cell between two points."""
-    bounds = np.searchsorted(self._points, spans)
-    size = len(self._points)
-    opened = np.bincount(bounds[:, 0], minlength=size)
-    closed = np.bincount(bounds[:, 1], minlength=size)
-    return np.cumsum(opened - closed)[:-1]
+    self._rows = painting.Painting(
+      [
+        (fate, [(s.first, s.last) for s in spans])
+        for fate, spans in coats
+        if fate != REPEATED
+      ],
+      [((life.start, life.end), life.tokens_per_step) for life in lives],
+    )
 
   def count_into(self, counts: dict[str, int]) -> None:
     """Adds the fragment-tokens of every fate to `counts`."""
-    weights = np.diff(self._points) * self._tokens
-    for number, name in enumerate(self._names):
-      if count := int(weights[self._fates == number].sum()):
-        counts[name] = counts.get(name, 0) + count
+    self._done.count_into(counts)
 
-  def spans(self, fate: str) -> list[Span]:
-    """Returns the trained step ranges with this fate."""
-    if fate not in self._names:
-      return []
-    mask = (self._fates == self._names.index(fate)) & (self._tokens > 0)
-    return self._joined(mask)
+  def spans(self, fate: str) -> list[painting.LifeSpan]:
+    """Returns the step ranges with this fate, by the life that did them."""
+    return self._axis.find(self._done.spans(fate))
+
+  def rows(self) -> dict[str, list[painting.Span]]:
+    """Returns by fate the ranges of rows that were read.
+
+    What was lost or rolled back and lies ahead of the last life is not among
+    them: that life has yet to read it.
+    """
+    found = {name: self._rows.spans(name) for name in self._rows.names}
+    end = self._lives[-1].end if self._lives else 0
+    for fate in (LOST_WITH_ISLAND, ROLLED_BACK):
+      spans = [(first, min(last, end)) for first, last in found.get(fate, ())]
+      found[fate] = [span for span in spans if span[0] < span[1]]
+    return {name: spans for name, spans in found.items() if spans}
 
   def violations(self) -> Iterable[str]:
     """Yields what the painting shows to be wrong."""
-    for first, last in self.spans(UNACCOUNTED):
+    for _, first, last in self.spans(UNACCOUNTED):
       yield f"steps ({first}, {last}] have no fate"
-    merged = _array([_span(merge.contribution) for merge in self._facts.merged])
-    times = self._times(merged)
-    for first, last in self._joined(times > 1):
+    merged = [_span(merge.contribution) for merge in self._facts.merged]
+    for first, last in self._rows.covered(merged, 2):
       versions = sorted(
         merge.version
         for merge in self._facts.merged
@@ -90,23 +100,36 @@ class Canvas:
         and merge.contribution.step > first
       )
       yield f"steps ({first}, {last}] merged twice, in versions {versions}"
-    for first, last in self._joined((times > 0) & (self._tokens == 0)):
+    for first, last in self._rows.covered(merged, 1, trained=False):
       yield f"steps ({first}, {last}] merged, yet no incarnation trained them"
+    for life in self._lives:
+      for first, last in self._never_published(life):
+        yield (
+          f"steps ({first}, {last}] of incarnation {life.incarnation} are"
+          " called repeated, yet no earlier one published them"
+        )
 
-  def _joined(self, mask: np.ndarray) -> list[Span]:
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask, [0]))))
-    bounds = self._points[edges].reshape(-1, 2).tolist()
-    return [(first, last) for first, last in bounds]
+  def _never_published(self, life: history_lib.Life) -> list[painting.Span]:
+    """Rows a life did again for a publication that does not exist."""
+    repeated = _repeated(life, self._facts)
+    if not repeated:
+      return []
+    settled = [
+      _span(item)
+      for item in _settled(self._facts)
+      if item.incarnation <= life.incarnation
+    ]
+    return painting.difference(repeated, settled)
 
 
 def _coats(
   lives: list[history_lib.Life], facts: history_lib.FragmentHistory
-) -> list[tuple[str, list[Span]]]:
+) -> list[tuple[str, list[painting.LifeSpan]]]:
   """Returns fates and their step ranges, the weakest evidence first."""
   # The record of a discarded contribution may be unreadable to the syncer; the
   # island knows what was in it.
   discarded = [
-    (reason, _span(facts.published.get(item.key, item)))
+    (reason, _life_span(facts.published.get(item.key, item)))
     for reason, item in facts.discarded
   ]
   superseded = [span for reason, span in discarded if reason == SUPERSEDED]
@@ -114,35 +137,68 @@ def _coats(
   coats = [
     *_submitted(lives, facts),
     (SUPERSEDED, superseded),
-    *_unpublished_tails(lives, facts),
-    (PUBLISH_DROPPED, [_span(loss) for loss in facts.dropped]),
-    (OVERWRITTEN, [_span(loss) for loss in facts.overwritten]),
+    *_unpublished(lives, facts),
   ]
   for reason, items in itertools.groupby(others, key=lambda item: item[0]):
     coats.append((reason, [span for _, span in items]))
-  coats.append((PENDING, _waiting(facts)))
-  coats.append((MERGED, [_span(merge.contribution) for merge in facts.merged]))
+  merged = [_life_span(merge.contribution) for merge in facts.merged]
+  coats += [
+    (ROLLED_BACK, [_life_span(item) for item in facts.rolled_back]),
+    (PENDING, _waiting(facts)),
+    (MERGED, merged),
+  ]
   return [coat for coat in coats if coat[1]]
 
 
-def _array(spans: list[Span]) -> np.ndarray:
-  return np.array(spans, np.int64).reshape(-1, 2)
-
-
-def _span(item: history_lib.Contribution | history_lib.Loss) -> Span:
+def _span(item: history_lib.Contribution | history_lib.Loss) -> painting.Span:
   return item.first_step, max(item.first_step, item.step)
 
 
-def _waiting(facts: history_lib.FragmentHistory) -> list[Span]:
+def _life_span(
+  item: history_lib.Contribution | history_lib.Loss,
+) -> painting.LifeSpan:
+  return painting.LifeSpan(item.incarnation, *_span(item))
+
+
+def _repeated(
+  life: history_lib.Life, facts: history_lib.FragmentHistory
+) -> list[painting.Span]:
+  """Returns what a life did again, of what it was to do again."""
+  return [
+    (loss.first_step, min(loss.step, life.end))
+    for loss in facts.repeated
+    if loss.incarnation == life.incarnation and loss.first_step < life.end
+  ]
+
+
+def _settled(
+  facts: history_lib.FragmentHistory,
+) -> Iterable[history_lib.Contribution | history_lib.Loss]:
+  """Yields all that was published, or may have been, or was given up."""
+  yield from facts.published.values()
+  yield from facts.submitted
+  yield from (merge.contribution for merge in facts.merged)
+  yield from facts.rolled_back
+  yield from (item for _, item in facts.discarded)
+  yield from facts.dropped
+  yield from facts.overwritten
+  yield from facts.quarantined
+
+
+def _waiting(facts: history_lib.FragmentHistory) -> list[painting.LifeSpan]:
   """Returns publications that may still be merged."""
-  resolved = {merge.contribution.key for merge in facts.merged}
+  resolved = {item.key for item in facts.rolled_back} - facts.reinjected
+  resolved.update(merge.contribution.key for merge in facts.merged)
   resolved.update(item.key for _, item in facts.discarded)
   latest: dict[int, history_lib.Contribution] = {}
   for item in facts.published.values():
     before = latest.get(item.first_step)
-    if before is None or item.step >= before.step:
+    if before is None or (item.incarnation, item.step) >= (
+      before.incarnation,
+      before.step,
+    ):
       latest[item.first_step] = item
-  return [_span(i) for i in latest.values() if i.key not in resolved]
+  return [_life_span(i) for i in latest.values() if i.key not in resolved]
 
 
 def _unpublished_fate(
@@ -154,28 +210,61 @@ def _unpublished_fate(
 
 def _submitted(
   lives: list[history_lib.Life], facts: history_lib.FragmentHistory
-) -> list[tuple[str, list[Span]]]:
+) -> list[tuple[str, list[painting.LifeSpan]]]:
   """Returns what each life handed to its publisher."""
+  items: list[history_lib.Contribution | history_lib.Loss] = [
+    *facts.submitted,
+    *facts.published.values(),
+  ]
+  spans: dict[int, list[painting.LifeSpan]] = {
+    life.incarnation: [] for life in lives
+  }
+  for item in items:
+    spans.setdefault(item.incarnation, []).append(_life_span(item))
   return [
-    (
-      _unpublished_fate(life, lives),
-      [
-        _span(item)
-        for item in facts.submitted
-        if item.incarnation == life.incarnation
-      ],
-    )
-    for life in lives
+    (_unpublished_fate(life, lives), spans[life.incarnation]) for life in lives
   ]
 
 
-def _unpublished_tails(
+def _unpublished(
   lives: list[history_lib.Life], facts: history_lib.FragmentHistory
-) -> list[tuple[str, list[Span]]]:
-  """Returns what each life had trained, or taken over, and not yet told of.
+) -> list[tuple[str, list[painting.LifeSpan]]]:
+  """Returns what each life did not publish, and why, one after another.
 
-  The latest life comes last: what it took over is no longer lost.
+  A life that restored progress has it to publish, whatever became of it in
+  the life that is over.
   """
+  told = _told(lives, facts)
+  losses = (
+    (PUBLISH_DROPPED, facts.dropped),
+    (OVERWRITTEN, facts.overwritten),
+    (QUARANTINED, facts.quarantined),
+  )
+  coats = []
+  for life in lives:
+    fate = _unpublished_fate(life, lives)
+    if life.end > told[life.incarnation]:
+      tail = painting.LifeSpan(
+        life.incarnation, told[life.incarnation], life.end
+      )
+      coats.append((fate, [tail]))
+    repeated = [
+      painting.LifeSpan(life.incarnation, *span)
+      for span in _repeated(life, facts)
+    ]
+    coats.append((REPEATED, repeated))
+    for fate, items in losses:
+      spans = [
+        _life_span(i) for i in items if i.incarnation == life.incarnation
+      ]
+      coats.append((fate, spans))
+  return coats
+
+
+def _told(
+  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+) -> dict[int, int]:
+  """By incarnation, the last step whose fate in that life is told of."""
   told = {
     life.incarnation: facts.unsent.get(life.incarnation, life.start)
     for life in lives
@@ -183,16 +272,13 @@ def _unpublished_tails(
   items: list[history_lib.Contribution | history_lib.Loss] = [
     *facts.published.values(),
     *(merge.contribution for merge in facts.merged),
+    *facts.rolled_back,
     *(item for _, item in facts.discarded),
     *facts.overwritten,
+    *facts.quarantined,
     *facts.dropped,
   ]
   for item in items:
     if item.step > told.get(item.incarnation, item.step):
       told[item.incarnation] = item.step
-  tails = []
-  for life in lives:
-    fate = _unpublished_fate(life, lives)
-    if life.end > told[life.incarnation]:
-      tails.append((fate, [(told[life.incarnation], life.end)]))
-  return tails
+  return told

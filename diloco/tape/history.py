@@ -1,6 +1,7 @@
 """What the tapes say about each trained step, sorted for the ledger.
 
-A *life* is one incarnation of an island and the steps it trained. A
+A *life* is one incarnation of an island and the steps it trained. A later life
+may begin below the end of an earlier one and do those steps again. A
 *contribution* is a step range of one island and fragment that was published.
 Ranges are (first_step, step], open on the left, as on the tape.
 """
@@ -58,11 +59,16 @@ class FragmentHistory:
     published: contributions by key, in the island's order.
     merged: contributions with the version they entered.
     discarded: reasons and contributions, in the syncer's order.
+    rolled_back: contributions of versions that a return to a cut took back.
+    reinjected: keys of contributions that wait again since such a return.
     overwritten: steps given up by adopting a version.
+    quarantined: steps given up when the island was told of an offence.
+    repeated: steps an incarnation was to do again, if it lived so long, that
+      belong to a publication of an earlier one.
     dropped: steps whose publication the island dropped.
     submitted: steps on their way to publication.
-    unsent: by incarnation, the step after which it took over the unpublished
-      progress of the incarnation before, if it restored that.
+    unsent: by incarnation, the step after which its progress is unpublished;
+      at most where it started, if it restored progress.
   """
 
   published: dict[object, Contribution] = dataclasses.field(
@@ -72,7 +78,11 @@ class FragmentHistory:
   discarded: list[tuple[str, Contribution]] = dataclasses.field(
     default_factory=list
   )
+  rolled_back: list[Contribution] = dataclasses.field(default_factory=list)
+  reinjected: set[object] = dataclasses.field(default_factory=set)
   overwritten: list[Loss] = dataclasses.field(default_factory=list)
+  quarantined: list[Loss] = dataclasses.field(default_factory=list)
+  repeated: list[Loss] = dataclasses.field(default_factory=list)
   dropped: list[Loss] = dataclasses.field(default_factory=list)
   submitted: list[Loss] = dataclasses.field(default_factory=list)
   unsent: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -100,6 +110,11 @@ class History:
       events.PUBLISHED: self._published,
       events.PUBLISH_DROPPED: self._dropped,
       events.ADOPTED: self._adopted,
+      events.RESYNCED: self._resynced,
+      events.EVALUATED: self._reached,
+      events.SAVING: self._reached,
+      events.CHECKPOINTED: self._reached,
+      events.REBASED: self._reached,
       events.MERGED: self._merged,
       events.DISCARDED: self._discarded,
     }
@@ -107,6 +122,9 @@ class History:
     for line in record.events:
       if handler := handlers.get(line["event"]):
         handler(line)
+    for line in record.events:
+      if line["event"] == events.RESTORED:
+        self._roll_back(line)
     for island, lines in record.metrics.items():
       self._extend_by_metrics(island, lines)
     for island, fragment in self.fragments:
@@ -125,7 +143,8 @@ class History:
         )
         for fragment, step in enumerate(line.get("unsent_from_step") or ()):
           facts = self.fragments[island_of(line), fragment]
-          facts.unsent[incarnation] = step
+          facts.unsent[incarnation] = min(step, line["step"])
+          self._mute(line, fragment, step)
       elif line["event"] in (events.ISLAND_DIED, events.STOPPED):
         ended.append(line)
     for line in ended:
@@ -160,12 +179,36 @@ class History:
     self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _adopted(self, line: reader.Line) -> None:
-    first, last = line.get("lost_from_step"), line.get("lost_to_step")
+    if "step" in line:
+      self._reached(line)
+    facts = self.fragments[island_of(line), line["fragment"]]
+    self._give_up(line, line, facts.overwritten)
+
+  def _resynced(self, line: reader.Line) -> None:
+    self._reached(line)
+    for item in line["fragments"]:
+      facts = self.fragments[island_of(line), item["fragment"]]
+      self._give_up(line, item, facts.quarantined)
+
+  def _give_up(
+    self, line: reader.Line, item: reader.Line, losses: list[Loss]
+  ) -> None:
+    """Takes what a fragment loses by a version that was swapped in."""
+    if (until := item.get("muted_until")) is not None:
+      self._mute(line, item["fragment"], until)
+    first, last = item.get("lost_from_step"), item.get("lost_to_step")
     if first is None or last is None or first >= last:
       return
-    loss = Loss(line["incarnation"], first, last)
-    self.fragments[island_of(line), line["fragment"]].overwritten.append(loss)
-    self._extend(island_of(line), loss.incarnation, loss.step)
+    losses.append(Loss(line["incarnation"], first, last))
+    self._extend(island_of(line), line["incarnation"], last)
+
+  def _mute(self, line: reader.Line, fragment: int, until: int) -> None:
+    if until > line["step"]:
+      loss = Loss(line["incarnation"], line["step"], until)
+      self.fragments[island_of(line), fragment].repeated.append(loss)
+
+  def _reached(self, line: reader.Line) -> None:
+    self._extend(island_of(line), line["incarnation"], line["step"])
 
   def _merged(self, line: reader.Line) -> None:
     fragment, version = line["fragment"], line["version"]
@@ -194,12 +237,32 @@ class History:
     history.discarded.append((reason, item))
     self._extend(line["island"], item.incarnation, item.step)
 
+  def _roll_back(self, line: reader.Line) -> None:
+    """Takes back the merges of versions after the cut's."""
+    reinjected = set(line.get("reinjected") or ())
+    spans = list(zip(line["version_from"], line["version_to"], strict=True))
+    for (_, fragment), facts in self.fragments.items():
+      if fragment >= len(spans):
+        continue
+      first, last = spans[fragment]
+      kept = [m for m in facts.merged if not first < m.version < last]
+      facts.rolled_back += [
+        m.contribution for m in facts.merged if first < m.version < last
+      ]
+      facts.merged = kept
+      facts.reinjected |= reinjected
+
   def _extend_by_metrics(self, island: int, lines: list[reader.Line]) -> None:
     latest: dict[int, int] = {}
     repeated: dict[int, int] = {}
+    undead: dict[int, tuple[int, int]] = {}
+    newest = 0
     lives = self.lives[island]
     for line in lines:
       incarnation, step = line["incarnation"], line["step"]
+      if incarnation < newest:  # the file has lines in the order of writing
+        undead[incarnation] = step, newest
+      newest = max(newest, incarnation)
       before = latest.get(incarnation)
       if before is None:
         life = lives.get(incarnation)
@@ -215,6 +278,11 @@ class History:
           f"island {island}: incarnation {incarnation} logged steps but its"
           " tape has no 'started' line; they are not counted"
         )
+    for incarnation, (step, later) in undead.items():
+      self.violations.append(
+        f"island {island}: incarnations {incarnation} and {later} overlap: the"
+        f" first trained step {step} when the other had begun"
+      )
     for incarnation, step in repeated.items():
       self.violations.append(
         f"island {island}: incarnation {incarnation} logged step {step} again"

@@ -2,16 +2,22 @@
 
 A step belongs to all P fragments, and each fragment of it has a fate of its
 own (`diloco.tape.fates`), so the ledger counts *fragment-tokens*: tokens of a
-step, once for each fragment.
+step, once for each fragment. A step done twice, because its island died, counts
+twice.
+
+Beside it stands the ledger of *rows*: of each row of an island's data, whether
+it is merged, and under which name it is not. A row is a step's number, however
+often the step was done.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from diloco.tape import fates, reader
+from diloco.tape import fates, painting, reader
 from diloco.tape import history as history_lib
 
 _MAX_VIOLATIONS = 100
+_IN_VAIN = (fates.LOST_WITH_ISLAND, fates.REPEATED, fates.ROLLED_BACK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +32,10 @@ class Ledger:
     discarded: by reason.
     unaccounted: without evidence of a fate; 0 in a correct run.
     islands: trained plain tokens by island.
-    lost_spans: by island, step ranges lost with an incarnation, one entry for
-      each fragment that lost them.
+    lost_spans: by island, step ranges whose training was in vain, because it
+      was lost, done again or rolled back; one entry for each fragment.
+    rows: by island, for each fragment ranges of rows by fate; what is not
+      "merged" there never was.
     violations: what must not happen and did, in words.
   """
 
@@ -38,8 +46,20 @@ class Ledger:
   discarded: dict[str, int]
   unaccounted: int
   islands: dict[int, int]
-  lost_spans: dict[int, list[fates.Span]]
+  lost_spans: dict[int, list[painting.LifeSpan]]
+  rows: dict[int, list[dict[str, list[painting.Span]]]]
   violations: list[str]
+
+  def unmerged_rows(self) -> dict[str, int]:
+    """Returns rows that no version holds, by reason, once per fragment."""
+    counts: dict[str, int] = {}
+    for fragments in self.rows.values():
+      for spans_by_fate in fragments:
+        for fate, spans in spans_by_fate.items():
+          if fate != fates.MERGED:
+            count = sum(last - first for first, last in spans)
+            counts[fate] = counts.get(fate, 0) + count
+    return counts
 
   @property
   def balanced(self) -> bool:
@@ -89,10 +109,11 @@ def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
   violations = list(history.violations)
   totals: dict[str, int] = {}
   islands: dict[int, int] = {}
-  lost: dict[int, list[fates.Span]] = {}
+  lost: dict[int, list[painting.LifeSpan]] = {}
+  rows: dict[int, list[dict[str, list[painting.Span]]]] = {}
   for island in sorted(history.lives):
     lives = [life for _, life in sorted(history.lives[island].items())]
-    violations += _overlaps(island, lives)
+    violations += _skipped(island, lives)
     counts: dict[str, int] = {}
     for fragment in range(history.num_fragments):
       facts = history.fragments.get(
@@ -100,21 +121,24 @@ def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
       )
       canvas = fates.Canvas(lives, facts)
       canvas.count_into(counts)
-      lost.setdefault(island, []).extend(canvas.spans(fates.LOST_WITH_ISLAND))
+      for fate in _IN_VAIN:
+        lost.setdefault(island, []).extend(canvas.spans(fate))
+      rows.setdefault(island, []).append(canvas.rows())
       where = f"island {island}, fragment {fragment}"
       violations += [f"{where}: {text}" for text in canvas.violations()]
       violations += [f"{where}: {t}" for t in _unpublished(lives, facts)]
     islands[island] = sum(counts.values()) // history.num_fragments
     for fate, count in counts.items():
       totals[fate] = totals.get(fate, 0) + count
-  return _ledger(history.num_fragments, totals, islands, lost, violations)
+  return _ledger(history.num_fragments, totals, islands, lost, rows, violations)
 
 
 def _ledger(
   num_fragments: int,
   totals: dict[str, int],
   islands: dict[int, int],
-  lost: dict[int, list[fates.Span]],
+  lost: dict[int, list[painting.LifeSpan]],
+  rows: dict[int, list[dict[str, list[painting.Span]]]],
   violations: list[str],
 ) -> Ledger:
   trained = sum(totals.values())
@@ -130,21 +154,21 @@ def _ledger(
     discarded=dict(sorted(totals.items())),
     islands=islands,
     lost_spans=lost,
+    rows=rows,
     violations=violations,
   )
 
 
-def _overlaps(island: int, lives: list[history_lib.Life]) -> Iterable[str]:
-  reached: history_lib.Life | None = None
-  for life in lives:
-    if reached and life.start < reached.end:
+def _skipped(island: int, lives: list[history_lib.Life]) -> Iterable[str]:
+  """Yields rows that were passed over: no life did their steps."""
+  reached = 0
+  for life in sorted(lives, key=lambda life: (life.start, life.end)):
+    if life.start > reached:
       yield (
-        f"island {island}: incarnations {reached.incarnation} and"
-        f" {life.incarnation} overlap in steps ({life.start},"
-        f" {min(reached.end, max(life.end, life.start))}]"
+        f"island {island}: rows ({reached}, {life.start}] were skipped, before"
+        f" incarnation {life.incarnation} began"
       )
-    if reached is None or life.end > reached.end:
-      reached = life
+    reached = max(reached, life.end)
 
 
 def _unpublished(

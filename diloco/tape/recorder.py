@@ -69,6 +69,17 @@ class Recorder:
       }
     )
 
+  def flush(self) -> None:
+    """Makes sure that the kernel has every line recorded so far.
+
+    It has, unless the disk is full. What follows from a line and outlives this
+    process, as a commit record does, waits for this.
+
+    Raises:
+      OSError: there is no room; the lines still wait in memory.
+    """
+    self._lines.flush()
+
   def close(self) -> None:
     """Closes the file; recording afterwards is an error."""
     self._lines.close()
@@ -142,6 +153,15 @@ class _LineWriter:
       self._waiting = data
     if self._waiting and first_refusal:
       logger.warning("disk_full file=%s lines_wait_in_memory=1", self._path)
+
+  def flush(self) -> None:
+    with self._lock:
+      if self._waiting:
+        self._append(self._waiting)
+      if self._waiting:
+        raise OSError(
+          errno.ENOSPC, "no room for lines of the tape", str(self._path)
+        )
 
   def close(self) -> None:
     with self._lock:

@@ -9,6 +9,6 @@ from typing import Any
 
 
 def run(part: str) -> dict[str, Any]:
-  """Runs one benchmark at its published size: "island", "merge" or "store"."""
+  """Runs one benchmark at its published size, by its module's name."""
   module = importlib.import_module(f"experiments.benchmarks.{part}")
   return module.run()

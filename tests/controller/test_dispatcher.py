@@ -114,3 +114,23 @@ def test_what_was_sent_cannot_be_cancelled(world):
   assert not future.cancel()
   world.dispatcher.done("a", 1, {})
   assert future.result(timeout=0) == {}
+
+
+def test_numbers_of_a_later_controller_collide_with_none_before():
+  sent = []
+
+  def send(peer, message):
+    sent.append(message["seq"])
+    return True
+
+  done = []
+  later = dispatcher.Dispatcher(
+    send, lambda p: None, lambda p, r: done.append(p), first_seq=1001
+  )
+  future = later.dispatch("a", "train")
+  later.dispatch("a", "train")
+  assert sent == [1001, 1002]
+  later.done("a", 1, {})  # of a program the dead controller had sent
+  assert done == [] and not future.done()
+  later.done("a", 1001, {})
+  assert future.done()

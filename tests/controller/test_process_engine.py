@@ -166,18 +166,78 @@ def test_process_with_a_number_used_again_is_spared(engine, run_dir):
   handle, child = start_with_child(engine, run_dir)
   record = run_dir / "control" / "processes.json"
   right = record.read_text()
-  ((role, (pid, ticks)),) = json.loads(right).items()
-  assert (role, pid) == ("island-0", handle.pid)
-  for other in (ticks - 1, ticks + 1, None):
-    record.write_text(json.dumps({role: [pid, other]}))
-    assert process_engine.ProcessEngine(run_dir).kill_leftovers() == []
+  ((role, facts),) = json.loads(right).items()
+  assert (role, facts["pid"]) == ("island-0", handle.pid)
+  for other in (facts["start_ticks"] - 1, facts["start_ticks"] + 1, None):
+    record.write_text(json.dumps({role: facts | {"start_ticks": other}}))
+    later = process_engine.ProcessEngine(run_dir)
+    assert later.survivors() == {}
+    assert later.kill_leftovers() == []
   assert handle.cause_of_death() is None
   assert is_alive(child)
   record.write_text(right)
 
 
+def test_next_controller_takes_a_role_up_with_what_was_known_of_it(
+  engine, run_dir
+):
+  place = run_dir / "island-0.child"
+  facts = {"incarnation": 3, "slice": 1, "cores": [0]}
+  handle = engine.start(
+    base.Launch(
+      "island-0",
+      "role_under_test",
+      ["wait", str(place)],
+      run_dir / "logs" / "island-0.log",
+      facts=facts,
+    )
+  )
+  eventually(place.exists)
+  gone = start(engine, run_dir, "exit", "0", role="island-1")
+  assert gone.wait(_PATIENCE_SECS)
+  later = process_engine.ProcessEngine(run_dir)
+  assert set(later.survivors()) == {"island-0"}
+  found = later.survivors()["island-0"]
+  assert found.handle.pid == handle.pid
+  assert {name: found.facts[name] for name in facts} == facts
+  assert found.handle.cause_of_death() is None
+  assert not found.handle.wait(0.01)
+
+
+def test_death_of_a_role_that_was_taken_up_is_noticed(engine, run_dir):
+  handle, child = start_with_child(engine, run_dir)
+  found = process_engine.ProcessEngine(run_dir).survivors()["island-0"].handle
+  found.signal(signal.SIGKILL)
+  assert found.wait(_PATIENCE_SECS)
+  assert found.cause_of_death() == "unknown"
+  eventually(lambda: not is_alive(child))
+  assert handle.cause_of_death() == "SIGKILL"
+  found.signal(signal.SIGKILL)  # harmless now
+
+
+def test_role_that_was_taken_up_stays_on_the_record(engine, run_dir):
+  start_with_child(engine, run_dir, role="island-0")
+  later = Engine(run_dir)
+  later.survivors()
+  second, _ = start_with_child(later, run_dir, role="island-1")
+  last = process_engine.ProcessEngine(run_dir)
+  assert set(last.survivors()) == {"island-0", "island-1"}
+  assert sorted(last.kill_leftovers()) == ["island-0", "island-1"]
+  assert second.wait(_PATIENCE_SECS)
+
+
+def test_stray_is_ended_but_never_a_process_of_our_own_session(engine, run_dir):
+  handle, child = start_with_child(engine, run_dir)
+  later = process_engine.ProcessEngine(run_dir)
+  later.kill_stray(child)  # leads no session
+  later.kill_stray(os.getpid())
+  assert handle.cause_of_death() is None and is_alive(child)
+  later.kill_stray(handle.pid)
+  assert handle.wait(_PATIENCE_SECS)
+
+
 @pytest.mark.parametrize(
-  "content", ["", "{", "[]", "3", '{"a": 1}', '{"a": []}']
+  "content", ["", "{", "[]", "3", '{"a": 1}', '{"a": []}', '{"a": {}}']
 )
 def test_damaged_record_is_no_obstacle(tmp_path, content):
   record = tmp_path / "control" / "processes.json"

@@ -127,3 +127,12 @@ def test_island_beyond_the_fleet_is_an_error():
   manager.bind(0)
   with pytest.raises(LookupError, match="island 1"):
     manager.bind(1)
+
+
+def test_island_that_lives_keeps_its_slice_and_cores():
+  manager = resources.ResourceManager(fleet(3, num_islands=2), [0, 1])
+  manager.rebind(1, 2, [5])
+  assert manager.bind(1) == (2, [5])
+  assert manager.bind(0)[0] == 0
+  with pytest.raises(LookupError):
+    manager.rebind(0, 2, [0])

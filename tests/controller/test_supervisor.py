@@ -159,3 +159,10 @@ POLICY_FOR_SILENCE = supervisor.Policy(
   start_secs=20.0,
   hang_secs=10.0,
 )
+
+
+def test_deaths_before_a_role_did_its_work_are_forgotten(roles):
+  for _ in range(3 * POLICY.max_restarts):
+    run(roles, "syncer", 0.0)
+    roles.settled("syncer")
+    assert roles.died("syncer", 0.0) == (1, 0.5)

@@ -290,6 +290,7 @@ class Contribution:
   """What the core needs to know of a commit record."""
 
   fragment, base_version, first_step, step, incarnation = 0, 0, 0, 6, 1
+  c_steps, norms, epoch, cut = 6, (1.0,), 0, 0
 
   def __init__(self, island):
     self.island, self.key = island, f"0.{island}.1.6"

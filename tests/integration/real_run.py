@@ -84,7 +84,7 @@ class Run:
   def pid(self, role):
     """Process number of a role, from its record."""
     path = self.dir / "control" / "processes.json"
-    return json.loads(path.read_text())[role][0]
+    return json.loads(path.read_text())[role]["pid"]
 
   def steps(self, island):
     path = self.dir / "metrics" / f"island-{island}.jsonl"

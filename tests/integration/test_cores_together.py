@@ -29,6 +29,13 @@ class Contribution:
   base_version: int
   first_step: int
   step: int
+  norms: tuple[float, ...] = (1.0,)
+  epoch: int = 0
+  cut: int = 0
+
+  @property
+  def c_steps(self):
+    return self.step - self.first_step
 
   @property
   def key(self):
@@ -83,7 +90,9 @@ class World:
         self.adoption,
         follow=True,
         step=self.steps[m],
-        versions=self.syncer.versions,
+        origins=[
+          island_core.Origin(v, self.steps[m]) for v in self.syncer.versions
+        ],
       ),
       {},
     )
@@ -102,7 +111,9 @@ class World:
     if m not in self.islands or self.lives[m] != life:
       return
     state, fetched = self.islands[m]
-    ready = [(p, v, step) for p, (v, step) in fetched.items()]
+    ready = [
+      island_core.Ready(p, v, step) for p, (v, step) in fetched.items()
+    ]
     fetched.clear()
     board = None
     if self.random.random() < 0.7:

@@ -66,10 +66,16 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(make_run):
     )
   ]
   assert again, "the killed island did not contribute again"
-  assert {m["incarnation"] for m in merged} == {1, 2}, "no syncer took over"
+  leaders = [(e["role"], e["token"]) for e in _events(run, "lease_acquired")]
+  assert [token for _, token in leaders] == [1, 2]
+  assert leaders[0][0] != leaders[1][0], "the standby did not take over"
+  assert {m["role"] for m in merged} == {"syncer", "standby"}
+  assert facts["syncer"]["takeovers"] == facts["syncer"]["deaths"] == 1
+  assert facts["syncer"]["starts"] == 3
   for fragment in range(4):
-    versions = [m["version"] for m in merged if m["fragment"] == fragment]
-    assert versions == list(range(1, len(versions) + 1))
+    # A successor tells the newest merge again.
+    versions = {m["version"] for m in merged if m["fragment"] == fragment}
+    assert versions == set(range(1, len(versions) + 1))
   assert (run.dir / "report.html").stat().st_size > 10_000
 
 
@@ -117,6 +123,128 @@ def test_run_whose_controller_was_killed_goes_on_and_is_taken_up_again(
   assert code == 0, err
   facts = run.summary()
   assert facts["status"] == "finished"
+  _check_books(facts)
+
+
+def test_roles_that_outlive_their_controller_are_not_started_again(make_run):
+  run = make_run()
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
+  roles = ("island-0", "island-1", "syncer", "standby")
+  before = {role: run.pid(role) for role in roles}
+  run.process.kill()
+  run.finish()
+  steps = run.steps(0)
+  run.wait_for(lambda: run.steps(0) > steps + 5)
+  run.start()
+  run.wait_for(lambda: len(_events(run, "reattached")) == len(roles))
+  assert sorted(before.values()) == sorted(run.alive())
+  code, _, err = run.finish()
+  assert code == 0, err
+  taken_up = {e["peer"]: e for e in _events(run, "reattached")}
+  assert {role: e["pid"] for role, e in taken_up.items()} == before
+  assert {e["peer_incarnation"] for e in taken_up.values()} == {1}
+  assert taken_up["island-0"]["step"] >= steps  # it trained meanwhile
+  assert {e["incarnation"] for e in _events(run, "started")} == {1}
+  dispatched = _events(run, "program_dispatched")
+  numbers = [(e["island"], e["seq"]) for e in dispatched]
+  assert len(set(numbers)) == len(numbers)
+  facts = run.summary()
+  assert facts["status"] == "finished" and facts["sessions"] == 2
+  assert facts["islands"]["0"]["restarts"] == 0
+  assert facts["syncer"]["starts"] == 2 and facts["syncer"]["takeovers"] == 0
+  assert run.alive() == []
+  _check_books(facts)
+
+
+def test_roles_that_were_told_another_configuration_are_started_again(make_run):
+  run = make_run(total_tokens=30_000)
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
+  run.process.kill()
+  run.finish()
+  run.values["total_tokens"] = 40_000
+  run.write_config()
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  assert "config_changed" in err
+  assert _events(run, "reattached") == []
+  facts = run.summary()
+  assert facts["tokens_trained"] >= 40_000
+  _check_books(facts)
+
+
+def test_what_died_with_its_controller_is_started_and_the_rest_taken_up(
+  make_run,
+):
+  run = make_run()
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
+  run.process.kill()
+  run.finish()
+  for role in ("island-1", "syncer"):
+    os.kill(run.pid(role), signal.SIGKILL)
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  taken_up = {e["peer"] for e in _events(run, "reattached")}
+  assert taken_up == {"island-0", "standby"}
+  lives = {e["role"]: e["incarnation"] for e in _events(run, "started")}
+  assert lives == {"island-0": 1, "island-1": 2}
+  _check_books(run.summary())
+
+
+def test_run_survives_the_death_of_the_standby(make_run):
+  run = make_run(
+    total_tokens=30_000,
+    faults=({"target": "standby", "at_fraction": 0.3, "kind": "sigkill"},),
+  )
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  facts = run.summary()
+  assert facts["syncer"]["deaths"] == facts["syncer"]["takeovers"] == 0
+  assert facts["syncer"]["standby_deaths"] == 1
+  assert [fault["target"] for fault in facts["faults"]] == ["standby"]
+  assert facts["faults"][0]["cause"] == "SIGKILL"
+  _check_books(facts)
+
+
+def test_syncer_that_was_draining_does_not_train_on_in_the_next_session(
+  make_run,
+):
+  run = make_run()
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
+  # The standby is told to stop before the leader and holds up the end.
+  (leader,) = {e["role"] for e in _events(run, "lease_acquired")}
+  (waiting,) = {"syncer", "standby"} - {leader}
+  os.kill(run.pid(waiting), signal.SIGSTOP)
+  run.process.send_signal(signal.SIGINT)
+  run.wait_for(lambda: len(_events(run, "stopped")) == 2)
+  run.process.kill()
+  run.finish()
+  os.kill(run.pid(waiting), signal.SIGCONT)
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  assert "draining_seat_ended" in err
+  facts = run.summary()
+  assert facts["status"] == "finished"
+  assert facts["syncer"]["takeovers"] == 1
+  _check_books(facts)
+
+
+def test_leader_that_is_stopped_by_a_signal_is_replaced(make_run):
+  run = make_run(
+    total_tokens=30_000,
+    faults=({"target": "syncer", "at_fraction": 0.3, "kind": "sigstop"},),
+  )
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  leaders = [(e["role"], e["token"]) for e in _events(run, "lease_acquired")]
+  assert [token for _, token in leaders] == [1, 2]
+  facts = run.summary()
+  assert facts["syncer"]["takeovers"] == 1
+  late = [e for e in _events(run, "merged") if e["role"] == leaders[1][0]]
+  assert len({(e["fragment"], e["version"]) for e in late}) > 8
   _check_books(facts)
 
 

@@ -10,7 +10,7 @@ from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
 from diloco.islands import inner_step
-from diloco.snapshots import records, store
+from diloco.snapshots import keys, records, store
 from diloco.syncer import committer
 from diloco.tape import ledger, reader
 
@@ -35,7 +35,7 @@ def _wait_for(condition, secs=20.0):
 
 def _heads(snapshots, config):
   return [
-    snapshots.read(store.head_key(p), records.Head)
+    snapshots.read(keys.head_key(p), records.Head)
     for p in range(config.sync.num_fragments)
   ]
 
@@ -43,10 +43,10 @@ def _heads(snapshots, config):
 def _settle(island, config, run_dir):
   """Lets an island adopt whatever the heads hold now."""
   snapshots = store.SnapshotStore(process.store_url(run_dir))
-  core = island._core
+  core = island._exchange
 
   def adopted():
-    island._between_steps(core.step)
+    island.idle()
     heads = _heads(snapshots, config)
     return all(core.base_version(h.fragment) == h.version for h in heads)
 
@@ -61,7 +61,9 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
   sharded = make_island(config, run_dir, island=0)
   single = make_island(config, run_dir, island=1)
   spread = [
-    x for x in sharded._state.params.values() if len(x.sharding.device_set) == 8
+    x
+    for x in sharded._trainer.state.params.values()
+    if len(x.sharding.device_set) == 8
   ]
   assert any(not x.sharding.is_fully_replicated for x in spread)
   with running_syncer(config, run_dir) as syncer:
@@ -81,13 +83,13 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
       m for m in merged if {c["island"] for c in m["contributions"]} == {0, 1}
     ]
     assert together, "no round had both islands"
-    for name, value in single._state.params.items():
+    for name, value in single._trainer.state.params.items():
       np.testing.assert_array_equal(
-        np.asarray(sharded._state.params[name]), np.asarray(value), name
+        np.asarray(sharded._trainer.state.params[name]), np.asarray(value), name
       )
-      assert sharded._state.params[name].sharding == sharded._placement.param(
-        value.shape
-      )
+      assert sharded._trainer.state.params[
+        name
+      ].sharding == sharded._trainer.placement.param(value.shape)
     sharded.close("test")
     single.close("test")
   assert ledger.compute(reader.read(run_dir), 4).balanced
@@ -136,75 +138,16 @@ def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
   config = make_config(tmp_path, codec="f32", adoption="carry")
   island = make_island(config, run_dir)
   island.train(3)
-  local = {n: np.asarray(x).copy() for n, x in island._state.params.items()}
+  local = {
+    n: np.asarray(x).copy() for n, x in island._trainer.state.params.items()
+  }
   with running_syncer(config, run_dir):
     island.drain(20.0)
     _settle(island, config, run_dir)
-    for name, value in island._state.params.items():
+    for name, value in island._trainer.state.params.items():
       # anchor - (anchor - local) in float32
       np.testing.assert_allclose(np.asarray(value), local[name], atol=1e-6)
     island.close("test")
-
-
-def test_restarted_island_goes_on_at_its_step_data_and_moments(
-  tmp_path, run_dir
-):
-  config = make_config(tmp_path)
-  first = make_island(config, run_dir)
-  first.train(6)
-  first.checkpoint(wait=True)
-  moments = [
-    np.asarray(x).copy()
-    for x in jax.tree.leaves(first._state.opt_state)
-    if np.asarray(x).ndim == 2
-  ]
-  first.train(3)
-  next_batch = next(first._stream)
-  first.close("test")
-  second = make_island(config, run_dir, incarnation=2)
-  assert second.step == 9
-  np.testing.assert_array_equal(
-    next(second._stream)["tokens"], next_batch["tokens"]
-  )
-  second._stream.seek(9)
-  restored = [
-    np.asarray(x)
-    for x in jax.tree.leaves(second._state.opt_state)
-    if np.asarray(x).ndim == 2
-  ]
-  for before, after in zip(moments, restored, strict=True):
-    np.testing.assert_array_equal(before, after)
-  assert int(second._state.step) == 9
-  counts = [
-    int(x) for x in jax.tree.leaves(second._state.opt_state) if x.ndim == 0
-  ]
-  assert sorted(set(counts)) == [6, 9]  # Adam's moments; the schedule
-  second.train(2)
-  second.close("test")
-  (_, started) = _events(run_dir, "started")
-  assert (
-    started["step"] == 9
-    and "checkpoint of step 6" in (started["restored_from"])
-  )
-  book = ledger.compute(reader.read(run_dir), 4)
-  assert book.balanced and not book.violations
-
-
-def test_unreadable_checkpoint_is_passed_over_and_kept_aside(tmp_path, run_dir):
-  config = make_config(tmp_path)
-  first = make_island(config, run_dir)
-  for _ in range(2):
-    first.train(2)
-    first.checkpoint(wait=True)
-  first.close("test")
-  newest = run_dir / "checkpoints" / "island-0" / "4"
-  for path in newest.rglob("*"):
-    if path.is_file():
-      path.write_bytes(b"not what it was")
-  second = make_island(config, run_dir, incarnation=2)
-  assert "step 2" in second._restored_from
-  second.close("test")
-  assert (run_dir / "checkpoints" / "island-0.unreadable").is_dir()
 
 
 def test_another_fragment_plan_is_refused(tmp_path, run_dir):
@@ -216,19 +159,21 @@ def test_another_fragment_plan_is_refused(tmp_path, run_dir):
 
 
 @pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
-def test_step_is_never_retraced(tmp_path, run_dir, adoption):
+def test_nothing_is_compiled_once_an_island_has_joined(
+  tmp_path, run_dir, adoption
+):
   config = make_config(tmp_path, adoption=adoption)
   island = make_island(config, run_dir)
+
+  def adopted_often():
+    island.train(2)
+    return len(_events(run_dir, "adopted")) > 4
+
   with running_syncer(config, run_dir):
-    for _ in range(6):
-      island.train(2)
-      time.sleep(0.05)
     with jax.log_compiles(), _NoCompilation():
-      for _ in range(6):
-        island.train(2)
-        time.sleep(0.05)
+      _wait_for(adopted_often, secs=60.0)
+      assert island._exchange.wait_saved(island._exchange.save(), 60.0)
     island.close("test")
-  assert len(_events(run_dir, "adopted")) > 4
 
 
 class _NoCompilation:
@@ -258,15 +203,15 @@ def test_store_that_fails_during_merges_stops_no_fragment(
   island = make_island(config, run_dir)
   island.train(9)
   island.drain(20.0)
-  prepare = committer.Committer.prepare
+  close_round = committer.Committer.close_round
   failures = iter([OSError("gone")] * 3)
 
   def failing(*args):
     for failure in failures:
       raise failure
-    return prepare(*args)
+    return close_round(*args)
 
-  monkeypatch.setattr(committer.Committer, "prepare", failing)
+  monkeypatch.setattr(committer.Committer, "close_round", failing)
   with running_syncer(config, run_dir):
     snapshots = store.SnapshotStore(process.store_url(run_dir))
     _wait_for(lambda: not snapshots.keys("contributions"))

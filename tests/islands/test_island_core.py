@@ -13,7 +13,7 @@ def _core(
     adoption,
     follow=follow,
     step=step,
-    versions=[0] * fragments,
+    origins=[core.Origin(0, step)] * fragments,
   )
 
 
@@ -50,7 +50,7 @@ def test_adoption_gives_up_what_came_after_the_publication(
   state = _core(adoption)
   _step(state)  # publishes fragment 1 at step 1
   _step(state)
-  actions = _step(state, ready=[(1, 1, 1)])
+  actions = _step(state, ready=[core.Ready(1, 1, 1)])
   assert core.Adopt(1, 1, *lost) in actions
   _step(state)
   (publish,) = _step(state)
@@ -61,7 +61,7 @@ def test_adoption_without_a_publication_gives_up_everything_or_carries_it():
   for adoption, lost in [("overwrite", (0, 0, 2)), ("carry", (0, 2, 2))]:
     state = _core(adoption)
     _step(state)
-    actions = _step(state, ready=[(3, 1, 0)])
+    actions = _step(state, ready=[core.Ready(3, 1, 0)])
     assert core.Adopt(3, 1, *lost) in actions
   (publish,) = _step(state)  # carry: all its steps are still to be published
   assert publish == core.Publish(3, 1, 0, 3, "schedule")
@@ -95,7 +95,8 @@ def test_followed_fragment_is_not_published_again_before_h_steps():
   _step(state, board=_board([0] * 4, p3=[1]))  # follows at step 1
   steps = {}
   for _ in range(8):
-    for action in _step(state, ready=[(3, 1, 1)] if state.step == 1 else ()):
+    ready = [core.Ready(3, 1, 1)] if state.step == 1 else ()
+    for action in _step(state, ready):
       steps.setdefault(action.fragment, []).append(state.step)
   assert steps[3] == [2, 7]  # adopted at 2; its grid point 3 came too early
 
@@ -111,10 +112,9 @@ def test_steps_already_offered_to_an_older_version_are_not_published_again():
 
 def test_old_version_is_not_adopted_again():
   state = _core()
-  _step(state, ready=[(0, 3, 0)])
-  assert not [
-    a for a in _step(state, ready=[(0, 3, 0)]) if isinstance(a, core.Adopt)
-  ]
+  _step(state, ready=[core.Ready(0, 3, 0)])
+  again = _step(state, ready=[core.Ready(0, 3, 0)])
+  assert not [a for a in again if isinstance(a, core.Adopt)]
   assert state.base_version(0) == 3
 
 
@@ -143,7 +143,7 @@ def test_in_flight_fragments_are_named_until_answered():
   state = _core()
   _step(state)
   assert state.in_flight == [1]
-  _step(state, ready=[(1, 1, 1)])
+  _step(state, ready=[core.Ready(1, 1, 1)])
   assert state.in_flight == [2]
 
 
@@ -159,7 +159,7 @@ def test_progress_after_the_merged_publication_is_carried_on(
     _step(state)
   (adopt,) = [
     a
-    for a in _step(state, ready=[(1, 1, merged_step)])
+    for a in _step(state, ready=[core.Ready(1, 1, merged_step)])
     if isinstance(a, core.Adopt)
   ]
   assert adopt == core.Adopt(1, 1, kept_from, 6, 6)
@@ -167,3 +167,115 @@ def test_progress_after_the_merged_publication_is_carried_on(
     _step(state)
   (publish,) = _step(state)
   assert publish == core.Publish(1, 1, kept_from, 9, "schedule")
+
+
+def _restarted(origins, step, adoption="carry", every=4):
+  return core.IslandCore(
+    schedule.Schedule(every, len(origins)),
+    0,
+    adoption,
+    follow=True,
+    step=step,
+    origins=origins,
+    cut=3,
+  )
+
+
+def test_muted_fragment_publishes_nothing_until_it_is_rebased():
+  state = _restarted([core.Origin(5, 12), core.Origin(6, 10)], step=10)
+  seen = {}
+  for _ in range(8):
+    for action in _step(state, board=_board([5, 6], p0=[1])):
+      seen.setdefault(type(action).__name__, []).append(
+        (state.step, action.fragment, getattr(action, "first_step", None))
+      )
+  assert seen["Rebase"] == [(12, 0, None)]
+  # At step 12 nothing is new; then the open round is followed.
+  assert next(s for s in seen["Publish"] if s[1] == 0) == (13, 0, 12)
+  assert min(s for s in seen["Publish"] if s[1] == 1)[2] == 10
+
+
+def test_version_that_arrives_for_a_muted_fragment_keeps_it_muted():
+  state = _restarted([core.Origin(5, 13)], step=10)
+  (adopt,) = _step(state, ready=[core.Ready(0, 6, 13)])
+  assert adopt == core.Adopt(0, 6, 11, 11, 11, muted_until=13)
+  assert _step(state) == []
+  assert _step(state) == [core.Rebase(0, 13, 6)]
+  assert state.positions == (core.Position(6, 13, 13),)
+
+
+def test_version_with_steps_of_an_earlier_life_that_lie_ahead_mutes():
+  state = _restarted([core.Origin(5, 10)], step=10, every=100)
+  _step(state)
+  (adopt,) = _step(state, ready=[core.Ready(0, 6, 14)])
+  assert adopt == core.Adopt(0, 6, 12, 12, 12, muted_until=14)
+  state = _restarted([core.Origin(5, 10)], step=10, every=100)
+  for _ in range(3):
+    _step(state)
+  # Rows 11 and 12 are merged, 13 cannot be told from them and is given up.
+  (adopt,) = _step(state, ready=[core.Ready(0, 6, 12)])
+  assert adopt == core.Adopt(0, 6, 14, 12, 14, muted_until=12)
+  assert state.positions == (core.Position(6, 14, 14),)
+
+
+def test_part_of_a_cut_is_taken_before_a_version_sent_after_it_is_adopted():
+  state = _restarted([core.Origin(5, 10), core.Origin(5, 10)], step=10)
+  actions = _step(state, ready=[core.Ready(0, 6, 0, cut=4)])
+  assert actions[0] == core.Cut(4, 11, (core.Position(5, 10, 10),) * 2)
+  assert isinstance(actions[1], core.Adopt)
+  (publish,) = [a for a in state.handle(core.Drain()) if a.fragment == 1]
+  assert publish.cut == 4
+  again = state.handle(core.Stepped(11, cut=4))
+  assert not [a for a in again if isinstance(a, core.Cut)]
+  (cut, *_) = state.handle(core.Stepped(11, cut=5))
+  assert cut.number == 5 and cut.positions[1].published == 11
+
+
+def test_told_island_publishes_nothing_until_every_fragment_is_fetched_anew():
+  state = _restarted([core.Origin(5, 10), core.Origin(6, 10)], step=10)
+  _step(state)
+  assert state.handle(core.Told()) == [core.Resync(11)]
+  assert not _step(state) and not state.handle(core.Drain())
+  actions = _step(state, ready=[core.Ready(0, 5, 0), core.Ready(1, 4, 0)])
+  # The same version again is taken; one older than the base never is.
+  assert actions == [core.Adopt(0, 5, 10, 10, 13, resync=True)]
+  actions = _step(state)
+  assert {a.fragment for a in actions} <= {0}
+  (adopt, *_) = _step(state, ready=[core.Ready(1, 6, 0)])
+  assert adopt.resync and state.positions[1] == core.Position(6, 15, 15)
+
+
+@pytest.mark.parametrize("merged_step", [4, 8, 28])
+def test_unheard_merge_of_any_publication_costs_no_step(merged_step):
+  state = _core("carry", fragments=1, follow=False)
+  published = []
+  while state.step < 30:
+    published += [a.step for a in _step(state)]
+  # The third waits: it would push the second out of memory.
+  assert published == [4, 8, 28]
+  (adopt,) = _step(state, ready=[core.Ready(0, 1, merged_step)])
+  assert adopt.kept_from == merged_step
+  assert adopt.lost_from == adopt.lost_to
+
+
+def test_drain_publishes_what_waits_for_an_answer():
+  state = _core("carry", fragments=1, follow=False)
+  for _ in range(12):
+    _step(state)
+  (publish,) = state.handle(core.Drain())
+  assert publish == core.Publish(0, 0, 0, 12, "drain")
+
+
+def test_one_step_of_a_fragment_is_published_under_its_name_only_once():
+  # Found by simulate-protocol, seed 30 of its first version: the second one
+  # took the first one's name, and was never looked at.
+  state = _core("carry", fragments=1, every=2)
+  for _ in range(4):
+    _step(state)  # publishes at steps 2 and 4
+  # Only the first of them was merged; the rest is carried to the new version.
+  state.handle(core.Stepped(4, [core.Ready(0, 1, 2)]))
+  assert state.positions[0].first_step == 2
+  assert state.handle(core.Drain()) == []
+  _step(state)
+  (publish,) = state.handle(core.Drain())
+  assert (publish.first_step, publish.step) == (2, 5)

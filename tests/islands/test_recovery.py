@@ -1,65 +1,427 @@
+"""Islands that come back: from checkpoints, peers, and global versions."""
+
+import contextlib
+import dataclasses
 import json
+import threading
+import time
 
+import jax
+import numpy as np
 import pytest
+from island_builder import make_config, make_island, running_syncer
 
-from diloco.fragments import partition
-from diloco.islands import recovery
-from diloco.snapshots import records, store
-from diloco.tape import recorder
-
-PLAN = partition.partition([partition.Tensor("w", (4,), "rda")], 1)
-NAME = "0000.0003.0001.000000017"  # island 3 published its step 17
-
-
-def _head(clock):
-  return records.Head(0, 1, 1, "globals/x", [[4]], clock, {})
+from diloco import process
+from diloco.islands import checkpoints, core
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import checkpoint, keys, records, store
+from diloco.tape import reader
+from diloco.tasks import registry
 
 
 @pytest.fixture
-def snapshots(tmp_path):
-  return store.SnapshotStore((tmp_path / "snapshots").as_uri())
+def run_dir(tmp_path):
+  path = tmp_path / "run"
+  path.mkdir()
+  return path
 
 
-def test_new_island_starts_at_step_zero(tmp_path, snapshots):
-  assert recovery.last_step(tmp_path, snapshots, PLAN, 3) == 0
+def _events(run_dir, name):
+  return [e for e in reader.read(run_dir).events if e["event"] == name]
 
 
-def test_step_that_moves_from_record_to_head_meanwhile_is_not_missed(
-  tmp_path, snapshots, monkeypatch
+def _wait_for(condition, secs=60.0):
+  deadline = time.monotonic() + secs
+  while not condition():
+    assert time.monotonic() < deadline, "timed out"
+    time.sleep(0.01)
+
+
+def _open_store(run_dir):
+  return store.SnapshotStore(process.store_url(run_dir))
+
+
+def _values(island):
+  params = island._trainer.state.params
+  return {name: np.array(value) for name, value in params.items()}
+
+
+def _moments(island):
+  leaves = jax.tree.leaves(island._trainer.state.opt_state)
+  return [np.array(x) for x in leaves if x.ndim]
+
+
+def _train_and_leave(config, run_dir, *, checkpoint_after, more=0):
+  """A first life that leaves a checkpoint behind, and then does `more`."""
+  island = make_island(config, run_dir)
+  island.train(checkpoint_after)
+  assert island.checkpoint(wait=True)["durable"]
+  island.train(more)
+  assert island._exchange.flush(20.0)
+  island.close("test")
+
+
+def _merged_rows(run_dir, fragment, island=0):
+  rows = [
+    (c["first_step"], c["step"])
+    for m in _events(run_dir, "merged")
+    if m["fragment"] == fragment
+    for c in m["contributions"]
+    if c["island"] == island
+  ]
+  return sorted(rows)
+
+
+def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
+  tmp_path, run_dir
 ):
-  snapshots.write(store.head_key(0), _head({}))
-  snapshots.write(store.contribution_key(NAME), records.Lease("", 0, 0))
-  names, read = snapshots.names, snapshots.read
+  config = make_config(tmp_path, adoption="carry", codec="f32")
+  first = make_island(config, run_dir)
+  first.train(4)
+  at_four = _values(first)  # fragment 0 is published here, 1 at step 5
+  first.train(2)
+  at_six = _values(first)
+  moments = _moments(first)
+  assert first.checkpoint(wait=True)["durable"]
+  first.train(1)  # fragment 3 is published at step 7
+  assert first._exchange.flush(20.0)
+  first.close("test")
 
-  def merge():
-    snapshots.write(store.head_key(0), _head({"3": 17}))
-    snapshots.delete(store.contribution_key(NAME))
+  second = make_island(config, run_dir, incarnation=2)
+  started = _events(run_dir, "started")[-1]
+  assert started["step"] == second.step == 6
+  assert started["unsent_from_step"] == [4, 5, 6, 7]
+  assert started["base_versions"] == [0, 0, 0, 0]
+  assert started["checkpoint"] == {"incarnation": 1, "serial": 1, "step": 6}
+  assert started["peer"] is None and started["passed_over"] == []
+  assert second._trainer._stream.position == 6
+  for before, after in zip(moments, _moments(second), strict=True):
+    np.testing.assert_array_equal(before, after)
+  anchors = second._trainer.anchors
+  for name, held in anchors[0].items():
+    expected = at_six[name] + (held.whole() - at_four[name])
+    np.testing.assert_array_equal(_values(second)[name], expected)
+  for name, held in anchors[2].items():  # all of it was published
+    np.testing.assert_array_equal(_values(second)[name], held.whole())
 
-  def merged_after(look):
-    def looked(*args):
-      found = look(*args)
-      merge()
-      return found
+  second.train(1)
+  (rebased,) = _events(run_dir, "rebased")
+  assert (rebased["fragment"], rebased["step"]) == (3, 7)
+  for name, held in anchors[3].items():
+    np.testing.assert_array_equal(_values(second)[name], held.whole())
 
-    return looked
+  with running_syncer(config, run_dir) as syncer:
+    second.train(6)
+    second.drain(20.0)
+    syncer.drain()
+    snapshots = _open_store(run_dir)
+    _wait_for(lambda: not snapshots.keys("contributions"))
+  second.close("test")
+  for fragment in range(4):
+    reached = 0
+    for first_step, step in _merged_rows(run_dir, fragment):
+      assert first_step == reached, (fragment, first_step)
+      reached = step
+    assert reached == 13
 
-  # The syncer merges right after the first look, whichever that is.
-  monkeypatch.setattr(snapshots, "names", merged_after(names))
-  monkeypatch.setattr(snapshots, "read", merged_after(read))
-  assert recovery.last_step(tmp_path, snapshots, PLAN, 3) == 17
 
-
-@pytest.mark.parametrize("torn", [b"", b'{"step": 99'])
-def test_tape_and_metric_log_may_know_more_than_the_store(
-  tmp_path, snapshots, torn
+def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(
+  tmp_path, run_dir
 ):
-  log = recorder.MetricLog(tmp_path, 3)
-  log.record(step=20)
-  log.close()
-  tape = recorder.Recorder(tmp_path, "island-3", 2)
-  tape.record("adopted", step=22)
-  tape.close()
-  with tape.path.open("ab") as file:
-    file.write(torn)
-  recorder.metrics_path(tmp_path, 4).write_text(json.dumps({"step": 50}) + "\n")
-  assert recovery.last_step(tmp_path, snapshots, PLAN, 3) == 22
+  config = make_config(tmp_path)
+  first = make_island(config, run_dir)
+  first.train(6)
+  assert first._exchange.flush(20.0)
+  first.close("test")
+  second = make_island(config, run_dir, incarnation=2)
+  started = _events(run_dir, "started")[-1]
+  assert second.step == 3  # fragment 3 is published up to there
+  assert started["unsent_from_step"] == [4, 5, 6, 3]
+  assert started["checkpoint"] is None and started["peer"] is None
+  assert started["restored_from"] == "new optimizer, global versions"
+  assert not any(m.any() for m in _moments(second))
+  second.close("test")
+
+
+def _damage_files(path):
+  for file in (path / "arrays").rglob("*"):
+    if file.is_file() and file.stat().st_size > 100:
+      content = bytearray(file.read_bytes())
+      content[len(content) // 2] ^= 1
+      file.write_bytes(content)
+
+
+def _tear_marker(path):
+  marker = path / checkpoint.MARKER
+  marker.write_bytes(marker.read_bytes()[:-9])
+
+
+def _remove_a_file(path):
+  next(p for p in (path / "arrays").rglob("*") if p.is_file()).unlink()
+
+
+@pytest.mark.parametrize(
+  "damage", [_damage_files, _tear_marker, _remove_a_file]
+)
+def test_damaged_checkpoint_is_passed_over_for_an_older_one(
+  tmp_path, run_dir, damage
+):
+  config = make_config(tmp_path)
+  first = make_island(config, run_dir)
+  for _ in range(2):
+    first.train(4)
+    assert first.checkpoint(wait=True)["durable"]
+  first.close("test")
+  newest, older = checkpoint.completed(checkpoint.directory(run_dir, 0))
+  assert checkpoint.read_marker(older).step == 4
+  damage(newest)
+  second = make_island(config, run_dir, incarnation=2)
+  started = _events(run_dir, "started")[-1]
+  assert started["checkpoint"]["step"] == 4
+  (reason,) = started["passed_over"]
+  assert newest.name in reason or "Checkpoint record" in reason
+  second.close("test")
+
+
+def test_checkpoint_counts_only_once_all_before_it_is_committed(
+  tmp_path, run_dir, monkeypatch
+):
+  config = make_config(tmp_path)
+  first = make_island(config, run_dir)
+  first.times = dataclasses.replace(first.times, drain_secs=0.5)
+  first.train(3)
+  assert first.checkpoint(wait=True)["durable"]
+  write = first._store.write
+
+  def fail_on_contributions(key, record):
+    if key.startswith("contributions/"):
+      raise OSError("the store takes no more")
+    write(key, record)
+
+  monkeypatch.setattr(first._store, "write", fail_on_contributions)
+  first.train(1)
+  assert not first.checkpoint(wait=True)["durable"]
+  first.close("test")
+  (reason,) = [
+    e["reason"] for e in _events(run_dir, "checkpointed") if not e["durable"]
+  ]
+  assert "lost" in reason
+  second = make_island(config, run_dir, incarnation=2)
+  assert _events(run_dir, "started")[-1]["checkpoint"]["step"] == 3
+  second.close("test")
+
+
+@contextlib.contextmanager
+def _training_on(island):
+  """Keeps an island busy in a thread."""
+  stop = threading.Event()
+
+  def train():
+    while not stop.is_set():
+      island.train(2, stop.is_set)
+
+  thread = threading.Thread(target=train)
+  thread.start()
+  try:
+    yield
+  finally:
+    stop.set()
+    thread.join()
+
+
+def test_optimizer_comes_from_a_peer_on_another_mesh(tmp_path, run_dir):
+  config = make_config(tmp_path, slices=("2x2", "1"))
+  patient = dataclasses.replace(config.controller, heartbeat_secs=0.5)
+  config = dataclasses.replace(config, controller=patient)
+  healthy = make_island(config, run_dir, island=0)
+  lost = make_island(config, run_dir, island=1)
+  with running_syncer(config, run_dir):
+    for _ in range(3):
+      healthy.train(4)
+      lost.train(4)
+    lost.drain(20.0)
+    lost.close("test")
+    with _training_on(healthy):
+      back = make_island(config, run_dir, island=1, incarnation=2)
+    started = _events(run_dir, "started")[-1]
+    assert started["peer"]["island"] == 0, started
+    assert started["peer"]["incarnation"] == 1
+    assert started["checkpoint"] is None
+    assert any(m.any() for m in _moments(back))
+    assert back.step == started["step"] > 0
+    back.train(2)
+    back.close("test")
+  healthy.close("test")
+  assert not _open_store(run_dir).keys(keys.PEER_REQUESTS)
+
+
+@pytest.mark.parametrize("topology", [(1,), (2, 4)])
+def test_restored_state_steps_on_to_the_same_bits(tmp_path, topology):
+  config = make_config(tmp_path, adoption="carry")
+  task = registry.make_task(config.task.name, config.task.options)
+
+  def make():
+    return trainer_lib.Trainer(config, task, 0, topology, jax.devices())
+
+  def step_on(trainer):
+    for _ in range(2):
+      trainer.do_step(trainer.take_batch())
+    trainer.close()
+    return [np.asarray(x) for x in jax.tree.leaves(trainer.state)]
+
+  first = make()
+  for _ in range(3):
+    first.do_step(first.take_batch())
+  snapshot = first.snapshot()
+  expected = step_on(first)
+  positions = [core.Position(0, 0, 0)] * 4
+  path = tmp_path / "000000003.0001.000001"
+  writer = checkpoints.ocp.StandardCheckpointer()
+  arrays = checkpoints.to_host(snapshot, first.plan, positions)
+  checkpoints.write(writer, path, arrays)
+  writer.close()
+  marker = checkpoint.Checkpoint(
+    0, 1, 1, 3, 0, 0, [list(p) for p in positions],
+    checkpoints.checksums(arrays), checkpoint.file_checksums(path), 0,
+  )  # fmt: skip
+  checkpoint.commit(path, marker)
+
+  second = make()
+  _, restored = checkpoints.restore(path, second.state)
+  second.resume(
+    3,
+    second.anchors,
+    [0] * 4,
+    opt_state=restored.opt_state,
+    saved=restored,
+    carried=range(4),
+  )
+  for one, other in zip(expected, step_on(second), strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+def _request_cut(run_dir, cut, island=0):
+  request = records.CutRequest(cut=cut, epoch=0, islands=[island])
+  _open_store(run_dir).write(keys.cut_request_key(cut), request)
+
+
+def test_island_takes_part_in_a_cut_once(tmp_path, run_dir):
+  config = make_config(tmp_path)
+  island = make_island(config, run_dir)
+  island.train(3)
+  _request_cut(run_dir, 1)
+  snapshots = _open_store(run_dir)
+
+  def part():
+    island.train(1)
+    return snapshots.read(keys.cut_part_key(1, 0), records.CutPart)
+
+  _wait_for(part)
+  taken = part()
+  path = run_dir / taken.checkpoint
+  assert checkpoint.checksum(path) == taken.checksum
+  assert checkpoint.verify(path).step == taken.step
+  # What is published at this very step comes after the cut.
+  assert [p[2] for p in taken.positions] == [
+    max(s for s in range(taken.step) if s % 4 == p) for p in range(4)
+  ]
+  for _ in range(4):  # newer ones do not push it out
+    island.train(1)
+    assert island.checkpoint(wait=True)["durable"]
+  assert path in checkpoint.completed(path.parent)
+  stamps = {
+    int(name.split(".")[3]): snapshots.read(
+      keys.contribution_key(name), records.Contribution
+    ).cut
+    for name in snapshots.keys("contributions")
+  }
+  assert all(cut == (step >= taken.step) for step, cut in stamps.items()), (
+    stamps
+  )
+  island.close("test")
+
+  second = make_island(config, run_dir, incarnation=2)
+  second.train(4)
+  second.close("test")
+  assert snapshots.read(keys.cut_part_key(1, 0), records.CutPart) == taken
+  snapshots.delete_tree(keys.cut_prefix(1))
+  third = make_island(config, run_dir, incarnation=3)
+  for _ in range(3):
+    third.train(1)
+    assert third.checkpoint(wait=True)["durable"]
+  third.close("test")
+  assert path not in checkpoint.completed(path.parent)
+
+
+def test_after_a_roll_back_only_the_cuts_own_checkpoint_is_used(
+  tmp_path, run_dir
+):
+  config = make_config(tmp_path)
+  island = make_island(config, run_dir)
+  _request_cut(run_dir, 1)
+  snapshots = _open_store(run_dir)
+
+  def part():
+    island.train(1)
+    return snapshots.read(keys.cut_part_key(1, 0), records.CutPart)
+
+  _wait_for(part)
+  taken = part()
+  island.train(2)
+  assert island.checkpoint(wait=True)["durable"]
+  island.close("test")
+  snapshots.write(keys.EPOCH, records.Epoch(epoch=1, cut=1))
+  snapshots.delete_tree("contributions")
+  second = make_island(config, run_dir, incarnation=2)
+  second.train(4)
+  started = _events(run_dir, "started")[-1]
+  second.close("test")
+  assert started["step"] == started["checkpoint"]["step"] == taken.step
+  assert started["epoch"] == 1
+  assert any("roll-back" in reason for reason in started["passed_over"])
+  names = [n for n in snapshots.keys("contributions") if ".0002." in n]
+  contributions = [
+    snapshots.read(keys.contribution_key(n), records.Contribution)
+    for n in names
+  ]
+  assert contributions and all(c.epoch == 1 for c in contributions)
+
+
+def test_poisoned_island_is_told_and_heals(tmp_path, run_dir):
+  config = make_config(tmp_path, adoption="carry")
+  island = make_island(config, run_dir)
+  with running_syncer(config, run_dir):
+    for _ in range(4):
+      island.train(4)
+    assert island.checkpoint(wait=True)["durable"]
+    island.poison(2)
+
+    def healed():
+      island.train(1)
+      return _events(run_dir, "resynced")
+
+    _wait_for(healed)
+    resynced = _events(run_dir, "resynced")[-1]
+    assert {f["fragment"] for f in resynced["fragments"]} == {0, 1, 2, 3}
+    assert resynced["offences"] >= 1 and resynced["replaced"] > 0
+    assert resynced["checkpoint"]["step"] == 16
+    # Those sent before it was told are refused too, and heal it again.
+    for _ in range(6):
+      island.train(4)
+      time.sleep(0.1)
+    assert np.isfinite(island.train(1)["loss"])
+    island.drain(20.0)
+    assert all(np.isfinite(v).all() for v in _values(island).values())
+    assert all(np.isfinite(m).all() for m in _moments(island))
+    island.close("test")
+
+
+def test_zero_is_a_start_like_any_other(tmp_path, run_dir):
+  config = make_config(tmp_path)
+  make_island(config, run_dir).close("test")
+  island = make_island(config, run_dir, incarnation=2)
+  started = _events(run_dir, "started")[-1]
+  assert started["step"] == 0
+  assert started["restored_from"] == "initial parameters"
+  assert json.dumps(started["passed_over"]) == "[]"
+  island.close("test")

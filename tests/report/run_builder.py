@@ -343,7 +343,7 @@ def simulate(run_dir, plan=None):
     "fleet": {"slices": slices, "pace_step_secs": 0.0},
     "sync": {"num_fragments": plan.num_fragments, "every": plan.every},
   }
-  content = {"format": "diloco-run-1", "config": config}
+  content = {"format": "diloco-run-2", "config": config}
   (run_dir / "config.json").write_text(json.dumps(content))
   _Run(run_dir, plan).play()
   return run_dir

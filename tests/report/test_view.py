@@ -5,7 +5,7 @@ import pytest
 
 from diloco.report import clock, goodput, incidents
 from diloco.report import view as view_lib
-from diloco.tape import events, reader
+from diloco.tape import events, painting, reader
 
 _STEP = {"loss": 2.0, "tokens": 10, "step_secs": 1.0, "gap_secs": 1.0}
 
@@ -157,8 +157,10 @@ def test_goodput_counts_needed_seconds_of_steps_that_were_kept():
   lines.start(0, 1)
   lines.train(0, 4, 1, island=1, step_secs=3.0)  # slower than any pace
   lines.control(20.0, events.RUN_FINISHED, status="finished")
-  # Island 0 lost steps 4 and 5 of one of two fragments.
-  result = goodput.goodput(lines.view(), {0: [(3, 5)]}, 2)
+  # The first life of island 0 lost steps 4 and 5 of one of two fragments.
+  result = goodput.goodput(
+    lines.view(), {0: [painting.LifeSpan(1, 3, 5)]}, 2
+  )
   assert result.useful_chip_secs == pytest.approx(4 * 2.0 * 4 + 1 * 3.0 * 4)
   assert result.allocated_chip_secs == pytest.approx(4 * 20 + 1 * 20)
   assert result.ratio == pytest.approx(44 / 100)
@@ -229,6 +231,40 @@ def test_faults_and_deaths_are_paired_by_target():
   assert found[0].back_secs == pytest.approx(3.0)
   assert set(found[0].gap_over_median) == {0, 1}  # both lived
   assert found[2].gap_over_median == {}  # nobody was left
+
+
+def test_seats_that_led_are_told_from_those_that_waited():
+  lines = _two_islands()
+  lines.add("syncer", 1, 1.0, events.LEASE_ACQUIRED, token=1)
+  fault = {"kind": "sigkill", "target": "syncer"}
+  lines.control(5.0, events.FAULT_INJECTED, **fault)
+  died = {"cause": "SIGKILL", "seat": "syncer", "led": True}
+  lines.control(5.1, events.SYNCER_DIED, **died)
+  lines.control(5.6, events.SYNCER_STARTED, pid=2, seat="syncer")
+  lines.add("standby", 1, 6.2, events.LEASE_ACQUIRED, token=2)
+  died = {"cause": "SIGKILL", "seat": "syncer", "led": False}
+  lines.control(8.0, events.SYNCER_DIED, **died)
+  lines.control(8.5, events.SYNCER_STARTED, pid=3, seat="syncer")
+  view = lines.view()
+  assert view.takeovers == 1
+  assert len(view.syncer_deaths) == len(view.standby_deaths) == 1
+  found = incidents.find(view)
+  assert [(i.target, i.injected) for i in found] == [
+    ("syncer", True),
+    ("standby", False),
+  ]
+  # Merging goes on when somebody leads, not when a process starts.
+  assert found[0].back_secs == pytest.approx(1.2)
+  assert found[1].back_secs == pytest.approx(0.5)
+
+
+def test_leader_that_leaves_in_order_is_not_taken_over_from():
+  lines = _two_islands()
+  lines.add("syncer", 1, 1.0, events.LEASE_ACQUIRED, token=1)
+  lines.control(20.0, events.RUN_FINISHED, status="stopped", reason="asked")
+  lines.control(21.0, events.RUN_STARTED, islands=2, total_tokens=1000)
+  lines.add("syncer", 2, 22.0, events.LEASE_ACQUIRED, token=2)
+  assert lines.view().takeovers == 0
 
 
 def test_staleness_and_versions_come_from_merges_once():

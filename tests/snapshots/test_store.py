@@ -5,7 +5,7 @@ import pytest
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.snapshots import arrays, lease, records, store
+from diloco.snapshots import arrays, keys, lease, records, store
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -20,8 +20,8 @@ def _plan(size):
 
 
 def test_missing_record_is_none_and_missing_key_deletes(snapshots):
-  assert snapshots.read(store.BOARD, records.Board) is None
-  snapshots.delete(store.BOARD)
+  assert snapshots.read(keys.BOARD, records.Board) is None
+  snapshots.delete(keys.BOARD)
 
 
 def test_compare_and_set_fails_on_a_stale_generation(snapshots):
@@ -77,34 +77,48 @@ def test_plan_is_written_once_and_another_is_refused(snapshots):
     snapshots.write_plan(_plan(5))
 
 
+def _acquire(snapshots, owner, watch, now):
+  return snapshots.perform(
+    lease.acquire(keys.SYNCER_LEASE, owner, watch, lambda: now)
+  )
+
+
+def _renew(snapshots, owner, token):
+  return snapshots.perform(lease.renew(keys.SYNCER_LEASE, owner, token))
+
+
 def test_lease_goes_to_one_owner_and_expires_by_the_observers_clock(snapshots):
-  first = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "first")
-  second = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "second")
   watch = lease.LeaseWatch(ttl_secs=10)
-  assert first.try_acquire(lease.LeaseWatch(10), now=0)
-  assert not second.try_acquire(watch, now=100)  # seen for the first time
-  assert first.renew()
-  assert not second.try_acquire(watch, now=109)  # the beat has moved
-  assert not second.try_acquire(watch, now=118)
-  assert second.try_acquire(watch, now=119)
-  assert second.token > first.token
-  assert not first.renew()
-  assert second.renew()
+  first = _acquire(snapshots, "first", lease.LeaseWatch(10), now=0)
+  assert first
+  assert not _acquire(snapshots, "second", watch, now=100)  # the first look
+  assert _renew(snapshots, "first", first)
+  assert not _acquire(snapshots, "second", watch, now=109)  # the beat moved
+  assert not _acquire(snapshots, "second", watch, now=118)
+  second = _acquire(snapshots, "second", watch, now=119)
+  assert second > first
+  assert not _renew(snapshots, "first", first)
+  assert _renew(snapshots, "second", second)
 
 
 def test_released_lease_is_free_at_once(snapshots):
-  first = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "first")
-  assert first.try_acquire(lease.LeaseWatch(10), now=0)
-  first.release()
-  second = lease.LeaseHolder(snapshots, store.SYNCER_LEASE, "second")
-  assert second.try_acquire(lease.LeaseWatch(10), now=0)
-  assert second.token == first.token + 1
+  watch = lease.LeaseWatch(10)
+  token = _acquire(snapshots, "first", watch, now=0)
+  snapshots.perform(lease.release(keys.SYNCER_LEASE, "first", token))
+  assert _acquire(snapshots, "second", lease.LeaseWatch(10), now=0) == token + 1
+
+
+def test_lease_taken_without_our_knowing_is_taken_again_at_once(snapshots):
+  token = _acquire(snapshots, "first", lease.LeaseWatch(10), now=0)
+  # The answer was lost: the same process asks again, knowing of no token.
+  assert _acquire(snapshots, "first", lease.LeaseWatch(10), now=0) == token + 1
+  assert not _renew(snapshots, "first", token)
 
 
 @pytest.mark.parametrize(
   "call",
   [
-    lambda s: s.read(store.BOARD, records.Board),
+    lambda s: s.read(keys.BOARD, records.Board),
     lambda s: s.write("k", records.Lease("", 0, 0)),
     lambda s: s.compare_and_set("k", records.Lease("", 0, 0), b""),
     lambda s: s.keys("contributions"),

@@ -77,13 +77,31 @@ class Tapes:
     told["island_incarnation"] = told.pop("incarnation")
     self._line("syncer", events.DISCARDED, 1, reason=reason, **told)
 
-  def adopt(self, lost_from, lost_to, island=0, fragment=0):
+  def adopt(self, lost_from, lost_to, island=0, fragment=0, **fields):
     self._island(
       island,
       events.ADOPTED,
       fragment=fragment,
       lost_from_step=lost_from,
       lost_to_step=lost_to,
+      **fields,
+    )
+
+  def resync(self, step, *fragments, island=0):
+    self._island(
+      island, events.RESYNCED, step=step, offences=1, fragments=fragments
+    )
+
+  def restore(self, version_from, version_to, reinjected=()):
+    self._line(
+      "controller",
+      events.RESTORED,
+      1,
+      cut=1,
+      epoch=1,
+      version_from=version_from,
+      version_to=version_to,
+      reinjected=list(reinjected),
     )
 
   def drop(self, first, step, island=0, fragment=0):

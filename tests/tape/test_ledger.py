@@ -81,7 +81,9 @@ def test_lost_spans_name_the_steps_for_each_fragment():
   tapes = _trained(10)
   tapes.publish(0, 6)
   tapes.die()
-  assert ledger.compute(tapes.record(), 2).lost_spans == {0: [(6, 10), (0, 10)]}
+  assert ledger.compute(tapes.record(), 2).lost_spans == {
+    0: [(1, 6, 10), (1, 0, 10)]
+  }
 
 
 def test_stopped_island_keeps_its_tail_pending():
@@ -228,9 +230,26 @@ def _other_tokens(tapes):
   tapes.merge(1, {**item, "c_tokens": 61})
 
 
-def _overlapping_lives(tapes):
-  tapes.start(step=7)
-  tapes.train(7, 12)
+def _skipped_rows(tapes):
+  tapes.start(step=12)
+  tapes.train(12, 14)
+
+
+def _skipped_first_rows(tapes):
+  tapes.start(island=1, step=3)
+
+
+def _repeated_without_a_first_time(tapes):
+  tapes.publish(0, 6)
+  tapes.start(step=4, unsent_from_step=[8])
+  tapes.train(4, 9)
+
+
+def _merged_by_two_lives(tapes):
+  tapes.merge(1, tapes.publish(0, 6))
+  tapes.start(step=4)
+  tapes.train(4, 9)
+  tapes.merge(2, tapes.publish(4, 9))
 
 
 def _zombie(tapes):
@@ -270,8 +289,11 @@ def _version_twice(tapes):
     (_never_published_by_stopped, "were never published"),
     (_other_range, r"\(0, 8\] .* published as steps \(0, 6\]"),
     (_other_tokens, "with 61 tokens, but published .* with 60"),
-    (_overlapping_lives, r"1 and 2 overlap in steps \(7, 10\]"),
-    (_zombie, r"1 and 2 overlap in steps \(10, 11\]"),
+    (_skipped_rows, r"rows \(10, 12\] were skipped, before incarnation 2"),
+    (_skipped_first_rows, r"island 1: rows \(0, 3\] were skipped"),
+    (_repeated_without_a_first_time, r"\(6, 8\] of incarnation 2 are called"),
+    (_merged_by_two_lives, r"\(4, 6\] merged twice, in versions \[1, 2\]"),
+    (_zombie, r"1 and 2 overlap: the first trained step 11"),
     (_unknown_island, "island 5.*merged, yet no incarnation trained them"),
     (_unknown_incarnation, "incarnation 2 logged steps but"),
     (_trained_beyond, r"\(10, 15\] merged, yet no incarnation"),
@@ -362,3 +384,163 @@ def test_publication_under_way_is_lost_with_its_island_or_pending(dies, fate):
   if dies:
     tapes.die()
   assert _fates(tapes) == {"trained": 8, fate: 6, "overwritten": 2}
+
+
+def _restarted(start, unsent, steps=14):
+  """Ten steps, six of them merged; a second life goes on from `start`."""
+  tapes = _trained(10)
+  tapes.merge(1, tapes.publish(0, 6))
+  tapes.die()
+  tapes.start(step=start, unsent_from_step=[unsent])
+  tapes.train(start, steps)
+  return tapes
+
+
+def _rows(tapes):
+  ((rows,),) = ledger.compute(tapes.record()).rows.values()
+  return rows
+
+
+def test_steps_done_again_after_a_restart_have_two_fates():
+  tapes = _restarted(start=8, unsent=6)
+  tapes.merge(2, tapes.publish(6, 14))
+  assert not _violations(tapes)
+  # Steps 7 and 8 were restored, 9 and 10 lost and done again.
+  assert _fates(tapes) == {"trained": 16, "merged": 14, "lost_with_island": 2}
+  assert _rows(tapes) == {"merged": [(0, 14)]}
+
+
+def test_muted_fragment_repeats_what_was_published():
+  tapes = _restarted(start=3, unsent=6)
+  tapes.merge(2, tapes.publish(6, 14))
+  assert not _violations(tapes)
+  assert _fates(tapes) == {
+    "trained": 21,
+    "merged": 14,
+    "repeated": 3,
+    "lost_with_island": 4,
+  }
+  assert _rows(tapes) == {"merged": [(0, 14)]}
+
+
+def test_fragment_is_muted_by_a_version_that_is_ahead_of_it():
+  tapes = _restarted(start=3, unsent=3, steps=4)
+  tapes.adopt(3, 4, step=4, muted_until=6)
+  tapes.train(4, 9)
+  assert not _violations(tapes)
+  assert _fates(tapes) == {
+    "trained": 16,
+    "merged": 6,
+    "overwritten": 1,
+    "repeated": 2,
+    "lost_with_island": 4,
+    "pending": 3,
+  }
+
+
+def test_life_that_dies_while_it_is_muted_has_repeated_no_more_than_it_did():
+  tapes = _restarted(start=2, unsent=6, steps=4)
+  tapes.die()
+  assert _fates(tapes)["repeated"] == 2
+
+
+def test_rows_name_the_reason_of_each_that_is_not_merged():
+  tapes = _trained(12)
+  tapes.merge(1, tapes.publish(0, 4))
+  tapes.discard(tapes.publish(4, 7), "too_stale")
+  tapes.adopt(7, 9)
+  tapes.die()
+  tapes.start(step=10)
+  tapes.train(10, 11)
+  result = ledger.compute(tapes.record())
+  assert _rows(tapes) == {
+    "merged": [(0, 4)],
+    "too_stale": [(4, 7)],
+    "overwritten": [(7, 9)],
+    "lost_with_island": [(9, 10)],
+    "pending": [(10, 11)],
+  }
+  assert result.unmerged_rows() == {
+    "too_stale": 3,
+    "overwritten": 2,
+    "lost_with_island": 1,
+    "pending": 1,
+  }
+
+
+def test_publication_whose_record_vanished_is_lost_once_it_is_done_again():
+  tapes = _trained(10)
+  tapes.publish(0, 8)
+  tapes.die()
+  tapes.start(step=4, unsent_from_step=[0])
+  tapes.train(4, 6)
+  tapes.publish(0, 6)
+  assert not _violations(tapes)
+  assert _fates(tapes) == {"trained": 12, "lost_with_island": 6, "pending": 6}
+
+
+def test_quarantined_island_gives_steps_up_by_name():
+  tapes = _trained(10)
+  item = tapes.publish(0, 6)
+  tapes.discard(item, "not_finite")
+  tapes.resync(10, {"fragment": 0, "lost_from_step": 6, "lost_to_step": 10})
+  tapes.train(10, 12)
+  assert not _violations(tapes)
+  assert _fates(tapes) == {
+    "trained": 12,
+    "not_finite": 6,
+    "quarantined": 4,
+    "pending": 2,
+  }
+
+
+def _rolled_back(reinjected=()):
+  """The cut was taken at version 1 and step 5; all was merged up to 9."""
+  tapes = _trained(5)
+  tapes.merge(1, tapes.publish(0, 4))
+  item = tapes.publish(4, 5, fragment=0)
+  tapes.train(5, 10)
+  tapes.merge(2, item)
+  tapes.merge(3, tapes.publish(5, 9))
+  tapes.restore([1], [4], [item["key"]] if reinjected else [])
+  tapes.start(step=5, unsent_from_step=[5])
+  tapes.train(5, 7)
+  return tapes, item
+
+
+def test_merges_after_a_cut_are_rolled_back_with_it():
+  tapes, _ = _rolled_back()
+  assert _fates(tapes) == {
+    "trained": 12,
+    "merged": 4,
+    "rolled_back": 5,
+    "lost_with_island": 1,
+    "pending": 2,
+  }
+  tapes.merge(5, tapes.publish(5, 7))
+  assert not _violations(tapes)
+  assert _rows(tapes) == {
+    "merged": [(0, 4), (5, 7)],
+    "rolled_back": [(4, 5)],  # what lies ahead will be read again
+  }
+
+
+def test_contribution_that_waits_again_may_be_merged_again():
+  tapes, item = _rolled_back(reinjected=True)
+  expected = {"trained": 12, "merged": 4, "rolled_back": 4}
+  tail = {"lost_with_island": 1, "pending": 3}
+  assert _fates(tapes) == expected | tail
+  tapes.merge(5, item, tapes.publish(5, 7))
+  assert not _violations(tapes)
+  assert _fates(tapes) == {
+    "trained": 12,
+    "merged": 7,
+    "rolled_back": 4,
+    "lost_with_island": 1,
+  }
+
+
+def test_row_merged_before_a_cut_and_again_after_it_is_merged_twice():
+  tapes, _ = _rolled_back()
+  tapes.merge(5, tapes.publish(3, 7))
+  assert any("(3, 4] merged twice" in v for v in _violations(tapes))

@@ -133,6 +133,24 @@ def test_full_disk_delays_lines_and_loses_none(tmp_path, monkeypatch):
   assert [line["number"] for line in _lines(tape.path)] == [0, 1, 2, 3]
 
 
+def test_flush_says_whether_the_kernel_has_every_line(tmp_path, monkeypatch):
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  tape.record("merged", number=0)
+  tape.flush()
+
+  def write(fd, data):
+    raise OSError(errno.ENOSPC, "no room")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "write", write)
+    tape.record("merged", number=1)
+    with pytest.raises(OSError, match="no room for lines"):
+      tape.flush()
+  tape.flush()
+  assert [line["number"] for line in _lines(tape.path)] == [0, 1]
+  tape.close()
+
+
 def test_other_write_errors_are_raised(tmp_path, monkeypatch):
   tape = recorder.Recorder(tmp_path, "syncer", 1)
 

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +16,8 @@ class Launch:
   log: pathlib.Path
   env: Mapping[str, str] = dataclasses.field(default_factory=dict)
   cores: Sequence[int] = ()  # () for any
+  # What a later controller must know of it; JSON values.
+  facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Handle(Protocol):
@@ -39,6 +41,14 @@ class Handle(Protocol):
     ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Survivor:
+  """A role that outlived the controller that started it."""
+
+  handle: Handle
+  facts: Mapping[str, Any]  # of its launch
+
+
 class Engine(Protocol):
   """Starts roles."""
 
@@ -46,6 +56,14 @@ class Engine(Protocol):
     """Starts a role and returns at once."""
     ...
 
+  def survivors(self) -> dict[str, Survivor]:
+    """Roles an earlier controller of this run left alive, by name."""
+    ...
+
   def kill_leftovers(self) -> list[str]:
-    """Ends roles that an earlier controller of this run left alive."""
+    """Ends all roles of this run, whoever started them; returns who lived."""
+    ...
+
+  def kill_stray(self, pid: int) -> None:
+    """Ends a role that nobody remembers having started."""
     ...

@@ -1,0 +1,270 @@
+"""A campaign: many faults over several real runs, then the books of each.
+
+A run trains a tiny language model on the sources of the standard library, three
+unequal islands on this machine's cores. It takes as many faults as it has time
+to recover from, and is sized for that; what does not fit goes into the next.
+"""
+
+import collections
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from diloco import config as config_lib
+from diloco import crash, errors
+from diloco import run as run_lib
+from diloco.chaos import (
+  checks,
+  injector,
+  measures,
+  store_faults,
+)
+from diloco.chaos import faults as faults_lib
+from diloco.tape import reader
+
+FAULTS_PER_RUN = 12
+_SECS_PER_FAULT = 11.0
+_SECS_PER_RUN = 12.0
+_PACE_SECS = 0.1
+_SPEEDS = (1.0, 0.6, 0.4)
+_TOKENS_PER_STEP = 256
+_CUT_SECS = 15.0
+_CACHE = "compilation_cache"
+_WORST_GAPS = 8
+_IDLE_RUNS = 3  # without a single fault done: something is wrong
+
+
+def values(num_faults: int) -> dict[str, Any]:
+  """Configuration of a run that has time for so many faults."""
+  secs = _SECS_PER_RUN + _SECS_PER_FAULT * num_faults
+  tokens_per_sec = _TOKENS_PER_STEP * sum(_SPEEDS) / _PACE_SECS
+  return {
+    "name": "chaos",
+    "total_tokens": int(secs * tokens_per_sec),
+    "task": {
+      "name": "language_model",
+      "options": {
+        "d_model": 32,
+        "num_layers": 2,
+        "num_heads": 2,
+        "seq_len": 64,
+        "batch_size": 4,
+        "learning_rate": 0.003,
+      },
+    },
+    "fleet": {
+      "slices": [
+        {"kind": "v5p", "topology": "1", "relative_speed": speed}
+        for speed in _SPEEDS
+      ],
+      "pace_step_secs": _PACE_SECS,
+    },
+    "sync": {"num_fragments": 8, "every": 8, "adoption": "carry"},
+    "outer": {"learning_rate": 1.0, "momentum": 0.0},
+    "programs": {
+      "window_steps": 8,
+      "eval_batches": 1,
+      "final_eval_batches": 4,
+      "checkpoint_every_steps": 40,
+      "cut_every_secs": _CUT_SECS,
+    },
+    "controller": {
+      "restart_base_secs": 0.1,
+      "restart_max_secs": 2.0,
+      "max_restarts": 1000,
+    },
+  }
+
+
+class Campaign:
+  """All runs of one seed, and what came out."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    trials: int,
+    seed: int,
+    kinds: Sequence[str] = tuple(faults_lib.KINDS),
+    per_run: int = FAULTS_PER_RUN,
+  ):
+    """Plans; starts nothing.
+
+    Args:
+      workdir: gets a directory for each run; new or empty.
+      trials: how many faults.
+      seed: of the plan.
+      kinds: of faults, of `faults.KINDS`.
+      per_run: faults of one run.
+
+    Raises:
+      UserError: the directory is in use, or an argument cannot be.
+    """
+    if trials < 1:
+      raise errors.UserError(
+        f"--trials={trials}", "it counts faults", "give 1 or more"
+      )
+    if workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
+      raise errors.UserError(
+        f"--workdir={workdir}",
+        "a campaign needs a directory of its own",
+        "name a new or empty one",
+      )
+    self._workdir = workdir.absolute()
+    self._trials, self._seed = trials, seed
+    self._per_run = max(per_run, 2)
+    self._plan = faults_lib.plan(seed, trials, len(_SPEEDS), kinds)
+    self._kinds = kinds
+    self._samples = measures.Samples.none()
+    self._runs: list[dict[str, Any]] = []
+    self._lines: list[dict[str, Any]] = []
+    self._skipped: dict[str, str] = {}
+
+  def run(self) -> dict[str, Any]:
+    """Does all of it; returns the result as plain JSON values."""
+    queue = self._without_impossible(self._plan)
+    idle = 0
+    while queue and idle < _IDLE_RUNS:
+      chosen, rest = faults_lib.share(queue, self._per_run)
+      before = len(self._lines)
+      left = self._one_run(len(self._runs), chosen)
+      queue = sorted([*left, *rest], key=lambda fault: fault.serial)
+      idle = idle + 1 if len(self._lines) == before else 0
+    return self._result(len(queue))
+
+  def _without_impossible(
+    self, plan: list[faults_lib.Fault]
+  ) -> list[faults_lib.Fault]:
+    """Leaves out kinds this process may not do; the result says which."""
+    needs = [fault for fault in plan if fault.kind in faults_lib.NEED_MOUNT]
+    if needs and (why := store_faults.may_mount(self._workdir / "probe")):
+      for kind in sorted({fault.kind for fault in needs}):
+        self._skipped[kind] = f"no file system can be mounted: {why}"
+    return [fault for fault in plan if fault.kind not in self._skipped]
+
+  def _one_run(
+    self, index: int, faults: list[faults_lib.Fault]
+  ) -> list[faults_lib.Fault]:
+    """Makes a run, does faults to it, keeps its books; returns those left."""
+    trial_dir = self._workdir / f"run-{index:03d}"
+    config = config_lib.from_mapping(values(len(faults)))
+    run_lib.write_config(config, trial_dir / "run")
+    # All runs compile the same programs.
+    (self._workdir / _CACHE).mkdir(exist_ok=True)
+    (trial_dir / "run" / _CACHE).symlink_to(self._workdir / _CACHE)
+    disk = None
+    if any(fault.kind in faults_lib.NEED_MOUNT for fault in faults):
+      disk = store_faults.SmallDisk(trial_dir / "run" / "snapshots")
+    trial = injector.Trial(
+      trial_dir,
+      config.total_tokens,
+      config.fleet.islands,
+      1 + config.controller.standbys,
+      disk,
+    )
+    left, broken = list(faults), []
+    try:
+      left = trial.run(faults)
+    except injector.StuckError as error:
+      broken.append(str(error))
+      done = {line["serial"] for line in injector.read_log(trial_dir)}
+      left = [fault for fault in faults if fault.serial not in done]
+    finally:
+      strays = trial.clean_up()
+      if disk is not None:
+        disk.keep_and_unmount()
+    if strays:
+      broken.append(f"processes were left behind: {strays}")
+    self._keep_books(trial_dir, broken, trial.keeper.starts)
+    return left
+
+  def _keep_books(
+    self, trial_dir: pathlib.Path, broken: list[str], starts: int
+  ) -> None:
+    lines = injector.read_log(trial_dir)
+    books = checks.check(trial_dir / "run", must_finish=not broken)
+    self._samples.add(measures.measure(reader.read(trial_dir / "run"), lines))
+    self._lines += lines
+    self._runs.append(
+      {
+        "dir": str(trial_dir),
+        "faults": len(lines),
+        "starts": starts,
+        "broken": [*broken, *books.broken],
+        "coordinates": lines if broken or books.broken else [],
+        **books.facts,
+      }
+    )
+
+  def _result(self, not_reached: int) -> dict[str, Any]:
+    done = [line for line in self._lines if line["outcome"] == injector.DONE]
+    missed = [line for line in self._lines if line["outcome"] != injector.DONE]
+    points = collections.Counter(
+      line["point"] for line in done if line["kind"] == "crash_point"
+    )
+    broken = [run for run in self._runs if run["broken"]]
+    gaps = sorted(self._samples.survivor_gaps, reverse=True)
+    return {
+      "command": self._command(),
+      "seed": self._seed,
+      "trials": self._trials,
+      "done": len(done),
+      "by_kind": dict(collections.Counter(line["kind"] for line in done)),
+      "points": {point: points[point] for point in crash.POINTS},
+      "missed": missed,
+      "not_reached": not_reached,
+      "skipped_kinds": self._skipped,
+      "runs": self._runs,
+      "runs_broken": len(broken),
+      "passed": not broken and not not_reached,
+      "takeover_secs": measures.spread(self._samples.takeover_secs),
+      "merging_secs": measures.spread(self._samples.merging_secs),
+      "rejoin_secs": measures.spread(self._samples.rejoin_secs),
+      "survivor_gap_over_median": measures.spread([g.ratio for g in gaps]),
+      "worst_gaps": [g._asdict() for g in gaps[:_WORST_GAPS]],
+      "collateral_deaths": self._samples.collateral,
+    }
+
+  def _command(self) -> str:
+    kinds = ",".join(self._kinds)
+    return (
+      f"diloco chaos --workdir=DIR --trials={self._trials} --seed={self._seed}"
+      f" --kinds={kinds} --faults_per_run={self._per_run}"
+    )
+
+
+def table(result: dict[str, Any]) -> str:
+  """The result in lines for people."""
+  lines = [
+    f"{result['done']} of {result['trials']} faults done in"
+    f" {len(result['runs'])} runs, seed {result['seed']}",
+  ]
+  lines += [f"  {kind:14} {n}" for kind, n in sorted(result["by_kind"].items())]
+  passed = [p for p, n in result["points"].items() if n]
+  lines.append(f"crash points: {len(passed)} of {len(result['points'])}")
+  for name, why in result["skipped_kinds"].items():
+    lines.append(f"skipped {name}: {why}")
+  for line in result["missed"]:
+    what = line.get("point") or line.get("target") or ""
+    lines.append(f"missed {line['kind']} {what}: {line['outcome']}")
+  for name in (
+    "takeover_secs",
+    "merging_secs",
+    "rejoin_secs",
+    "survivor_gap_over_median",
+  ):
+    found = result[name]
+    lines.append(
+      f"{name}: p50 {found['p50']}, p99 {found['p99']}, max {found['max']}"
+      f" ({found['count']})"
+    )
+  lines += [
+    f"died though not hit: {text}" for text in result["collateral_deaths"]
+  ]
+  for run in result["runs"]:
+    lines += [f"BROKEN {run['dir']}: {text}" for text in run["broken"]]
+    lines += [f"  {json.dumps(line)}" for line in run["coordinates"]]
+  if result["runs_broken"]:
+    lines.append(f"again: {result['command']}")
+  lines.append("passed" if result["passed"] else "FAILED")
+  return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""A real run seen from outside: its processes, its leader, how far it is."""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+from typing import Any
+
+from diloco import process
+from diloco.report import liveness
+from diloco.tape import events, reader
+
+
+@dataclasses.dataclass
+class Progress:
+  """How far an island is: its newest metric line."""
+
+  incarnation: int = 0
+  step: int = 0
+  wall_secs: float = 0.0
+
+
+class Fleet:
+  """Processes of a run and what its tapes tell; `look()` takes the news."""
+
+  def __init__(self, run_dir: pathlib.Path):
+    """Sees nothing yet; the run need not exist."""
+    self.run_dir = run_dir
+    self.islands: dict[int, Progress] = {}
+    self.tokens = 0
+    self.merged_secs = 0.0  # wall time of the newest merge
+    self.session_secs = 0.0  # wall time at which the newest controller began
+    self._leases: dict[int, tuple[str, int]] = {}  # token to who took it
+    self._follower = reader.Follower(run_dir)
+
+  def look(self) -> None:
+    """Reads what was written since the last look."""
+    record = self._follower.poll()
+    for line in record.events:
+      if line["event"] == events.LEASE_ACQUIRED:
+        self._leases[line["token"]] = line["role"], line["incarnation"]
+      elif line["event"] == events.RUN_STARTED:
+        self.session_secs = line["wall_secs"]
+      elif line["event"] == events.MERGED:
+        self.merged_secs = max(self.merged_secs, line["wall_secs"])
+    for island, lines in record.metrics.items():
+      last = lines[-1]
+      self.islands[island] = Progress(
+        last["incarnation"], last["step"], last["wall_secs"]
+      )
+      self.tokens += sum(line["tokens"] for line in lines)
+
+  def living(self) -> dict[str, int]:
+    """Process number of every role that lives."""
+    return {role: facts["pid"] for role, facts in self._processes().items()}
+
+  def _processes(self) -> dict[str, dict[str, Any]]:
+    return {
+      role: facts
+      for role, facts in process.read_processes(self.run_dir).items()
+      if facts.get("start_ticks") is not None
+      and liveness.start_ticks(facts["pid"]) == facts["start_ticks"]
+    }
+
+  def syncers(self) -> tuple[str | None, list[str]]:
+    """The leading syncer, if it lives, and those that wait."""
+    living = self._processes()
+    seats = [role for role in living if not role.startswith("island-")]
+    leader = None
+    if self._leases:
+      role, incarnation = self._leases[max(self._leases)]
+      if living.get(role, {}).get("incarnation") == incarnation:
+        leader = role
+    return leader, [seat for seat in seats if seat != leader]
+
+  def resolve(self, target: str) -> str | None:
+    """The role a target stands for, None if there is none now."""
+    leader, waiting = self.syncers()
+    if target == "leader":
+      return leader
+    if target == "standby":
+      return waiting[0] if leader and waiting else None
+    return target if target in self.living() else None
+
+  def signal(self, role: str, number: int) -> bool:
+    """Sends a signal to all processes of a role; False if it is dead."""
+    pid = self.living().get(role)
+    if pid is None:
+      return False
+    with contextlib.suppress(ProcessLookupError):
+      os.killpg(pid, number)
+      return True
+    return False
+
+  def kill_all(self) -> list[str]:
+    """Kills every role, all before any can notice; returns who lived."""
+    living = self.living()
+    return [role for role in living if self.signal(role, signal.SIGKILL)]
+
+
+def processes_of(run_dir: pathlib.Path) -> list[int]:
+  """Living processes with the run's directory among their arguments."""
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    with contextlib.suppress(OSError):
+      words = path.read_bytes().decode(errors="replace").split("\0")
+      pid = int(path.parent.name)
+      alive = liveness.start_ticks(pid) is not None
+      if str(run_dir) in words and alive and pid != os.getpid():
+        found.append(pid)
+  return found

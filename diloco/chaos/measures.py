@@ -1,0 +1,170 @@
+"""How long things took while a run was under fire, from its tapes.
+
+*Takeover*: from the death of the leading syncer to its successor's lease;
+*merging*: to the next version, by which the successor is at work for certain.
+*Rejoin*: from the death of an island to the end of its next step. *Gap*: of an
+island that no fault touched, the longest time between two steps while another
+role was dead or shut out, over its own median.
+"""
+
+import bisect
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diloco.tape import events, reader
+
+
+class Gap(NamedTuple):
+  """The longest gap of an island around a fault, over its own median."""
+
+  ratio: float
+  island: int
+  fault: int  # serial
+  kind: str
+
+
+class Samples(NamedTuple):
+  """All that was measured in a run, or in several."""
+
+  takeover_secs: list[float]
+  merging_secs: list[float]
+  rejoin_secs: list[float]
+  survivor_gaps: list[Gap]
+  collateral: list[str]  # islands that died although nobody hit them
+
+  @classmethod
+  def none(cls) -> "Samples":
+    """Returns no samples."""
+    return cls([], [], [], [], [])
+
+  def add(self, other: "Samples") -> None:
+    """Takes the samples of another run."""
+    self.takeover_secs.extend(other.takeover_secs)
+    self.merging_secs.extend(other.merging_secs)
+    self.rejoin_secs.extend(other.rejoin_secs)
+    self.survivor_gaps.extend(other.survivor_gaps)
+    self.collateral.extend(other.collateral)
+
+
+def measure(
+  record: reader.Record, faults: Sequence[Mapping[str, Any]]
+) -> Samples:
+  """Measures every fault that was done.
+
+  Args:
+    record: tapes and metric logs of the run.
+    faults: lines of its `chaos.jsonl`.
+  """
+  found = Samples.none()
+  leases = sorted(
+    (line["wall_secs"], line["role"])
+    for line in record.events
+    if line["event"] == events.LEASE_ACQUIRED
+  )
+  merges = sorted(
+    line["wall_secs"]
+    for line in record.events
+    if line["event"] == events.MERGED
+  )
+  for fault in faults:
+    if fault["outcome"] != "done":
+      continue
+    roles = fault["roles"]
+    controller_hit = "controller" in roles
+    if not controller_hit and fault["kind"] != "sigstop":
+      takeover = _takeover(fault, roles, leases)
+      found.takeover_secs.extend(takeover)
+      later = bisect.bisect_right(merges, fault["wall_secs"] + sum(takeover))
+      if takeover and later < len(merges):
+        found.merging_secs.append(merges[later] - fault["wall_secs"])
+    for island, lines in record.metrics.items():
+      if f"island-{island}" in roles:
+        if fault["kind"] != "sigstop" and not controller_hit:
+          found.rejoin_secs.extend(_rejoin(fault, lines))
+      else:
+        _survive(fault, island, lines, found)
+  return found
+
+
+def _takeover(
+  fault: Mapping[str, Any],
+  roles: Sequence[str],
+  leases: Sequence[tuple[float, str]],
+) -> list[float]:
+  """Seconds without a leader, if the fault killed the one there was."""
+  died = fault["wall_secs"]
+  before = [role for wall, role in leases if wall <= died]
+  after = [wall for wall, _ in leases if wall > died]
+  if not before or not after or before[-1] not in roles:
+    return []
+  return [after[0] - died]
+
+
+def _rejoin(
+  fault: Mapping[str, Any], lines: Sequence[reader.Line]
+) -> list[float]:
+  """Seconds from an island's death to its next step."""
+  died = fault["wall_secs"]
+  before = [line["incarnation"] for line in lines if line["wall_secs"] <= died]
+  last = max(before, default=0)
+  again = [
+    line["wall_secs"]
+    for line in lines
+    if line["incarnation"] > last and line["wall_secs"] > died
+  ]
+  return [min(again) - died] if again else []
+
+
+def _survive(
+  fault: Mapping[str, Any],
+  island: int,
+  lines: Sequence[reader.Line],
+  found: Samples,
+) -> None:
+  """Measures an island that the fault did not touch."""
+  begin, end = fault["wall_secs"], fault.get("recovered_secs")
+  if end is None:
+    return  # the run ended first
+  walls = [line["wall_secs"] for line in lines]
+  first, last = (
+    bisect.bisect_right(walls, begin),
+    bisect.bisect_left(walls, end),
+  )
+  if not 0 < first < len(lines):
+    return
+  during = lines[first : last + 1]
+  life = lines[first - 1]["incarnation"]
+  if any(line["incarnation"] != life for line in during):
+    found.collateral.append(f"island-{island} in fault {fault['serial']}")
+    return
+  gaps = [
+    line["gap_secs"]
+    for line in lines
+    if line["incarnation"] == life and line["gap_secs"] is not None
+  ]
+  touching = [
+    line["gap_secs"] for line in during if line["gap_secs"] is not None
+  ]
+  if touching and (median := statistics.median(gaps)) > 0:
+    found.survivor_gaps.append(
+      Gap(max(touching) / median, island, fault["serial"], fault["kind"])
+    )
+
+
+def spread(values: Sequence[float]) -> dict[str, float | int | None]:
+  """Returns count, p50, p99 and maximum; percentiles are values that occur."""
+  ordered = sorted(values)
+
+  def percentile(percent: float) -> float | None:
+    if not ordered:
+      return None
+    rank = -(-percent * len(ordered) // 100)  # nearest rank, rounded up
+    return round(ordered[max(int(rank), 1) - 1], 3)
+
+  return {
+    "count": len(ordered),
+    "p50": percentile(50),
+    "p99": percentile(99),
+    "max": percentile(100),
+  }

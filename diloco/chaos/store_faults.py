@@ -1,0 +1,156 @@
+"""Faults of the store: a small disk that fills, shuts, and damaged objects."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+
+from diloco.snapshots import keys
+
+_SIZE_MIB = 96
+_BALLAST = "ballast"
+_RETRY_SECS = 0.02
+_PATIENCE_SECS = 3.0
+_BLOCK = bytes(1 << 16)
+
+
+class SmallDisk:
+  """A file system of limited size in memory, mounted on a directory."""
+
+  def __init__(self, path: pathlib.Path):
+    """Mounts it; `path` is made if need be.
+
+    Raises:
+      OSError: this process may not mount.
+    """
+    self._path = path
+    path.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", f"size={_SIZE_MIB}m", "tmpfs", str(path))
+
+  @contextlib.contextmanager
+  def full(self) -> Iterator[None]:
+    """No byte is free meanwhile."""
+    ballast = self._path / _BALLAST
+    try:
+      _fill(ballast)
+      yield
+    finally:
+      ballast.unlink(missing_ok=True)
+
+  @contextlib.contextmanager
+  def read_only(self) -> Iterator[None]:
+    """Nothing can be written meanwhile.
+
+    Raises:
+      OSError: somebody was writing whenever it was tried.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECS
+    while True:
+      try:
+        _mount("-o", "remount,ro", str(self._path))
+        break
+      except OSError:
+        if time.monotonic() > deadline:
+          raise
+        time.sleep(_RETRY_SECS)
+    try:
+      yield
+    finally:
+      _mount("-o", "remount,rw", str(self._path))
+
+  def keep_and_unmount(self) -> None:
+    """Takes the file system away and leaves its content in its place."""
+    copy = self._path.with_name(self._path.name + ".copy")
+    shutil.copytree(self._path, copy)
+    subprocess.run(["umount", "-l", str(self._path)], check=False)
+    with contextlib.suppress(OSError):
+      self._path.rmdir()
+      copy.rename(self._path)
+
+
+def _fill(path: pathlib.Path) -> None:
+  fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+  try:
+    while os.write(fd, _BLOCK) == len(_BLOCK):
+      pass
+  except OSError as error:
+    if error.errno != errno.ENOSPC:
+      raise
+  finally:
+    os.close(fd)
+
+
+def may_mount(path: pathlib.Path) -> str:
+  """Why this process may not mount a file system on `path`; empty if it may.
+
+  Leaves nothing there.
+  """
+  try:
+    SmallDisk(path).keep_and_unmount()
+  except OSError as error:
+    return str(error)
+  finally:
+    with contextlib.suppress(OSError):
+      path.rmdir()
+  return ""
+
+
+def _mount(*args: str) -> None:
+  try:
+    done = subprocess.run(["mount", *args], capture_output=True, text=True)
+  except FileNotFoundError as error:
+    raise OSError("there is no mount command") from error
+  if done.returncode:
+    raise OSError(" ".join(done.stderr.split()) or "mount failed")
+
+
+def damage_one(
+  snapshots: pathlib.Path, what: str, how: str, rng: random.Random
+) -> str | None:
+  """Damages one object of a class; returns its key, None if there is none."""
+  candidates = list(_objects(snapshots, what))
+  rng.shuffle(candidates)
+  for path in candidates:
+    with contextlib.suppress(OSError):  # it may vanish under our hands
+      _damage(path, how, rng)
+      return str(path.relative_to(snapshots))
+  return None
+
+
+def _objects(snapshots: pathlib.Path, what: str) -> Iterator[pathlib.Path]:
+  if what == "board":
+    yield snapshots / keys.BOARD
+  elif what == "member":
+    yield from (snapshots / "members").glob("[0-9]*")
+  elif what == "record":
+    found = (snapshots / "contributions").glob("*")
+    yield from filter(lambda p: keys.is_contribution_name(p.name), found)
+  else:  # chunks of contributions that were committed
+    for record in _objects(snapshots, "record"):
+      chunks = (snapshots / "payloads" / record.name).rglob("*")
+      yield from (path for path in chunks if _is_chunk(path))
+
+
+def _is_chunk(path: pathlib.Path) -> bool:
+  return path.is_file() and path.name != "zarr.json"
+
+
+def _damage(path: pathlib.Path, how: str, rng: random.Random) -> None:
+  if how == "delete":
+    path.unlink()
+    return
+  with path.open("r+b") as file:
+    size = os.fstat(file.fileno()).st_size
+    if how == "truncate":
+      file.truncate(size // 2)
+    else:
+      place = rng.randrange(max(size, 1))
+      file.seek(place)
+      byte = file.read(1) or b"\0"
+      file.seek(place)
+      file.write(bytes([byte[0] ^ 0x55]))

@@ -1,0 +1,214 @@
+"""Asks for cuts, at intervals and on demand, and sees them through.
+
+Training goes on meanwhile: all this does is to write a request, to look now
+and then which parts are there, and to write the last record. What is not
+complete in time, or loses an island that was to take part, is given up.
+See `diloco.snapshots.cuts`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import pathlib
+from collections.abc import Mapping
+
+from diloco import config as config_lib
+from diloco import errors, process
+from diloco.snapshots import cut_parts, cuts, records, store
+from diloco.tape import events, recorder
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECS = 0.2  # between two looks at an open cut
+_IDLE_SECS = 1.0  # between two looks for wishes and forgotten cuts
+_RETRY_SECS = 5.0
+
+
+def wish_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
+  """A file here asks the controller for a cut; it deletes the file."""
+  return pathlib.Path(run_dir) / "control" / "cut_wish"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """When to take cuts.
+
+  Attributes:
+    every_secs: between two requests; 0 for never.
+    limit_secs: an open cut is given up after this.
+    patience_secs: a cut that is due waits so long until all islands are ready.
+    islands: how many there are.
+    num_fragments: P.
+  """
+
+  every_secs: float
+  limit_secs: float
+  patience_secs: float
+  islands: int
+  num_fragments: int
+
+
+@dataclasses.dataclass
+class _Open:
+  asked: records.CutRequest
+  since: float
+  lives: Mapping[int, int]  # island -> incarnation that was asked
+
+
+def of_run(
+  config: config_lib.RunConfig, run_dir: pathlib.Path, tape: recorder.Recorder
+) -> Cutter:
+  """The cutter of one session of a run."""
+  patience_secs = config.controller.patience_secs
+  settings = Settings(
+    every_secs=config.programs.cut_every_secs,
+    limit_secs=patience_secs,
+    patience_secs=patience_secs,
+    islands=config.fleet.islands,
+    num_fragments=config.sync.num_fragments,
+  )
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  return Cutter(snapshots, settings, tape, wish_path(run_dir))
+
+
+class Cutter:
+  """Cuts of one session; `look` is called in the controller's loop."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    settings: Settings,
+    tape: recorder.Recorder,
+    wish: pathlib.Path,
+  ):
+    """Args: the store, when to cut, where to record, where wishes are."""
+    self._store = snapshots
+    self._settings = settings
+    self._tape = tape
+    self._wish = wish
+    self._open: _Open | None = None
+    self._due: float | None = None  # of the next cut
+    self._look_due = 0.0
+    self._settled = False  # what earlier sessions left open
+
+  def look(self, now: float, lives: Mapping[int, int]) -> None:
+    """Does what is due; never raises because of the store.
+
+    Args:
+      now: monotonic seconds.
+      lives: incarnation of each island that is ready.
+    """
+    if now < self._look_due:
+      return
+    try:
+      self._look(now, lives)
+      self._look_due = now + (_LOOK_SECS if self._open else _IDLE_SECS)
+    except (OSError, errors.CorruptSnapshotError) as error:
+      logger.warning("cut_failed error=%s", error)
+      self._look_due = now + _RETRY_SECS
+      if self._open is not None and self._is_late(now):
+        self._open = None  # without a last word it is never chosen
+
+  def close(self) -> None:
+    """Gives an open cut up: its islands will not train on."""
+    if self._open is not None:
+      try:
+        self._abandon(self._open, "the session ended")
+      except (OSError, errors.CorruptSnapshotError) as error:
+        logger.warning("cut_failed error=%s", error)
+
+  def _look(self, now: float, lives: Mapping[int, int]) -> None:
+    if not self._settled:
+      self._take_up(now, lives)
+    if self._open is not None:
+      self._go_on(self._open, now, lives)
+    elif self._is_due(now, lives):
+      self._ask(now, lives)
+
+  def _take_up(self, now: float, lives: Mapping[int, int]) -> None:
+    """Goes on with a cut that an earlier controller asked for."""
+    newest = max(self._store.perform(cuts.numbers()), default=0)
+    if newest:
+      look = self._store.perform(cuts.look(newest))
+      if look.is_open and look.request is not None:
+        self._open = _Open(look.request, now, dict(lives))
+    self._settled = True
+
+  def _is_due(self, now: float, lives: Mapping[int, int]) -> bool:
+    if not lives:
+      return False
+    if self._wish.exists():
+      return True
+    if not self._settings.every_secs:
+      return False
+    if self._due is None:
+      self._due = now + self._settings.every_secs
+    waited_enough = now >= self._due + self._settings.patience_secs
+    ready = len(lives) == self._settings.islands or waited_enough
+    return now >= self._due and ready
+
+  def _ask(self, now: float, lives: Mapping[int, int]) -> None:
+    # Gone before the request is there: a wish that comes now gets its own cut.
+    self._wish.unlink(missing_ok=True)
+    asked = self._store.perform(
+      cuts.request(list(lives), self._settings.num_fragments)
+    )
+    self._open = _Open(asked, now, dict(lives))
+    self._due = now + self._settings.every_secs
+    self._tape.record(
+      events.CUT_REQUESTED, cut=asked.cut, islands=asked.islands
+    )
+
+  def _go_on(self, mine: _Open, now: float, lives: Mapping[int, int]) -> None:
+    look = self._store.perform(cuts.look(mine.asked.cut))
+    if cuts.COMPLETE in look.names:
+      self._complete(mine, now)  # by an earlier controller, which then died
+    elif cuts.ABANDONED in look.names:
+      self._given_up(mine, self._store.perform(cuts.reason(mine.asked.cut)))
+    elif not look.missing_islands and cut_parts.CHANNEL in look.names:
+      self._complete(mine, now)
+    elif gone := self._gone(mine, look, lives):
+      self._abandon(mine, f"island {gone[0]} died before it took its part")
+    elif self._is_late(now):
+      waited = [f"island {m}" for m in look.missing_islands]
+      waited += [] if cut_parts.CHANNEL in look.names else ["the syncer"]
+      self._abandon(mine, f"no part of {', '.join(waited)} in time")
+
+  def _gone(
+    self, mine: _Open, look: cuts.Look, lives: Mapping[int, int]
+  ) -> list[int]:
+    return [
+      m
+      for m in look.missing_islands
+      if m not in lives or lives[m] != mine.lives.get(m)
+    ]
+
+  def _is_late(self, now: float) -> bool:
+    mine = self._open
+    return mine is not None and now >= mine.since + self._settings.limit_secs
+
+  def _complete(self, mine: _Open, now: float) -> None:
+    try:
+      parts = self._store.perform(cuts.complete(mine.asked))
+    except errors.CorruptSnapshotError as error:
+      self._abandon(mine, str(error))
+      return
+    self._open = None
+    self._tape.record(
+      events.CUT_COMPLETED,
+      cut=mine.asked.cut,
+      secs=now - mine.since,
+      islands={str(m): part.step for m, part in parts.islands.items()},
+      versions=[head.version for head in parts.heads],
+    )
+
+  def _abandon(self, mine: _Open, reason: str) -> None:
+    self._store.perform(cuts.abandon(mine.asked.cut, reason))
+    self._given_up(mine, reason)
+
+  def _given_up(self, mine: _Open, reason: str) -> None:
+    logger.warning("cut_abandoned cut=%d reason=%s", mine.asked.cut, reason)
+    self._open = None
+    self._tape.record(events.CUT_ABANDONED, cut=mine.asked.cut, reason=reason)

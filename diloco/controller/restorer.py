@@ -1,0 +1,207 @@
+"""Before a session: is the run's state whole, and if not, back to a cut.
+
+Without damage and without `--cut` a session goes on from the store as it is:
+that is at or past the last cut, and consistent by the protocol.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Callable
+
+from diloco import config as config_lib
+from diloco import errors, process
+from diloco.fragments import partition
+from diloco.snapshots import cut_parts, keys, records, restore, store, verify
+from diloco.tape import events, recorder
+
+LAST = "last"
+
+
+def check_wanted(wanted: str | None) -> None:
+  """Refuses a `--cut` that is neither "last" nor a number."""
+  if wanted is not None and wanted != LAST and not wanted.isdecimal():
+    raise errors.UserError(
+      f"--cut={wanted}",
+      "a cut is 'last' or a number",
+      "see 'diloco status' for the cuts of a run",
+    )
+
+
+class Restorer:
+  """What `diloco train` and `diloco resume` do before anything else."""
+
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    config: config_lib.RunConfig,
+    plan: partition.FragmentPlan,
+    end_roles: Callable[[], list[str]],
+    incarnation: int,
+  ):
+    """Touches nothing yet.
+
+    Args:
+      run_dir: directory of the run.
+      config: the run's configuration.
+      plan: of its fragments.
+      end_roles: ends roles that are alive; gives their names.
+      incarnation: of the controller, on whose tape it goes.
+    """
+    self._run_dir = run_dir
+    self._store = store.SnapshotStore(process.store_url(run_dir))
+    self._verifier = verify.Verifier(
+      run_dir, self._store, plan, momentum=bool(config.outer.momentum)
+    )
+    self._end_roles = end_roles
+    self._incarnation = incarnation
+
+  def prepare(self, wanted: str | None) -> restore.Restored | None:
+    """Sets the run back to a cut if asked to, or if it must be.
+
+    Args:
+      wanted: "last", the number of a cut, or None.
+
+    Returns:
+      What was restored, if anything.
+
+    Raises:
+      UserError: no cut will do. Nothing has been changed.
+    """
+    try:
+      return self._prepare(wanted)
+    except OSError as error:
+      raise errors.UserError(
+        f"the snapshot store {self._store.url}",
+        f"it cannot be read or written: {error}",
+        "make it reachable, then give the command again",
+      ) from error
+
+  def _prepare(self, wanted: str | None) -> restore.Restored | None:
+    if wanted is not None:
+      number = None if wanted == LAST else int(wanted)
+      return self._go_back(number, f"--cut={wanted}")
+    begun, why = self._damage()
+    if not why:
+      return None
+    if begun and self._look(begun).parts is None:
+      begun = 0  # damaged since; another one will do
+    return self._go_back(begun or None, why)
+
+  def _damage(self) -> tuple[int, str]:
+    """The cut of a restore that was begun, and why one is needed at all."""
+    try:
+      begun = self._store.perform(restore.unfinished())
+    except errors.CorruptSnapshotError as error:
+      return 0, f"the epoch is not known: {error}"
+    if begun:
+      return begun, f"the restore of cut {begun} was not finished"
+    return 0, self._verifier.damage()
+
+  def _look(self, number: int | None) -> restore.Choice:
+    return self._store.perform(restore.choose(self._verifier.check_cut, number))
+
+  def _choose(
+    self, number: int | None, why: str
+  ) -> tuple[cut_parts.Parts, restore.Choice]:
+    choice = self._look(number)
+    if choice.parts is None:
+      raise self._refusal(number, why, choice)
+    return choice.parts, choice
+
+  def _go_back(self, number: int | None, why: str) -> restore.Restored:
+    parts, choice = self._choose(number, why)
+    if self._end_roles():
+      # They may have gone on meanwhile, and deleted an old cut.
+      parts, choice = self._choose(number, why)
+    for head in parts.heads:
+      self._verifier.add_momentum(head)
+    tape = recorder.Recorder(self._run_dir, "controller", self._incarnation)
+    try:
+      self._tell_last_merges(tape, len(parts.heads))
+      restored = self._store.perform(
+        restore.restore(
+          parts,
+          lambda name, record: _tell_discarded(tape, name, record),
+          lambda facts: _tell_restored(tape, facts, why, choice.passed_over),
+        )
+      )
+    finally:
+      tape.close()
+    print(_line(restored, why, choice), file=sys.stderr)
+    return restored
+
+  def _tell_last_merges(
+    self, tape: recorder.Recorder, num_fragments: int
+  ) -> None:
+    """A syncer that was killed may not have; the heads are about to go."""
+    for fragment in range(num_fragments):
+      try:
+        head = self._store.read(keys.head_key(fragment), records.Head)
+      except errors.CorruptSnapshotError:
+        continue
+      if head is not None and head.merged:
+        tape.record(events.MERGED, **head.merged)
+
+  def _refusal(
+    self, number: int | None, why: str, choice: restore.Choice
+  ) -> errors.UserError:
+    """Says what is wrong with every cut there is."""
+    reasons = [f"cut {cut}: {reason}" for cut, reason in choice.passed_over]
+    none = "the run has no cut" if number is None else f"no cut {number} exists"
+    asked = why.startswith("--cut")
+    what = why if asked else f"the run in {self._run_dir}"
+    problem = "" if asked else f"{why}; and no cut can be restored: "
+    remedy = "put back the files of the run from a copy, or start anew"
+    if asked:
+      remedy = "leave --cut out, or name another cut"
+    return errors.UserError(
+      what, problem + ("; ".join(reasons) or none), remedy
+    )
+
+
+def _tell_discarded(
+  tape: recorder.Recorder, name: str, record: records.Contribution | None
+) -> None:
+  fragment, island, incarnation, step = map(int, name.split("."))
+  tape.record(
+    events.DISCARDED,
+    fragment=fragment,
+    key=name,
+    island=island,
+    island_incarnation=incarnation,
+    first_step=record.first_step if record else step,
+    step=step,
+    c_tokens=record.c_tokens if record else 0,
+    reason="before_restore",
+  )
+
+
+def _tell_restored(
+  tape: recorder.Recorder,
+  facts: restore.Restored,
+  why: str,
+  passed_over: tuple[tuple[int, str], ...],
+) -> None:
+  tape.record(
+    events.RESTORED,
+    cut=facts.cut,
+    epoch=facts.epoch,
+    version_from=facts.version_from,
+    version_to=facts.version_to,
+    reinjected=facts.reinjected,
+    steps={str(m): step for m, step in facts.steps.items()},
+    why=why,
+    passed_over=[{"cut": cut, "reason": text} for cut, text in passed_over],
+  )
+
+
+def _line(restored: restore.Restored, why: str, choice: restore.Choice) -> str:
+  steps = ", ".join(f"{m}: {s}" for m, s in sorted(restored.steps.items()))
+  over = "".join(f"; cut {c} passed over: {r}" for c, r in choice.passed_over)
+  text = (
+    f"restored cut {restored.cut} ({why}); islands go on after steps"
+    f" {{{steps}}}{over}"
+  )
+  return " ".join(text.split())

@@ -1,0 +1,267 @@
+"""Processes of a session's roles: started, attached to, killed, mourned.
+
+A *seat* is a place for a syncer process. Any of them may lead; the first is
+called `syncer`, the others `standby`.
+"""
+
+import json
+import logging
+import pathlib
+import signal
+import zlib
+from typing import Any, NamedTuple
+
+from diloco import config as config_lib
+from diloco import process
+from diloco.controller import resources
+from diloco.controller.engines import base
+from diloco.tape import events, recorder
+
+logger = logging.getLogger(__name__)
+
+_KILL_SECS = 10.0
+# The controller alone reads these; a role lives on when they change.
+_OWN_FIELDS = ("faults", "programs")
+
+
+class Death(NamedTuple):
+  """A role's process is gone."""
+
+  role: str
+  cause: str
+
+
+def seats(standbys: int) -> list[str]:
+  """Names of the run's syncer processes."""
+  more = [f"standby{n}" for n in range(2, standbys + 1)]
+  return ["syncer", *(["standby"] if standbys else []), *more]
+
+
+def next_incarnation(run_dir: pathlib.Path, role: str) -> int:
+  """One more than the last life of a role that left a tape."""
+  tapes = (run_dir / recorder.TAPE_DIR).glob(f"{role}-[0-9]*.jsonl")
+  lives = [int(path.stem.rpartition("-")[2]) for path in tapes]
+  return max(lives, default=0) + 1
+
+
+def digest(config: config_lib.RunConfig) -> str:
+  """Changes with every field that a living role may have read."""
+  fields = {n: v for n, v in config.to_dict().items() if n not in _OWN_FIELDS}
+  return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+class Roles:
+  """All roles of one session, and their processes."""
+
+  def __init__(
+    self,
+    config: config_lib.RunConfig,
+    run_dir: pathlib.Path,
+    engine: base.Engine,
+    tape: recorder.Recorder,
+  ):
+    """Knows the fleet; starts nothing yet.
+
+    Raises:
+      UserError: the fleet does not fit this machine.
+    """
+    self._run_dir = run_dir
+    self._engine = engine
+    self._tape = tape
+    self._digest = digest(config)
+    cores = resources.available_cores()
+    resources.check_fits(config, cores)
+    self._resources = resources.ResourceManager(config, cores)
+    self.islands = {f"island-{m}": m for m in range(config.fleet.islands)}
+    self.seats = seats(config.controller.standbys)
+    self._handles: dict[str, base.Handle] = {}
+    self._incarnations: dict[str, int] = {}
+    self._tokens: dict[str, int] = {}  # seat -> token it leads or led under
+
+  @property
+  def names(self) -> list[str]:
+    """All of them, syncers first."""
+    return [*self.seats, *self.islands]
+
+  def alive(self, role: str) -> bool:
+    """Whether the role has a process, as far as is known."""
+    return role in self._handles
+
+  def pid(self, role: str) -> int:
+    """Of a role that has a process."""
+    return self._handles[role].pid
+
+  def incarnation(self, role: str) -> int:
+    """The role's newest life."""
+    return self._incarnations[role]
+
+  def says_it_leads(self, seat: str, token: int) -> None:
+    """A syncer holds the lease under `token`, or with 0 waits for it."""
+    self._tokens[seat] = token
+
+  @property
+  def leader(self) -> str | None:
+    """The seat that leads; one deposed has an older token."""
+    leading = {s: t for s, t in self._tokens.items() if t and self.alive(s)}
+    return max(leading, key=lambda s: leading[s], default=None)
+
+  def attach(self) -> list[str]:
+    """Takes up roles that an earlier controller of this run left alive.
+
+    Those that run under another configuration are ended.
+    """
+    attached = []
+    survivors = self._engine.survivors()
+    changed = [
+      role
+      for role, found in survivors.items()
+      if found.facts.get("config") != self._digest
+    ]
+    if changed:
+      killed = self._engine.kill_leftovers()
+      logger.warning("config_changed roles_ended=%s", ",".join(killed))
+      return []
+    for role, found in survivors.items():
+      if not self._adopt(role, found):
+        logger.warning("unknown_role_ended role=%s", role)
+        found.handle.signal(signal.SIGKILL)
+        found.handle.wait(_KILL_SECS)
+        continue
+      attached.append(role)
+    return attached
+
+  def _adopt(self, role: str, found: base.Survivor) -> bool:
+    try:
+      incarnation = int(found.facts["incarnation"])
+      if role in self.islands:
+        self._resources.rebind(
+          self.islands[role], found.facts["slice"], found.facts["cores"]
+        )
+    except (KeyError, TypeError, ValueError, LookupError):
+      return False
+    if role not in self.names:
+      return False
+    self._handles[role] = found.handle
+    self._incarnations[role] = incarnation
+    return True
+
+  def start(self, role: str) -> None:
+    """Starts a new life of a role."""
+    if role in self._incarnations:
+      incarnation = self._incarnations[role] + 1
+    else:
+      incarnation = next_incarnation(self._run_dir, role)
+    self._incarnations[role] = incarnation
+    args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
+    facts = {"incarnation": incarnation, "config": self._digest}
+    if role in self.islands:
+      self._start_island(role, args, facts)
+    else:
+      self._start_syncer(role, args, facts)
+
+  def _start_syncer(
+    self, seat: str, args: list[str], facts: dict[str, Any]
+  ) -> None:
+    self._tokens.pop(seat, None)
+    args += ["--role", seat]
+    launch = base.Launch(
+      seat, "diloco.syncer.main", args, self.log(seat), facts=facts
+    )
+    self._handles[seat] = self._engine.start(launch)
+    self._tape.record(events.SYNCER_STARTED, pid=self.pid(seat), seat=seat)
+
+  def _start_island(
+    self, role: str, args: list[str], facts: dict[str, Any]
+  ) -> None:
+    island = self.islands[role]
+    slice_index, cores = self._resources.bind(island)
+    args += ["--island", str(island), "--slice", str(slice_index)]
+    args += ["--cores", *map(str, cores)]
+    self._handles[role] = self._engine.start(
+      base.Launch(
+        role,
+        "diloco.islands.main",
+        args,
+        self.log(role),
+        env=process.ISLAND_ENV,
+        cores=cores,
+        facts=facts | {"slice": slice_index, "cores": list(cores)},
+      )
+    )
+    self._tape.record(
+      events.ISLAND_STARTED,
+      island=island,
+      island_incarnation=self._incarnations[role],
+      pid=self.pid(role),
+      cores=cores,
+    )
+
+  def deaths(self) -> list[Death]:
+    """Roles whose process has ended since the last call, each once."""
+    found = []
+    for role, handle in list(self._handles.items()):
+      cause = handle.cause_of_death()
+      if cause is not None:
+        found.append(Death(role, cause))
+    return found
+
+  def buried(self, death: Death, *, expected: bool) -> None:
+    """The process is known to be gone; on the record unless `expected`."""
+    role = death.role
+    led = role == self.leader
+    del self._handles[role]
+    if expected:
+      return
+    logger.warning("died role=%s cause=%s", role, death.cause)
+    if role in self.islands:
+      self._tape.record(
+        events.ISLAND_DIED,
+        island=self.islands[role],
+        island_incarnation=self._incarnations[role],
+        cause=death.cause,
+      )
+    else:
+      self._tape.record(
+        events.SYNCER_DIED, cause=death.cause, seat=role, led=led
+      )
+
+  def slice_lost(self, role: str) -> None:
+    """The island's slice is suspect; another is bound if one is free."""
+    self._resources.slice_lost(self.islands[role])
+
+  def signal(self, role: str, number: int) -> None:
+    """Sends a signal, if the role has a process."""
+    if role in self._handles:
+      self._handles[role].signal(number)
+
+  def kill(self, role: str) -> None:
+    """Kills a role's process, if it has one."""
+    self.signal(role, signal.SIGKILL)
+
+  def kill_all(self) -> None:
+    """Leaves nothing of this run alive."""
+    for role in self._handles:
+      self.kill(role)
+    for role, handle in self._handles.items():
+      if not handle.wait(_KILL_SECS):
+        logger.error("unkillable role=%s pid=%d", role, handle.pid)
+    self._engine.kill_leftovers()
+
+  def is_stranger(self, role: str, pid: object) -> bool:
+    """Whether `pid` is not the process this controller knows for a role."""
+    handle = self._handles.get(role)
+    return handle is None or (pid is not None and pid != handle.pid)
+
+  def kill_stray(self, pid: int) -> None:
+    """Ends a process of this run that nobody remembers having started."""
+    self._engine.kill_stray(pid)
+
+  def log(self, role: str) -> pathlib.Path:
+    """Where a role's output goes."""
+    return self._run_dir / "logs" / f"{role}.log"
+
+  def error(self, role: str) -> str:
+    """The last line in which a role refused its input."""
+    lines = self.log(role).read_text(errors="replace").splitlines()
+    found = [line for line in lines if line.startswith("error: ")]
+    return found[-1].removeprefix("error: ") if found else f"{role} failed"

@@ -1,0 +1,166 @@
+"""A session from its first turn to its last: train, then wind down in order.
+
+Winding down: islands publish what they have, the leading syncer merges it, one
+island evaluates, all save, all stop.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from diloco import crash
+from diloco.controller import controller as controller_lib
+from diloco.controller import outcome as outcome_lib
+from diloco.controller import program
+from diloco.tape import events
+
+logger = logging.getLogger(__name__)
+
+_GRACE_SECS = 5.0  # more than a role itself takes for what it was asked
+
+
+def run(controller: controller_lib.Controller) -> outcome_lib.Outcome:
+  """Trains until the budget is spent or the run is stopped."""
+  controller.open()
+  try:
+    outcome = _train_and_wind_down(controller)
+  except outcome_lib.StopNowError as stop:
+    outcome = stop.outcome
+  finally:
+    controller.close()
+  controller.tape.record(
+    events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
+  )
+  controller.tape.close()
+  return outcome
+
+
+def _train_and_wind_down(
+  controller: controller_lib.Controller,
+) -> outcome_lib.Outcome:
+  while not controller.pilot.budget_spent and not controller.interrupts:
+    controller.turn()
+  finished = not controller.interrupts
+  reason = "token budget trained" if finished else "interrupted"
+  controller.tape.record(events.RUN_STOPPING, reason=reason)
+  crash.point("controller_stopping")
+  logger.info("stopping reason=%s", reason)
+  final_eval = WindDown(controller).run(evaluate=finished)
+  if finished and final_eval is None:
+    return outcome_lib.Outcome(
+      "failed", "the final evaluation could not be done"
+    )
+  status: outcome_lib.Status = "finished" if finished else "stopped"
+  return outcome_lib.Outcome(status, reason, final_eval)
+
+
+class WindDown:
+  """Ends a session in order."""
+
+  def __init__(self, controller: controller_lib.Controller):
+    """Args: whose session; no role is started for training any more."""
+    self._controller = controller
+    self._times = controller.times
+    controller.stop_supplying()
+
+  def run(self, *, evaluate: bool) -> dict[str, Any] | None:
+    """Drain, merge what is left, evaluate, save, stop."""
+    controller = self._controller
+    for role in controller.islands:
+      # Who is not running now will not run again in this session.
+      if not controller.is_ready(role):
+        self._give_up(role)
+    self._ask_islands("drain", timeout_secs=self._times.drain_secs)
+    self._ask_leader("drain")
+    final_eval = None
+    for role in list(controller.islands) if evaluate else []:
+      if controller.is_ready(role) and final_eval is None:
+        batches = controller.config.programs.final_eval_batches
+        args = {"target": "global", "num_batches": batches}
+        final_eval = self._ask([role], "evaluate", **args).get(role)
+    self._ask_islands("checkpoint", wait=True)
+    self._stop(self._ready_islands(), self._times.drain_secs)
+    # Those that wait first, or one would take over from the leader.
+    leader = controller.roles.leader
+    waiting = [s for s in controller.roles.seats if s != leader]
+    self._stop(waiting, 2 * self._times.member_ttl_secs)
+    self._stop([leader] if leader else [], self._times.drain_secs)
+    return final_eval
+
+  def _ready_islands(self) -> list[str]:
+    return list(filter(self._controller.is_ready, self._controller.islands))
+
+  def _give_up(self, role: str) -> None:
+    self._controller.supervisor.stopping(role)
+    self._controller.roles.kill(role)
+
+  def _ask_islands(self, name: program.Name, **args: Any) -> None:
+    self._ask(self._ready_islands(), name, **args)
+
+  def _ask(
+    self, roles: Sequence[str], name: program.Name, **args: Any
+  ) -> dict[str, dict[str, Any]]:
+    """Dispatches to several roles and waits for those that live to answer."""
+    controller = self._controller
+    deadline = time.monotonic() + self._times.drain_secs + _GRACE_SECS
+    results = {
+      role: controller.dispatcher.dispatch(role, name, preempt=True, **args)
+      for role in roles
+    }
+    while time.monotonic() < deadline and not all(
+      f.done() for f in results.values()
+    ):
+      controller.turn()
+    answers = {}
+    for role, future in results.items():
+      if not future.done():
+        logger.warning("no_answer role=%s program=%s", role, name)
+        controller.roles.kill(role)
+      elif future.exception() is None:
+        answers[role] = future.result()
+    return answers
+
+  def _ask_leader(self, name: program.Name) -> None:
+    """Asks who leads, and whoever leads next if that one dies meanwhile."""
+    controller = self._controller
+    deadline = time.monotonic() + self._times.drain_secs + _GRACE_SECS
+    while time.monotonic() < deadline:
+      leader = controller.roles.leader
+      if not controller.is_ready(leader):
+        controller.turn()
+        continue
+      assert leader is not None
+      answer = controller.dispatcher.dispatch(leader, name, preempt=True)
+      while (
+        not answer.done()
+        and controller.roles.leader == leader
+        and time.monotonic() < deadline
+      ):
+        controller.turn()
+      if answer.done() and answer.exception() is None:
+        if answer.result().get("leads", True):
+          return
+      elif answer.done():
+        controller.turn()  # its channel is gone; a new one or a death is due
+    logger.warning("no_answer role=syncer program=%s", name)
+
+  def _stop(self, roles: Sequence[str], patience_secs: float) -> None:
+    """Ends roles: in order those that can be asked, the others at once."""
+    controller = self._controller
+    for role in roles:
+      ready = controller.is_ready(role)
+      controller.supervisor.stopping(role)
+      if ready:
+        controller.dispatcher.dispatch(
+          role, "stop", preempt=True, reason="run ended"
+        )
+      else:
+        controller.roles.kill(role)
+    deadline = time.monotonic() + patience_secs
+    while time.monotonic() < deadline and any(
+      controller.roles.alive(r) for r in roles
+    ):
+      controller.turn()
+    for role in roles:
+      controller.roles.kill(role)

@@ -1,0 +1,134 @@
+"""A trainer's snapshot to and from disk, by Orbax.
+
+What is saved: parameters, the inner optimizer's state, and for each fragment
+with progress that never left the island its value at the last publication.
+The step, the data position (the same number) and the positions of fragments
+are in the marker (`diloco.snapshots.checkpoint`). A step draws no random
+numbers but those its number determines, so there is no generator to save.
+"""
+
+import pathlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from diloco import errors
+from diloco.fragments import partition
+from diloco.islands import core, inner_step
+from diloco.islands import placement as placement_lib
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import checkpoint
+
+_ARRAYS = "arrays"  # Orbax's own directory in a checkpoint
+
+
+def to_host(
+  snapshot: trainer_lib.Snapshot,
+  plan: partition.FragmentPlan,
+  positions: Sequence[core.Position],
+) -> dict[str, np.ndarray]:
+  """What a checkpoint holds: whole arrays by short names."""
+  params = snapshot.params
+  leaves = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
+  for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
+    leaves[f"o{i:06d}"] = leaf
+  arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+  numbers = {name: i for i, name in enumerate(sorted(params))}
+  for tensors, position in zip(plan.fragments, positions, strict=True):
+    if position.published < snapshot.step:
+      for tensor in tensors:
+        held = snapshot.references[tensor.name]
+        arrays[f"r{numbers[tensor.name]:06d}"] = (
+          held.whole()
+          if isinstance(held, placement_lib.HostTensor)
+          else np.asarray(held)
+        )
+  return arrays
+
+
+def write(
+  writer: ocp.StandardCheckpointer,
+  path: pathlib.Path,
+  arrays: Mapping[str, np.ndarray],
+) -> None:
+  """Writes arrays and returns once they are complete on disk."""
+  path.mkdir(parents=True, exist_ok=True)
+  writer.save(path / _ARRAYS, dict(arrays), force=True)
+  writer.wait_until_finished()
+
+
+def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
+  """CRC-32 of every array's values."""
+  return {
+    name: zlib.crc32(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
+    for name, a in arrays.items()
+  }
+
+
+def restore(
+  path: pathlib.Path, like: inner_step.TrainState
+) -> tuple[checkpoint.Checkpoint, trainer_lib.Snapshot]:
+  """Reads a checkpoint back.
+
+  Args:
+    path: its directory.
+    like: a state of the shapes and shardings wanted.
+
+  Returns:
+    Its marker and the snapshot.
+
+  Raises:
+    CorruptSnapshotError: it is not what was saved, or of another model.
+  """
+  marker = checkpoint.verify(path)
+  names = sorted(like.params)
+  wanted = {f"p{i:06d}": like.params[n] for i, n in enumerate(names)}
+  for i, leaf in enumerate(jax.tree.leaves(like.opt_state)):
+    wanted[f"o{i:06d}"] = leaf
+  for i, name in enumerate(names):
+    if f"r{i:06d}" in marker.leaves:
+      wanted[f"r{i:06d}"] = like.params[name]
+  arrays = _read(path, wanted)
+  found = checksums({name: np.asarray(a) for name, a in arrays.items()})
+  for name in sorted({*found, *marker.leaves}):
+    if found.get(name) != marker.leaves.get(name):
+      raise errors.CorruptSnapshotError(
+        f"checkpoint {path.name}: array {name} is not what was saved"
+      )
+  return marker, trainer_lib.Snapshot(
+    marker.step,
+    {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},
+    jax.tree.unflatten(
+      jax.tree.structure(like.opt_state),
+      [arrays[name] for name in sorted(arrays) if name.startswith("o")],
+    ),
+    {
+      n: arrays[f"r{i:06d}"]
+      for i, n in enumerate(names)
+      if f"r{i:06d}" in arrays
+    },
+  )
+
+
+def _read(
+  path: pathlib.Path, wanted: Mapping[str, jax.Array]
+) -> dict[str, Any]:
+  abstract = {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    for name, x in wanted.items()
+  }
+  reader = ocp.StandardCheckpointer()
+  try:
+    found: dict[str, Any] = reader.restore(path / _ARRAYS, abstract)
+  except Exception as error:  # Orbax raises many kinds for a broken file.
+    what = " ".join(str(error).split())[:200]
+    raise errors.CorruptSnapshotError(
+      f"checkpoint {path.name} cannot be restored: {what}"
+    ) from error
+  finally:
+    reader.close()
+  return found

@@ -1,0 +1,331 @@
+"""What happens between two steps: the core's decisions, carried out.
+
+Everything here runs on the main thread and waits for nothing. It starts device
+copies, swaps references and hands work to the threads around it: publisher,
+adopter and saver.
+"""
+
+import dataclasses
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from diloco import config as config_lib
+from diloco import crash, errors
+from diloco.fragments import schedule
+from diloco.islands import (
+  adopter,
+  checkpoints,
+  core,
+  notices,
+  peers,
+  protocol,
+  publisher,
+  recovery,
+  saver,
+)
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import checkpoint, records, store
+from diloco.tape import events, recorder
+
+logger = logging.getLogger(__name__)
+
+_PEER_BEATS = 2  # a peer of a lower number has so long to answer a call
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+  """What one incarnation of an island works with."""
+
+  run_dir: pathlib.Path
+  identity: publisher.Identity
+  config: config_lib.RunConfig
+  snapshots: store.SnapshotStore
+  trainer: trainer_lib.Trainer
+  tape: recorder.Recorder
+  heartbeat_secs: float
+
+
+class Exchange:
+  """Core, publisher, adopter and saver of one life."""
+
+  def __init__(
+    self,
+    life: Life,
+    recovered: recovery.Recovered,
+    poll_secs: Callable[[], float],
+  ):
+    """Starts the threads.
+
+    Args:
+      life: what it works with.
+      recovered: where it goes on.
+      poll_secs: gives the pause between two looks at the syncer's board.
+    """
+    sync, who = life.config.sync, life.identity
+    self._life = life
+    self._trainer = life.trainer
+    self._tape = life.tape
+    self._core = core.IslandCore(
+      schedule.Schedule(sync.every, sync.num_fragments),
+      who.island,
+      sync.adoption,
+      follow=sync.follow,
+      step=recovered.plan.start,
+      origins=recovered.origins,
+      cut=recovered.cut,
+    )
+    self._cut = recovered.cut  # the last one taken part in
+    self._saves = 0
+    self._last_save: tuple[int, Sequence[core.Position]] | None = None
+    self._answering = False  # a peer's call
+    self._offences = 0  # what a resync under way is for
+    self._publisher = publisher.Publisher(
+      life.snapshots, life.trainer.plan, who, sync.codec, life.tape
+    )
+    self._saver = saver.Saver(
+      life.run_dir,
+      life.snapshots,
+      life.trainer.plan,
+      self._publisher,
+      life.tape,
+    )
+    self._adopter = adopter.Adopter(
+      life.snapshots,
+      life.trainer.plan,
+      life.trainer.placement,
+      who.island,
+      [origin.base for origin in recovered.origins],
+      poll_secs,
+      notices.NoticeBoard(
+        life.snapshots,
+        who.island,
+        who.incarnation,
+        _PEER_BEATS * life.heartbeat_secs,
+      ),
+      life.heartbeat_secs,
+    )
+
+  @property
+  def step(self) -> int:
+    """Inner steps the core knows of."""
+    return self._core.step
+
+  @property
+  def in_flight(self) -> list[int]:
+    """Fragments published and not yet answered by a newer version."""
+    return self._core.in_flight
+
+  def base_version(self, fragment: int) -> int:
+    """Global version a fragment started from."""
+    return self._core.base_version(fragment)
+
+  def between_steps(self) -> None:
+    """Publishes, adopts and saves what is due."""
+    news = self._adopter.take()
+    fetched = {f.fragment: f for f in news.fetched}
+    if news.notices.offences:
+      self._offences = news.notices.offences
+      for action in self._core.handle(core.Told()):
+        self._carry_out(action, fetched)
+    stepped = core.Stepped(
+      self._trainer.step,
+      ready=[
+        core.Ready(f.fragment, f.version, f.merged_step, f.cut)
+        for f in news.fetched
+      ],
+      board=_board_event(news.board),
+      cut=news.notices.cut,
+    )
+    actions = self._core.handle(stepped)
+    for action in actions:
+      self._carry_out(action, fetched)
+    if any(isinstance(a, core.Adopt) and a.resync for a in actions):
+      self._mend(actions, fetched)
+    if news.notices.request is not None:
+      self._answer(news.notices.request)
+
+  def _carry_out(
+    self, action: core.Action, fetched: dict[int, adopter.Fetched]
+  ) -> None:
+    match action:
+      case core.Cut(number, _, positions):
+        self._cut = number
+        self._save(positions, part=True)
+      case core.Publish():
+        self._publish(action)
+      case core.Adopt():
+        self._adopt(action, fetched[action.fragment])
+      case core.Rebase(fragment, step, version):
+        self._trainer.rebase(fragment)
+        self._tape.record(
+          events.REBASED, fragment=fragment, step=step, version=version
+        )
+      case core.Resync():
+        self._adopter.fetch_all_anew()
+
+  def _publish(self, action: core.Publish) -> None:
+    anchor = self._trainer.anchors[action.fragment]
+    copies = self._trainer.copies(action.fragment)
+    self._tape.record(
+      events.SUBMITTED,
+      fragment=action.fragment,
+      base_version=action.base_version,
+      first_step=action.first_step,
+      step=action.step,
+    )
+    self._publisher.submit(publisher.Publication(action, copies, anchor))
+
+  def _adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
+    self._trainer.adopt(
+      action.fragment,
+      fetched.anchor,
+      action.kept_from,
+      muted_until=action.muted_until,
+      resync=action.resync,
+      params=fetched.params,
+    )
+    crash.point("mid_adopt")
+    if action.resync:
+      return  # one line tells of all fragments
+    self._tape.record(
+      events.ADOPTED,
+      step=self._core.step,
+      mode=self._life.config.sync.adoption,
+      bytes=fetched.num_bytes,
+      secs=fetched.secs,
+      kept_from_step=action.kept_from,
+      **_adopted(action, fetched),
+    )
+
+  def _mend(
+    self,
+    actions: Sequence[core.Action],
+    fetched: dict[int, adopter.Fetched],
+  ) -> None:
+    """Ends a resync: the parameters are new, now the optimizer."""
+    healthy, source = None, None
+    if not self._trainer.optimizer_is_finite():
+      healthy, source = self._saved_optimizer()
+    replaced = self._trainer.mend_optimizer(healthy)
+    self._tape.record(
+      events.RESYNCED,
+      step=self._core.step,
+      offences=self._offences,
+      fragments=[
+        _adopted(a, fetched[a.fragment])
+        for a in actions
+        if isinstance(a, core.Adopt) and a.resync
+      ],
+      replaced=replaced,
+      checkpoint=source,
+    )
+    self._offences = 0
+
+  def _saved_optimizer(self) -> tuple[Any, dict[str, int] | None]:
+    who = self._life.identity
+    folder = checkpoint.directory(self._life.run_dir, who.island)
+    for path in checkpoint.completed(folder):
+      try:
+        marker, saved = checkpoints.restore(path, self._trainer.state)
+      except errors.CorruptSnapshotError as error:
+        logger.warning("passed_over reason=%s", error)
+        continue
+      return saved.opt_state, recovery.identity_of(marker)
+    return None, None
+
+  def _answer(self, request: records.PeerRequest) -> None:
+    """Sends the optimizer's state of this step to a peer, if it will do."""
+    positions, who = self._core.positions, self._life.identity
+    versions = [p.base for p in positions]
+    if (
+      self._answering
+      or self._offences
+      or not protocol.can_serve(versions, request.versions)
+    ):
+      return
+    offer = peers.Offer(
+      who.island,
+      who.incarnation,
+      self._trainer.step,
+      versions,
+      self._trainer.opt_state_copy(),
+    )
+    self._answering = True
+
+    def answer() -> None:
+      try:
+        peers.answer(self._life.snapshots, request, offer)
+      finally:
+        self._answering = False
+
+    self._publisher.run_errand(answer)
+
+  def save(self) -> int:
+    """Starts saving the state as it is; returns which save it is."""
+    positions = self._core.positions
+    if self._last_save != (self._trainer.step, positions):
+      self._save(positions, part=False)
+    return self._saves
+
+  def _save(self, positions: Sequence[core.Position], *, part: bool) -> None:
+    self._saves += 1
+    self._last_save = self._trainer.step, positions
+    # On the tape at the very moment of the copy, for a replay.
+    self._tape.record(
+      events.SAVING,
+      step=self._trainer.step,
+      serial=self._saves,
+      cut=self._cut if part else 0,
+    )
+    self._saver.save(
+      saver.Job(
+        self._saves,
+        self._trainer.snapshot(),
+        positions,
+        self._cut,
+        self._publisher.submitted,
+        part,
+      )
+    )
+
+  def wait_saved(self, serial: int, timeout_secs: float) -> bool:
+    """Waits for a save; says whether it can be restored."""
+    return self._saver.wait(serial, timeout_secs)
+
+  def publish_all(self) -> None:
+    """Publishes all progress that is not published yet."""
+    for action in self._core.handle(core.Drain()):
+      self._carry_out(action, {})
+
+  def flush(self, timeout_secs: float) -> bool:
+    """Waits for all publications to be committed; False on time-out."""
+    return self._publisher.flush(timeout_secs)
+
+  def close(self) -> None:
+    """Ends all threads."""
+    self._adopter.close()
+    self._publisher.close()
+    self._saver.close()
+
+
+def _adopted(action: core.Adopt, fetched: adopter.Fetched) -> dict[str, Any]:
+  """What the tape says of one adopted version."""
+  facts = {
+    "fragment": action.fragment,
+    "version": action.version,
+    "digest": fetched.digest,
+    "lost_from_step": action.lost_from,
+    "lost_to_step": action.lost_to,
+  }
+  if action.muted_until:
+    facts["muted_until"] = action.muted_until
+  return facts
+
+
+def _board_event(board: records.Board | None) -> core.Board | None:
+  if board is None:
+    return None
+  rounds = {int(p): islands for p, islands in board.open_rounds.items()}
+  return core.Board(board.versions, rounds)

@@ -1,0 +1,58 @@
+"""Reading global versions: only this host's shards, and only if undamaged."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import errors
+from diloco.fragments import partition
+from diloco.islands import placement as placement_lib
+from diloco.islands import protocol
+from diloco.snapshots import digest, operations, records, store
+
+
+class Fetcher:
+  """Fetches fragments of one plan to one placement. Thread-safe."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    plan: partition.FragmentPlan,
+    placement: placement_lib.Placement,
+  ):
+    """Args: from where, of what, and which shards."""
+    self._store = snapshots
+    self._plan = plan
+    self._placement = placement
+
+  def fetch(self, fragment: int, newer_than: int) -> protocol.Fetched | None:
+    """Reads a fragment's newest version, or None if there is no newer one.
+
+    Raises:
+      CorruptSnapshotError: it is damaged.
+      OSError: the store could not be reached.
+    """
+    return operations.perform(
+      protocol.fetch(fragment, newer_than), self._execute
+    )
+
+  def _execute(self, operation: operations.Operation) -> Any:
+    if isinstance(operation, operations.ReadPayload):
+      return self._read(operation.head)
+    return self._store.execute(operation)
+
+  def _read(self, head: records.Head) -> placement_lib.HostFragment:
+    tensors = self._plan.fragments[head.fragment]
+    found = placement_lib.read_fragment(
+      self._store, head, tensors, self._placement
+    )
+    if head.digest and head.digest != digest_of(found):
+      raise errors.CorruptSnapshotError(
+        f"version {head.version} of fragment {head.fragment} is not what was"
+        " committed: its digest differs"
+      )
+    return found
+
+
+def digest_of(fragment: Mapping[str, placement_lib.HostTensor]) -> str:
+  """Digest of a fragment's values, in plan order, as a head states it."""
+  return digest.tensors((name, t.whole()) for name, t in fragment.items())

@@ -1,0 +1,120 @@
+"""What an island does to the store, in the order that makes it safe.
+
+Procedures (see `diloco.snapshots.operations`): publish, fetch, and the survey
+of what the store knows of an island that comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from diloco import errors
+from diloco.islands import comeback
+from diloco.snapshots import keys, operations, records
+
+# Made once: procedures are run a million times in simulations.
+_AFTER_COMMIT_RECORD = operations.Point("after_commit_record")
+_AFTER_PAYLOAD = operations.Point("after_payload")
+_BEFORE_COMMIT_RECORD = operations.Point("before_commit_record")
+
+
+def publish(
+  record: records.Contribution, content: Any
+) -> operations.Procedure[None]:
+  """Writes a contribution: the payload first, the record that proves it last.
+
+  Args:
+    record: the commit record.
+    content: the payload's tensors.
+  """
+  yield operations.WritePayload(record.payload, content)
+  yield _AFTER_PAYLOAD
+  yield _BEFORE_COMMIT_RECORD
+  yield operations.Write(keys.contribution_key(record.key), record)
+  yield _AFTER_COMMIT_RECORD
+
+
+class Fetched(NamedTuple):
+  """A version, and what was read of its parameters."""
+
+  head: records.Head
+  content: Any
+
+
+def fetch(
+  fragment: int, newer_than: int
+) -> operations.Procedure[Fetched | None]:
+  """Reads the newest version of a fragment.
+
+  A version may be retired while it is read; then there is a newer one.
+
+  Args:
+    fragment: which.
+    newer_than: versions up to this one are of no interest.
+
+  Returns:
+    The version, or None when there is no newer one.
+
+  Raises:
+    CorruptSnapshotError: the newest version cannot be read.
+  """
+  tried = None
+  while True:
+    head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+    if head is None or head.version <= newer_than:
+      return None
+    try:
+      content = yield operations.ReadPayload(head)
+    except errors.CorruptSnapshotError:
+      if head.payload == tried:
+        raise
+      tried = head.payload
+      continue
+    return Fetched(head, content)
+
+
+def survey(
+  island: int, num_fragments: int
+) -> operations.Procedure[comeback.Known]:
+  """What the store knows of an island: how far it is published and merged.
+
+  Raises:
+    LookupError: a fragment has no head.
+  """
+  # Records before heads: a merge moves a step from the first to the second,
+  # so this order cannot miss it in both.
+  names = yield operations.Names("contributions")
+  waiting: list[records.Contribution] = []
+  for name in filter(keys.is_contribution_name, names):
+    fragment, owner, _, _ = map(int, name.split("."))
+    if owner != island or fragment >= num_fragments:
+      continue
+    try:
+      record, _ = yield operations.Read(
+        keys.contribution_key(name), records.Contribution
+      )
+    except errors.CorruptSnapshotError:
+      continue  # it will never be merged
+    if record is not None:
+      waiting.append(record)
+  heads: list[records.Head] = []
+  for fragment in range(num_fragments):
+    head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+    if head is None:
+      raise LookupError(f"fragment {fragment} has no head")
+    heads.append(head)
+  merged = [head.merged_step(island) for head in heads]
+  published = list(merged)
+  for record in waiting:
+    # One from before a roll-back may land late, and is never merged.
+    if record.epoch == heads[record.fragment].epoch:
+      p = record.fragment
+      published[p] = max(published[p], record.step)
+  versions = tuple(head.version for head in heads)
+  return comeback.Known(tuple(published), versions, tuple(merged))
+
+
+def can_serve(bases: Sequence[int], asked: Sequence[int]) -> bool:
+  """Whether a peer with these base versions has seen all that is asked for."""
+  return all(b >= a for b, a in zip(bases, asked, strict=True))

@@ -1,0 +1,1 @@
+"""Re-execution of a run from its configuration, seeds and tape."""

@@ -1,0 +1,74 @@
+"""`diloco replay`: from a run directory to an outcome in words."""
+
+import pathlib
+import tempfile
+from collections.abc import Callable
+
+from diloco import errors, process
+from diloco.islands import surroundings
+from diloco.replay import plan, replayer, script
+from diloco.report import liveness
+from diloco.tape import reader
+
+
+def run(
+  run_dir: pathlib.Path,
+  until_version: int | None = None,
+  told: Callable[[str], None] = lambda text: None,
+) -> replayer.Outcome:
+  """Replays a run.
+
+  Args:
+    run_dir: of a run that has ended, in whatever way; only read.
+    until_version: leave out later versions.
+    told: hears of progress, a line at a time.
+
+  Raises:
+    UserError: no run, a live one, or a tape that does not tell enough.
+  """
+  config = process.read_config(run_dir)
+  if liveness.controller_alive(run_dir):
+    raise errors.UserError(
+      f"the run directory {run_dir}",
+      "a controller of this run is alive",
+      "stop it first",
+    )
+  record = reader.read(run_dir, strict=True)
+  planned = plan.make(record, replayer.head_facts(run_dir), until_version)
+  with tempfile.TemporaryDirectory(prefix="diloco-replay-") as folder:
+    replay = replayer.Replayer(
+      run_dir.absolute(), config, planned, pathlib.Path(folder), told
+    )
+    for text in _warnings(planned):
+      told(f"warning: {text}")
+    return replay.run()
+
+
+def _warnings(planned: script.Plan) -> list[str]:
+  """What of the software is not as it was: bits may differ."""
+  changed = {
+    text
+    for life in planned.lives.values()
+    for text in surroundings.changes(life.settings.software)
+  }
+  return [f"the run had {text}" for text in sorted(changed)]
+
+
+def describe(outcome: replayer.Outcome) -> str:
+  """Returns the outcome in words."""
+  first = outcome.difference
+  lines = [
+    f"{outcome.equal} of {outcome.compared} versions are equal to the bit,"
+    f" {outcome.arrays_compared} of them compared with the stored values too",
+    f"replayed {outcome.lives} lives, {outcome.steps:,} inner steps in"
+    f" {outcome.wall_secs:.1f} s",
+  ]
+  if first is not None:
+    lines += [
+      f"first difference: version {first.version} of fragment {first.fragment}",
+      f"  the run has {first.expected}, the replay {first.found}",
+      f"  contributions of another norm: {', '.join(first.contributions)}"
+      if first.contributions
+      else "  all its contributions have the norms they had",
+    ]
+  return "\n".join(lines)

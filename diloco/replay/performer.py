@@ -1,0 +1,199 @@
+"""An island's life, performed from a script: a trainer driven by a tape."""
+
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import orbax.checkpoint as ocp
+
+from diloco import config as config_lib
+from diloco import errors
+from diloco.islands import bootstrap, checkpoints, core, encoding
+from diloco.islands import placement as placement_lib
+from diloco.islands import trainer as trainer_lib
+from diloco.replay import scratch as scratch_lib
+from diloco.replay import script
+from diloco.snapshots import checkpoint, keys, records
+from diloco.tasks import registry
+
+
+class Performer:
+  """One life; see the module."""
+
+  def __init__(
+    self,
+    config: config_lib.RunConfig,
+    life: script.LifeId,
+    topology: Sequence[int],
+    folder: pathlib.Path,
+  ):
+    """Makes the trainer, in its initial state.
+
+    Args:
+      config: the run's, with the life's `total_tokens`.
+      life: which.
+      topology: of its mesh.
+      folder: the replay's scratch directory.
+    """
+    self._config = config
+    self._life = life
+    self._scratch = scratch_lib.Scratch(folder)
+    self._task = registry.make_task(config.task.name, config.task.options)
+    self._trainer = trainer_lib.Trainer(
+      config, self._task, life.island, topology, jax.devices()
+    )
+    self._plan = self._trainer.plan
+    self._bases: list[int] = []
+    self._writer = ocp.StandardCheckpointer()
+
+  def initial(self, fragment: int) -> None:
+    """Writes the initial parameters of a fragment as its version 0."""
+    head = bootstrap.write_initial(
+      self._scratch.snapshots,
+      self._plan,
+      fragment,
+      self._trainer.anchors[fragment],
+      bootstrap.writer_name(*self._life),
+    )
+    self._scratch.write_head(head)
+
+  def begin(self, beginning: script.Beginning) -> None:
+    """Puts the life's first state together."""
+    saved = self._restore(beginning.saved)
+    lent = self._restore(beginning.lent) or saved
+    self._bases = list(beginning.versions)
+    self._trainer.resume(
+      beginning.step,
+      [self._read(p, v) for p, v in enumerate(beginning.versions)],
+      beginning.first_steps,
+      opt_state=lent.opt_state if lent is not None else None,
+      saved=saved if beginning.carried else None,
+      carried=beginning.carried,
+    )
+    self._trainer.compile()
+
+  def advance(
+    self, operations: Sequence[script.Operation]
+  ) -> dict[str, list[float]]:
+    """Does operations, and the inner steps between them.
+
+    Returns:
+      Norms of the tensors of each contribution made, by its key.
+    """
+    norms = {}
+    for operation in operations:
+      while self._trainer.step < operation.step:
+        self._trainer.do_step(self._trainer.take_batch())
+      if self._trainer.step != operation.step:
+        raise errors.UserError(
+          f"{operation!r} of {self._life}",
+          f"it comes after step {self._trainer.step}",
+          "the tape contradicts itself; restore it",
+        )
+      if isinstance(operation, script.Publish):
+        if (found := self._publish(operation)) is not None:
+          norms[operation.key] = found
+      else:
+        self._do(operation)
+    return norms
+
+  def _do(self, operation: script.Operation) -> None:
+    trainer = self._trainer
+    match operation:
+      case script.Adopt():
+        self._bases[operation.fragment] = operation.version
+        trainer.adopt(
+          operation.fragment,
+          self._read(operation.fragment, operation.version),
+          operation.kept_from,
+          muted_until=operation.muted_until,
+          resync=operation.resync,
+        )
+      case script.Rebase(_, fragment):
+        trainer.rebase(fragment)
+      case script.Mend(_, source):
+        healthy = self._restore(source)
+        trainer.mend_optimizer(healthy.opt_state if healthy else None)
+      case script.Poison(_, fragment):
+        trainer.poison(fragment)
+      case script.Save() | script.Lend():
+        self._save(operation.state)
+
+  def _publish(self, publish: script.Publish) -> list[float] | None:
+    """Copies in any case, as the swap may need them; encodes what is merged."""
+    fragment = publish.fragment
+    if self._bases[fragment] != publish.base_version:
+      raise errors.UserError(
+        f"{publish!r} of {self._life}",
+        f"its fragment started from version {self._bases[fragment]}",
+        "the tape contradicts itself; restore it",
+      )
+    copies = self._trainer.copies(fragment)
+    if not publish.wanted:
+      return None
+    encoded = encoding.encode(
+      self._plan.fragments[fragment],
+      copies,
+      self._trainer.anchors[fragment],
+      self._config.sync.codec,
+    )
+    steps = publish.step - publish.first_step
+    record = records.Contribution(
+      island=self._life.island,
+      incarnation=self._life.incarnation,
+      fragment=fragment,
+      base_version=publish.base_version,
+      first_step=publish.first_step,
+      step=publish.step,
+      c_tokens=steps * self._task.tokens_per_batch,
+      codec=self._config.sync.codec,
+      plan_hash=self._plan.hash,
+      payload=keys.payload_prefix(publish.key),
+      chunks=encoded.chunks,
+      num_bytes=encoded.num_bytes,
+      norms=encoded.norms,
+    )
+    self._scratch.write_contribution(record, encoded.tensors)
+    return encoded.norms
+
+  def _read(self, fragment: int, version: int) -> placement_lib.HostFragment:
+    return placement_lib.read_fragment(
+      self._scratch.snapshots,
+      self._scratch.read_head(fragment, version),
+      self._plan.fragments[fragment],
+      self._trainer.placement,
+    )
+
+  def _save(self, state: script.StateId) -> None:
+    """As the island's saver does, with the references of all fragments."""
+    path = self._scratch.state_path(state)
+    positions = [core.Position(0, 0, -1)] * self._plan.num_fragments
+    snapshot = self._trainer.snapshot()
+    arrays = checkpoints.to_host(snapshot, self._plan, positions)
+    checkpoints.write(self._writer, path, arrays)
+    marker = checkpoint.Checkpoint(
+      island=state.island,
+      incarnation=state.incarnation,
+      serial=state.serial,
+      step=state.step,
+      epoch=0,
+      cut=0,
+      positions=[list(p) for p in positions],
+      leaves=checkpoints.checksums(arrays),
+      files=checkpoint.file_checksums(path),
+      num_bytes=sum(a.nbytes for a in arrays.values()),
+    )
+    checkpoint.commit(path, marker)
+
+  def _restore(
+    self, state: script.StateId | None
+  ) -> trainer_lib.Snapshot | None:
+    if state is None:
+      return None
+    path = self._scratch.state_path(state)
+    return checkpoints.restore(path, self._trainer.state)[1]
+
+  def close(self) -> None:
+    """Releases everything."""
+    self._trainer.close()
+    self._writer.close()

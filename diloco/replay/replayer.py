@@ -1,0 +1,294 @@
+"""A replay: the run again, one life at a time, every version compared."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from diloco import config as config_lib
+from diloco import errors
+from diloco.fragments import partition
+from diloco.replay import schedule, script, stage
+from diloco.replay import scratch as scratch_lib
+from diloco.snapshots import arrays, digest, keys, operations, records, store
+from diloco.syncer import outer_optimizer, round_merge
+
+_TELL_EVERY = 100  # versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+  """The first version that is not what the run had.
+
+  Attributes:
+    fragment: whose.
+    version: which.
+    expected: digest on the tape, or in the store's head.
+    found: digest of the replay.
+    contributions: those whose norm differs; with none, the merge does.
+  """
+
+  fragment: int
+  version: int
+  expected: str
+  found: str
+  contributions: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """What a replay found."""
+
+  compared: int  # versions
+  equal: int
+  arrays_compared: int  # newest versions, whose values are in the run's store
+  difference: Difference | None
+  lives: int
+  steps: int  # inner steps executed
+  wall_secs: float
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain values."""
+    return dataclasses.asdict(self)
+
+
+class Replayer:
+  """Carries a plan out."""
+
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    config: config_lib.RunConfig,
+    plan: script.Plan,
+    folder: pathlib.Path,
+    told: Callable[[str], None] = lambda text: None,
+  ):
+    """Starts nothing yet.
+
+    Args:
+      run_dir: of the run; only read.
+      config: the run's.
+      plan: what to do.
+      folder: an empty directory for what is made on the way.
+      told: hears of progress, a line at a time.
+
+    Raises:
+      UserError: the run has no fragment plan.
+    """
+    self._run_dir = run_dir
+    self._plan = plan
+    self._folder = folder
+    self._told = told
+    self._scratch = scratch_lib.Scratch(folder)
+    self._original = _open_store(run_dir)
+    fragments = self._original.read_plan()
+    if fragments is None:
+      raise errors.UserError(
+        f"the run directory {run_dir}",
+        "its store has no fragment plan",
+        "restore the directory snapshots/",
+      )
+    self._fragments: partition.FragmentPlan = fragments
+    outer = config.outer
+    self._merger = round_merge.RoundMerger(
+      self._scratch.snapshots,
+      fragments,
+      config.sync.merge,
+      outer_optimizer.OuterOptimizer(
+        outer.learning_rate, outer.momentum, outer.nesterov
+      ),
+    )
+    self._workers: dict[script.LifeId, stage.Worker] = {}
+    self._norms: dict[str, float] = {}
+    self._steps = 0
+    self._at: dict[script.LifeId, int] = {}
+    self._digests: dict[script.VersionId, str] = {}
+
+  def run(self) -> Outcome:
+    """Replays until the first difference, or to the end.
+
+    Raises:
+      UserError: the tape contradicts itself, or a life cannot be replayed here.
+    """
+    started = time.monotonic()
+    progress = schedule.Schedule(self._plan)
+    difference, num_arrays = None, 0
+    try:
+      while (task := progress.next()) is not None and difference is None:
+        difference = self._do(task)
+        for name in progress.forget(task):
+          self._scratch.forget(name)
+    finally:
+      for worker in self._workers.values():
+        worker.close()
+    compared = len(self._digests)
+    if difference is None:
+      difference, num_arrays = self._compare_arrays()
+    return Outcome(
+      compared=compared,
+      equal=compared - (difference is not None),
+      arrays_compared=num_arrays,
+      difference=difference,
+      lives=len(self._at),
+      steps=self._steps,
+      wall_secs=time.monotonic() - started,
+    )
+
+  def _do(self, task: schedule.Task) -> Difference | None:
+    match task:
+      case schedule.Begin(life):
+        self._begin(life)
+      case schedule.Advance():
+        self._advance(task)
+      case schedule.Make(making):
+        return self._make(making)
+    return None
+
+  def _worker(self, life: script.LifeId) -> stage.Worker:
+    if life not in self._workers:
+      settings = self._plan.lives[life].settings
+      self._workers[life] = stage.Worker(
+        life, settings, self._run_dir, self._folder
+      )
+    return self._workers[life]
+
+  def _begin(self, life: script.LifeId) -> None:
+    beginning = self._plan.lives[life].beginning
+    self._told(f"{life} begins after step {beginning.step}")
+    self._worker(life).ask("begin", **dataclasses.asdict(beginning))
+    self._at[life] = beginning.step
+
+  def _advance(self, task: schedule.Advance) -> None:
+    listed = [script.to_json(o) for o in task.operations]
+    answer = self._worker(task.life).ask("advance", operations=listed)
+    self._norms |= answer["norms"]
+    end = task.operations[-1].step
+    self._steps += end - self._at[task.life]
+    self._at[task.life] = end
+    if task.last:
+      self._workers.pop(task.life).close()
+
+  def _make(self, making: script.Making) -> Difference | None:
+    """Makes a version; returns what is wrong with it."""
+    match making:
+      case script.Initial(version, life, expected):
+        self._worker(self._stand_in(life)).ask(
+          "initial", fragment=version.fragment
+        )
+        found = self._scratch.read_head(*version).digest
+      case script.Return(version, of):
+        self._scratch.copy_version(of, version)
+        found = expected = self._digests[of]
+      case script.Merge():
+        return self._merge(making)
+    return self._compare(version, expected, found)
+
+  def _stand_in(self, life: script.LifeId) -> script.LifeId:
+    """A life to make initial parameters; the very one if it can be.
+
+    One that was killed before it was on the tape left nothing else.
+    """
+    if life in self._plan.lives and life not in self._at:
+      return life
+    waiting = [i for i in self._plan.lives if i not in self._at]
+    same = [i for i in waiting if i.island == life.island]
+    return (same or waiting)[0]
+
+  def _merge(self, merge: script.Merge) -> Difference | None:
+    shares = merge.shares
+    before = self._scratch.read_head(*merge.before)
+    contributions = tuple(
+      self._scratch.read_contribution(share.key) for share in shares
+    )
+    payload = keys.global_prefix(*merge.id, "r")
+    try:
+      merged = self._merger.merge(
+        operations.Merge(
+          before, payload, contributions, tuple(s.weight for s in shares)
+        )
+      )
+    except round_merge.RefusedError as refused:
+      keys_refused = tuple(sorted(refused.reasons))
+      return Difference(*merge.id, merge.digest, str(refused), keys_refused)
+    self._scratch.write_head(
+      records.Head(
+        fragment=merge.id.fragment,
+        version=merge.id.version,
+        token=0,
+        payload=payload,
+        chunks=self._merger.chunks(merge.id.fragment),
+        clock={},
+        merged={},
+        digest=merged.digest,
+      )
+    )
+    others = tuple(
+      s.key
+      for s in shares
+      if s.norm is not None and self._norms.get(s.key) != s.norm
+    )
+    return self._compare(merge.id, merge.digest, merged.digest, others)
+
+  def _compare(
+    self,
+    version: script.VersionId,
+    expected: str,
+    found: str,
+    contributions: tuple[str, ...] = (),
+  ) -> Difference | None:
+    self._digests[version] = found
+    if found == expected:
+      if not len(self._digests) % _TELL_EVERY:
+        num_versions = len(self._plan.makings)
+        self._told(f"{len(self._digests)} of {num_versions} versions are equal")
+      return None
+    return Difference(*version, expected, found, contributions)
+
+  def _compare_arrays(self) -> tuple[Difference | None, int]:
+    """Compares the newest versions with the values in the run's store."""
+    compared = 0
+    for fragment in range(self._fragments.num_fragments):
+      head = self._original.read(keys.head_key(fragment), records.Head)
+      if head is None:
+        continue
+      version = script.VersionId(fragment, head.version)
+      if version not in self._digests:
+        continue  # left out of this replay
+      compared += 1
+      stored = self._digest_of(head)
+      if stored != self._digests[version]:
+        found = self._digests[version]
+        return Difference(*version, stored, found), compared
+    return None, compared
+
+  def _digest_of(self, head: records.Head) -> str:
+    def read(index: int, spec: partition.Tensor) -> np.ndarray:
+      chunk_shape = tuple(head.chunks[index])
+      layout = arrays.Layout(spec.shape, "float32", chunk_shape)
+      prefix = f"{head.payload}/params"
+      return self._original.arrays.open(prefix, spec.name, layout).read()
+
+    tensors = self._fragments.fragments[head.fragment]
+    return digest.tensors(
+      (spec.name, read(i, spec)) for i, spec in enumerate(tensors)
+    )
+
+
+def _open_store(run_dir: pathlib.Path) -> store.SnapshotStore:
+  url = (run_dir / "snapshots").absolute().as_uri()
+  return store.SnapshotStore(url)
+
+
+def head_facts(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
+  """What the heads of a run say of their merges."""
+  snapshots = _open_store(run_dir)
+  facts: list[Mapping[str, Any]] = []
+  for name in snapshots.names("heads"):
+    if name.isdecimal():
+      head = snapshots.read(keys.head_key(int(name)), records.Head)
+      if head is not None and head.merged:
+        facts.append(head.merged)
+  return facts

@@ -1,0 +1,222 @@
+"""What a replay does, as data: the words a plan is written in.
+
+A *life* is one incarnation of an island. Its script says how it began and what
+it did between which steps, in the order of its tape; inner steps fill the gaps.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class LifeId(NamedTuple):
+  """One incarnation of an island."""
+
+  island: int
+  incarnation: int
+
+  def __str__(self) -> str:
+    return f"island {self.island}.{self.incarnation}"
+
+
+class VersionId(NamedTuple):
+  """A global version of a fragment."""
+
+  fragment: int
+  version: int
+
+  def __str__(self) -> str:
+    return f"version {self.version} of fragment {self.fragment}"
+
+
+class StateId(NamedTuple):
+  """A state that was kept: that of one life at one step."""
+
+  island: int
+  incarnation: int
+  step: int
+  serial: int = 0  # which save of its life; 0 for what was lent to a peer
+
+
+# Operations of a life. Each happens when `step` inner steps are done.
+
+
+class Publish(NamedTuple):
+  """Hand the progress of steps (first_step, step] out."""
+
+  step: int
+  fragment: int
+  base_version: int
+  first_step: int
+  key: str
+  wanted: bool = False  # some version has it; otherwise it need not be written
+
+
+class Adopt(NamedTuple):
+  """Swap a version in."""
+
+  step: int
+  fragment: int
+  version: int
+  kept_from: int
+  muted_until: int = 0
+  resync: bool = False
+
+
+class Rebase(NamedTuple):
+  """Set a fragment that was muted to its anchor."""
+
+  step: int
+  fragment: int
+
+
+class Mend(NamedTuple):
+  """Replace what is not finite in the inner optimizer's state."""
+
+  step: int
+  source: StateId | None  # where from; None for zeros
+
+
+class Poison(NamedTuple):
+  """Make a fragment's values not finite: a configured fault."""
+
+  step: int
+  fragment: int
+
+
+class Save(NamedTuple):
+  """Keep the whole state: a later life went on from it."""
+
+  step: int
+  state: StateId
+
+
+class Lend(NamedTuple):
+  """Keep the inner optimizer's state: another island was given it."""
+
+  step: int
+  state: StateId
+
+
+Operation = Publish | Adopt | Rebase | Mend | Poison | Save | Lend
+KINDS: Mapping[str, Any] = {
+  kind.__name__: kind
+  for kind in (Publish, Adopt, Rebase, Mend, Poison, Save, Lend)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a life ran under; all of it can change bits."""
+
+  topology: str
+  cores: tuple[int, ...]
+  environ: Mapping[str, str]
+  software: Mapping[str, str]
+  total_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+  """How a life's state was made.
+
+  Attributes:
+    step: inner steps done in earlier lives.
+    versions: [P], global versions it started from.
+    first_steps: [P], the step each fragment's progress counts from; progress
+      from before `step` is carried over from the saved state.
+    saved: the own saved state it took.
+    lent: the peer's optimizer state it took instead of the saved one.
+  """
+
+  step: int
+  versions: tuple[int, ...]
+  first_steps: tuple[int, ...]
+  saved: StateId | None
+  lent: StateId | None
+
+  @property
+  def carried(self) -> tuple[int, ...]:
+    """Fragments with progress from the saved state."""
+    return tuple(p for p, s in enumerate(self.first_steps) if s < self.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+  """A life's script."""
+
+  id: LifeId
+  settings: Settings
+  beginning: Beginning
+  operations: tuple[Operation, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Initial:
+  """How version 0 came to be: the initial parameters of one life."""
+
+  id: VersionId
+  life: LifeId
+  digest: str
+
+
+class Share(NamedTuple):
+  """A contribution in a merge."""
+
+  key: str
+  weight: float
+  norm: float | None  # of the outer gradient, as the syncer read it
+
+
+@dataclasses.dataclass(frozen=True)
+class Merge:
+  """How a version came to be: from the one before and contributions."""
+
+  id: VersionId
+  shares: tuple[Share, ...]
+  digest: str
+
+  @property
+  def before(self) -> VersionId:
+    """The version it was made from."""
+    return self.id._replace(version=self.id.version - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Return:
+  """How a version came to be: an earlier one put back by a return to a cut."""
+
+  id: VersionId
+  of: VersionId
+  digest: str = ""
+
+
+Making = Initial | Merge | Return
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """A whole replay; what nothing depends on is left out."""
+
+  num_fragments: int
+  lives: Mapping[LifeId, Life]
+  makings: Mapping[VersionId, Making]
+
+
+def to_json(operation: Operation) -> list[Any]:
+  """An operation as plain values."""
+  return [type(operation).__name__, *operation]
+
+
+def from_json(values: list[Any]) -> Operation:
+  """The operation of `to_json`."""
+  name, *fields = values
+  operation: Operation = KINDS[name](*fields)
+  match operation:
+    case Save(step, state):
+      return Save(step, StateId(*state))
+    case Lend(step, state):
+      return Lend(step, StateId(*state))
+    case Mend(step, source):
+      return Mend(step, StateId(*source) if source else None)
+  return operation

@@ -1,0 +1,109 @@
+"""Worker processes of a replay: one for each life, only one of them busy."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import errors
+from diloco.islands import surroundings
+from diloco.replay import script
+
+_TAIL_BYTES = 2000
+
+
+class Worker:
+  """The process of one life."""
+
+  def __init__(
+    self,
+    life: script.LifeId,
+    settings: script.Settings,
+    run_dir: pathlib.Path,
+    scratch: pathlib.Path,
+  ):
+    """Starts it under the settings of the life.
+
+    Raises:
+      UserError: this machine has fewer cores than the life had.
+    """
+    self._life = life
+    available = sorted(os.sched_getaffinity(0))
+    cores = surroundings.choose_cores(settings.cores, available)
+    if cores is None:
+      raise errors.UserError(
+        f"replay of {life}",
+        f"it ran on {len(settings.cores)} cores and {len(available)} are here;"
+        " sums would be divided otherwise",
+        "replay on a machine with as many cores",
+      )
+    self._log = scratch / "logs" / f"{life.island}.{life.incarnation}.log"
+    self._log.parent.mkdir(parents=True, exist_ok=True)
+    with self._log.open("ab") as log:
+      self._process = subprocess.Popen(
+        _command(life, settings, run_dir, scratch),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=surroundings.environ(settings.environ),
+        text=True,
+      )
+    os.sched_setaffinity(self._process.pid, cores)
+
+  def ask(self, do: str, **fields: Any) -> dict[str, Any]:
+    """Sends one command and waits for its answer.
+
+    Raises:
+      UserError: it could not be done.
+    """
+    assert self._process.stdin and self._process.stdout
+    try:
+      self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
+      self._process.stdin.flush()
+      line = self._process.stdout.readline()
+    except BrokenPipeError:
+      line = ""
+    if not line:
+      raise errors.UserError(
+        f"replay of {self._life}", self._last_words(), f"see {self._log}"
+      )
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+      raise errors.UserError(
+        f"replay of {self._life}", answer["error"], f"see {self._log}"
+      )
+    return answer
+
+  def _last_words(self) -> str:
+    code = self._process.wait()
+    with self._log.open("rb") as log:
+      log.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+      lines = log.read().decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "silently")
+    return f"its process ended with exit code {code}: {last.strip()}"
+
+  def close(self) -> None:
+    """Ends the process, whatever it is doing."""
+    self._process.kill()
+    self._process.communicate()
+
+
+def _command(
+  life: script.LifeId,
+  settings: script.Settings,
+  run_dir: pathlib.Path,
+  scratch: pathlib.Path,
+) -> list[str]:
+  facts: Mapping[str, Any] = {
+    "run_dir": run_dir,
+    "scratch": scratch,
+    "island": life.island,
+    "incarnation": life.incarnation,
+    "topology": settings.topology,
+    "total_tokens": settings.total_tokens,
+  }
+  words = [f"--{name}={value}" for name, value in facts.items()]
+  return [sys.executable, "-m", "diloco.replay.worker", *words]

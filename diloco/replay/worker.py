@@ -1,0 +1,90 @@
+"""Process that lives an island's life again: `python -m diloco.replay.worker`.
+
+It holds what the island held, less its threads, and does what it is told on its
+standard input, one JSON line a command, each answered by one line. Tensors go
+through a scratch store.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import math
+import os
+import pathlib
+import sys
+from typing import Any
+
+from diloco import errors, process
+from diloco.replay import script
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Answers commands until there are none; returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--run_dir", type=pathlib.Path, required=True)
+  parser.add_argument("--scratch", type=pathlib.Path, required=True)
+  parser.add_argument("--island", type=int, required=True)
+  parser.add_argument("--incarnation", type=int, required=True)
+  parser.add_argument("--topology", required=True)
+  parser.add_argument("--total_tokens", type=int, required=True)
+  args = parser.parse_args(argv)
+  logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+  # What a library prints must not get among the answers.
+  answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+  # JAX reads its environment once, which is in place by now.
+  import jax
+
+  from diloco.replay import performer
+
+  jax.config.update(
+    "jax_compilation_cache_dir", str(args.scratch / "compilation_cache")
+  )
+  config = process.read_config(args.run_dir)
+  config = dataclasses.replace(config, total_tokens=args.total_tokens)
+  life = performer.Performer(
+    config,
+    script.LifeId(args.island, args.incarnation),
+    tuple(int(n) for n in args.topology.split("x")),
+    args.scratch,
+  )
+  for line in sys.stdin:
+    answer = _answer(life, json.loads(line))
+    answers.write(json.dumps(answer) + "\n")
+    answers.flush()
+  life.close()
+  return 0
+
+
+def _answer(life: Any, command: dict[str, Any]) -> dict[str, Any]:
+  try:
+    match command.pop("do"):
+      case "initial":
+        life.initial(command["fragment"])
+      case "begin":
+        life.begin(_beginning(command))
+      case "advance":
+        operations = [script.from_json(o) for o in command["operations"]]
+        norms = life.advance(operations)
+        return {"norms": {k: math.hypot(*n) for k, n in norms.items()}}
+  except (errors.UserError, errors.CorruptSnapshotError) as error:
+    return {"error": str(error)}
+  return {}
+
+
+def _beginning(command: dict[str, Any]) -> script.Beginning:
+  def state(values: list[int] | None) -> script.StateId | None:
+    return script.StateId(*values) if values else None
+
+  return script.Beginning(
+    step=command["step"],
+    versions=tuple(command["versions"]),
+    first_steps=tuple(command["first_steps"]),
+    saved=state(command["saved"]),
+    lent=state(command["lent"]),
+  )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,111 @@
+"""What is trained, over which links, and how many bits of it cross them."""
+
+import dataclasses
+import math
+
+from diloco import errors
+
+# Bits a parameter takes on the wire. The integer codecs carry one f32 scale for
+# each block of 128 values.
+SCALE_BITS = 32 / 128
+CODEC_BITS = {
+  "f32": 32.0,
+  "bf16": 16.0,
+  "int8": 8 + SCALE_BITS,
+  "int4": 4 + SCALE_BITS,
+}
+
+# Ethernet, IP and TCP headers take 54 bytes of a jumbo frame of 9,014.
+WIRE_OVERHEAD = 9014 / 8960
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """A model of equal layers, trained at several sites.
+
+  Attributes:
+    params: N.
+    layers: L; every layer holds N / L parameters.
+    step_secs: pure computing of one inner step.
+    every: H, inner steps between two syncs of the same parameters.
+    fragment_layers: layers of a fragment.
+    sites: ends of the links; each has one copy of the model.
+    codec: of what is reduced, unless a method says otherwise.
+    latency_secs: one way, between any two sites.
+  """
+
+  params: float = 1e9
+  layers: int = 24
+  step_secs: float = 0.1
+  every: int = 100
+  fragment_layers: int = 3
+  sites: int = 2
+  codec: str = "bf16"
+  latency_secs: float = 0.0
+
+  @property
+  def num_fragments(self) -> int:
+    """P; the last fragment may be smaller."""
+    return math.ceil(self.layers / self.fragment_layers)
+
+  @property
+  def layer_gbits(self) -> float:
+    """Of one layer's reduction, at one bit a parameter, headers included."""
+    return self.params / self.layers * WIRE_OVERHEAD / 1e9
+
+  @property
+  def reduce_factor(self) -> float:
+    """Times its size that each site sends of a tensor, in a ring of S sites.
+
+    2 (S - 1) / S: a reduce-scatter and an all-gather. For two sites it is 1:
+    each sends the other all it has.
+    """
+    return 2 * (self.sites - 1) / self.sites
+
+  @property
+  def reduce_delay_secs(self) -> float:
+    """A ring passes on 2 (S - 1) times."""
+    return 2 * (self.sites - 1) * self.latency_secs
+
+
+def codec_bits(codec: str) -> float:
+  """Bits a parameter takes on the wire; refuses an unknown codec."""
+  if codec not in CODEC_BITS:
+    raise errors.UserError(
+      f"--codec={codec}",
+      "there is no such codec",
+      f"choose one of {', '.join(CODEC_BITS)}",
+    )
+  return CODEC_BITS[codec]
+
+
+def check(work: Workload) -> Workload:
+  """Returns it, or refuses what cannot be."""
+  codec_bits(work.codec)
+  for name, value, low in (
+    ("params", work.params, 1),
+    ("layers", work.layers, 1),
+    ("every", work.every, 1),
+    ("fragment_layers", work.fragment_layers, 1),
+    ("sites", work.sites, 2),
+    ("latency_ms", 1e3 * work.latency_secs, 0),
+  ):
+    if not low <= value < math.inf:
+      raise errors.UserError(
+        f"--{name}={value:g}",
+        f"it must be a finite number, at least {low}",
+        f"change --{name}",
+      )
+  if not 0 < work.step_secs < math.inf:
+    raise errors.UserError(
+      f"--step_secs={work.step_secs:g}",
+      "a step takes time",
+      "give a number above 0",
+    )
+  if work.fragment_layers > work.layers:
+    raise errors.UserError(
+      f"--fragment_layers={work.fragment_layers}",
+      f"the model has --layers={work.layers}",
+      "give a fragment at most that many layers",
+    )
+  return work

@@ -1,0 +1,208 @@
+"""What hardware there is, as a user's fleet file says it.
+
+A fleet file is Python with a function `get_fleet()` that returns a `Fleet`, or
+nested mappings with its fields. It is the user's own code, as a configuration
+file is.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import pathlib
+import re
+from typing import Any
+
+from diloco import errors, typed
+
+_TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,2}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slices:
+  """Equal slices at one site.
+
+  Attributes:
+    kind: of their chips, "v5p" for instance.
+    topology: chips along each axis, "4x4x4" for instance.
+    count: how many slices.
+    memory_gb: of one chip, 1e9 bytes.
+    teraflops: of one chip, at its peak, in bf16.
+    price_per_hour: of one chip.
+    mtbi_years: mean time between two interruptions by the same chip.
+  """
+
+  kind: str
+  topology: str
+  count: int
+  memory_gb: float
+  teraflops: float
+  price_per_hour: float = 0.0
+  mtbi_years: float = 1.0
+
+  @property
+  def slice_chips(self) -> int:
+    """Chips of one slice."""
+    return math.prod(int(n) for n in self.topology.split("x"))
+
+  @property
+  def chips(self) -> int:
+    """Chips of all."""
+    return self.count * self.slice_chips
+
+  @property
+  def flops(self) -> float:
+    """Of all, a second, at their peak."""
+    return 1e12 * self.teraflops * self.chips
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+  """A place. One without slices can still hold the syncer and the store.
+
+  Attributes:
+    name: unique in the fleet.
+    slices: kinds are never mixed within an island.
+    link_gbps: to all other sites, in each direction.
+    latency_ms: one way, to the other sites.
+  """
+
+  name: str
+  slices: tuple[Slices, ...] = ()
+  link_gbps: float = 0.0
+  latency_ms: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fleet:
+  """All sites."""
+
+  sites: tuple[Site, ...]
+
+  @property
+  def groups(self) -> tuple[tuple[int, Slices], ...]:
+    """Every group of equal slices, with the number of its site."""
+    return tuple(
+      (number, slices)
+      for number, site in enumerate(self.sites)
+      for slices in site.slices
+    )
+
+  @property
+  def chips(self) -> int:
+    """Of all sites."""
+    return sum(slices.chips for _, slices in self.groups)
+
+  @property
+  def flops(self) -> float:
+    """Of all sites, a second, at the peak."""
+    return sum(slices.flops for _, slices in self.groups)
+
+
+def load(path: str, wan_gbps: float | None = None) -> Fleet:
+  """Reads a fleet file.
+
+  Args:
+    path: of the file.
+    wan_gbps: in place of the link of every site that has slices.
+
+  Returns:
+    The fleet, checked.
+
+  Raises:
+    UserError: there is no such file or function, or the fleet cannot be.
+  """
+  fleet = typed.build(Fleet, _call(pathlib.Path(path)), "fleet")
+  if wan_gbps is not None:
+    fleet = Fleet(
+      tuple(
+        dataclasses.replace(site, link_gbps=wan_gbps) if site.slices else site
+        for site in fleet.sites
+      )
+    )
+  _check(fleet)
+  return fleet
+
+
+def _call(path: pathlib.Path) -> Any:
+  what = f"--fleet={path}"
+  if not path.is_file():
+    raise errors.UserError(what, "there is no such file", "give another path")
+  spec = importlib.util.spec_from_file_location("fleet_file", path)
+  if spec is None or spec.loader is None:
+    raise errors.UserError(what, "it is not a Python file", "name it *.py")
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    function = getattr(module, "get_fleet", None)
+    if callable(function):
+      return function()
+  except errors.UserError:
+    raise
+  except Exception as error:  # whatever the user's own code does
+    why = " ".join(str(error).split()) or "no message"
+    raise errors.UserError(
+      what, f"{type(error).__name__}: {why}", "mend the file"
+    ) from error
+  raise errors.UserError(
+    what, "it has no function get_fleet()", "define one that returns the fleet"
+  )
+
+
+def _require(holds: bool, what: str, why: str, remedy: str) -> None:
+  if not holds:
+    raise errors.UserError(what, why, remedy)
+
+
+def _check(fleet: Fleet) -> None:
+  names = [site.name for site in fleet.sites]
+  _require(
+    len(set(names)) == len(names),
+    f"fleet.sites = {typed.show(names)}",
+    "each site needs a name of its own",
+    "rename one",
+  )
+  for i, site in enumerate(fleet.sites):
+    where = f"fleet.sites[{i}]"
+    for j, slices in enumerate(site.slices):
+      _check_slices(slices, f"{where}.slices[{j}]")
+    _require(
+      site.latency_ms >= 0,
+      f"{where}.latency_ms = {site.latency_ms:g}",
+      "a message takes time",
+      "give 0 or more",
+    )
+    _require(
+      site.link_gbps > 0,
+      f"{where}.link_gbps = {site.link_gbps:g}",
+      "a site reaches the others over a link",
+      "give a number above 0, or --wan_gbps",
+    )
+  _require(
+    fleet.chips > 0,
+    f"fleet.sites = {typed.show(names)}",
+    "there is not one chip in it",
+    "add slices to a site",
+  )
+
+
+def _check_slices(slices: Slices, where: str) -> None:
+  _require(
+    _TOPOLOGY.fullmatch(slices.topology) is not None and slices.slice_chips > 0,
+    f"{where}.topology = {typed.show(slices.topology)}",
+    "a topology is chip counts along one to three axes",
+    "write it like '256' or '4x4x4'",
+  )
+  for name in ("count", "memory_gb", "teraflops", "mtbi_years"):
+    value = getattr(slices, name)
+    _require(
+      value > 0,
+      f"{where}.{name} = {value:g}",
+      "it must be above 0",
+      f"change {where}.{name}",
+    )
+  _require(
+    slices.price_per_hour >= 0,
+    f"{where}.price_per_hour = {slices.price_per_hour:g}",
+    "a price cannot be negative",
+    f"change {where}.price_per_hour",
+  )

@@ -1,0 +1,1 @@
+"""The protocol simulator: both decision cores in a world that misbehaves."""

@@ -1,0 +1,152 @@
+"""Faults of the simulated world, each with a coordinate of its own.
+
+A fault strikes either a role's n-th store operation, counted over all its
+incarnations, or an interval of virtual time. It is consumed once. So one can
+be taken out of a schedule without moving the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+# At a role's n-th operation.
+KILL_BEFORE = "kill_before"  # the process dies, the operation never happened
+KILL_AFTER = "kill_after"  # it took effect, and nobody heard of it
+KILL_LATE = "kill_late"  # the process dies, the operation lands `secs` later
+FAIL_BEFORE = "fail_before"  # OSError, without effect
+FAIL_AFTER = "fail_after"  # OSError, although it took effect
+SLOW = "slow"  # lands and answers `secs` later
+DUPLICATE = "duplicate"  # lands now, and once more `secs` later
+STOP = "stop"  # SIGSTOP for `secs` before it; the clock goes on
+TORN = "torn"  # the process dies and leaves what it wrote damaged
+CORRUPT = "corrupt"  # what it wrote rots right after
+LOST = "lost"  # what it wrote disappears right after
+
+# From a time on, for `secs`.
+KILL = "kill"
+PAUSE = "pause"  # SIGSTOP
+PARTITION = "partition"  # this role cannot reach the store
+OUTAGE = "outage"  # nobody can
+DISK_FULL = "disk_full"  # writes fail
+STALE = "stale"  # this role sees old listings
+POISON = "poison"  # an island's parameters become non-finite
+UNREADABLE = "unreadable"  # an island's saved state cannot be read
+
+AT_OPERATION = (
+  KILL_BEFORE,
+  KILL_AFTER,
+  KILL_LATE,
+  FAIL_BEFORE,
+  FAIL_AFTER,
+  SLOW,
+  DUPLICATE,
+  STOP,
+  TORN,
+  CORRUPT,
+  LOST,
+)
+AT_TIME = (
+  KILL,
+  PAUSE,
+  PARTITION,
+  OUTAGE,
+  DISK_FULL,
+  STALE,
+  POISON,
+  UNREADABLE,
+)
+# What no store is allowed to do: some of the guarantees end here.
+BEYOND_CONTRACT = (TORN, CORRUPT, LOST)
+
+
+class Fault(NamedTuple):
+  """One fault.
+
+  Attributes:
+    kind: one of this module's constants.
+    role: whom it strikes; "" for all.
+    at: number of the operation, or seconds of virtual time.
+    secs: how long, where that means something.
+  """
+
+  kind: str
+  role: str
+  at: float
+  secs: float = 0.0
+
+  def __str__(self) -> str:
+    where = f"{self.role or 'all'} " if self.role or self.at else ""
+    at = (
+      f"operation {self.at:.0f}"
+      if self.kind in AT_OPERATION
+      else f"t={self.at:.3f}"
+    )
+    lasting = f" for {self.secs:.3f} s" if self.secs else ""
+    return f"{self.kind} {where}at {at}{lasting}"
+
+
+# How often each kind is drawn; most faults are those the contract allows.
+_WEIGHTS = {
+  KILL_BEFORE: 6,
+  KILL_AFTER: 6,
+  KILL_LATE: 5,
+  FAIL_BEFORE: 5,
+  FAIL_AFTER: 6,
+  SLOW: 6,
+  DUPLICATE: 5,
+  STOP: 5,
+  TORN: 2,
+  CORRUPT: 2,
+  LOST: 1,
+  KILL: 8,
+  PAUSE: 5,
+  PARTITION: 5,
+  OUTAGE: 2,
+  DISK_FULL: 2,
+  STALE: 4,
+  POISON: 2,
+  UNREADABLE: 2,
+}
+_KINDS = tuple(_WEIGHTS)
+_CUMULATIVE = tuple(
+  sum(list(_WEIGHTS.values())[: i + 1]) for i in range(len(_WEIGHTS))
+)
+
+
+def draw(
+  rng: random.Random,
+  roles: Sequence[str],
+  count: int,
+  horizon_secs: float,
+  operations: int,
+) -> tuple[Fault, ...]:
+  """Draws faults.
+
+  Args:
+    rng: source of randomness.
+    roles: who can be struck; islands are named "island-<m>".
+    count: how many.
+    horizon_secs: faults of time begin before it.
+    operations: how many store operations a role does, about.
+  """
+  uniform = rng.random
+  found = []
+  for kind in rng.choices(_KINDS, cum_weights=_CUMULATIVE, k=count):
+    role = roles[int(uniform() * len(roles))]
+    if kind in (POISON, UNREADABLE):
+      islands = [r for r in roles if r[0] == "i"]
+      role = islands[int(uniform() * len(islands))]
+    elif kind in (OUTAGE, DISK_FULL):
+      role = ""
+    # Many short ones, and some that outlast every timeout.
+    secs = round(0.02 * 400 ** uniform(), 3)
+    if kind in AT_OPERATION:
+      at = float(1 + int(uniform() * operations))
+      secs = secs if kind in (KILL_LATE, SLOW, DUPLICATE, STOP) else 0.0
+    else:
+      at = round(uniform() * horizon_secs, 3)
+      secs = 0.0 if kind in (KILL, POISON) else secs
+    found.append(Fault(kind, role, at, secs))
+  return tuple(found)

@@ -1,0 +1,560 @@
+"""An island of the simulated world: its threads around the production core.
+
+Threads are those of `diloco.islands`: steps, publisher, adopter, heartbeat,
+saver. The steps never wait for the store; a store operation in that thread is
+a violation by itself. In place of tensors a fragment has a global version and
+the rows trained on top of it (`protocol.values`), moved
+only by what the core's actions do to real tensors, never by what they claim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any, NamedTuple
+
+from diloco import errors
+from diloco.fragments import schedule
+from diloco.islands import comeback, protocol
+from diloco.islands import core as core_lib
+from diloco.simulation.protocol import kernel as kernel_lib
+from diloco.simulation.protocol import values
+from diloco.snapshots import cuts, keys, operations, records
+
+_RETRY_SECS = 0.2
+_POLL_SECS = 1.0
+_HEADS_EVERY_SECS = 2.0
+_MISSED_SECS = 0.05  # until another look, after news during the last one
+
+
+class Saved(NamedTuple):
+  """An island's saved state; `usable` is a marker beside it."""
+
+  state: comeback.Saved
+  healthy: bool  # finite, optimizer included
+  epoch: int
+  cut: int
+
+
+class Fragment:
+  """A fragment's values on the device: rows (held_from, step] on an anchor.
+
+  Attributes:
+    anchor: the global version.
+    held_from: truth about the values, not the core's opinion.
+    references: steps of which the own values are kept, as `swap.Swap` does.
+    finite: whether the values are.
+  """
+
+  __slots__ = ("anchor", "finite", "held_from", "references")
+
+  def __init__(self, anchor: values.Version, held_from: int):
+    self.anchor = anchor
+    self.held_from = held_from
+    self.references: tuple[int, ...] = (held_from,)
+    self.finite = True
+
+
+class Island:
+  """One incarnation of an island."""
+
+  __slots__ = (
+    "adopter",
+    "board",
+    "core",
+    "cut",
+    "draining",
+    "epoch",
+    "fragments",
+    "index",
+    "kernel",
+    "life",
+    "moments_finite",
+    "poisoned",
+    "poisoned_at",
+    "present",
+    "publisher",
+    "publishing",
+    "random",
+    "ready",
+    "saver",
+    "saving",
+    "step_secs",
+    "together",
+    "told",
+    "verdict",
+    "versions",
+    "waiting",
+    "world",
+  )
+
+  core: core_lib.IslandCore
+
+  def __init__(self, world: Any, life: kernel_lib.Life, index: int):
+    self.world = world
+    self.kernel: kernel_lib.Kernel = world.kernel
+    self.life = life
+    self.index = index
+    self.random = life.role.random
+    self.step_secs: float = world.step_secs[index]
+    self.fragments: list[Fragment] = []
+    self.versions: list[int] = []
+    self.waiting: dict[int, tuple[Any, ...]] = {}
+    self.publishing: int | None = None
+    self.ready: dict[int, protocol.Fetched] = {}
+    self.saving: list[tuple[Saved, Any]] = []
+    self.board: records.Board | None = None
+    self.present = self.draining = self.poisoned = self.told = False
+    self.together = False
+    self.verdict = 0
+    self.moments_finite = True
+    self.epoch = self.cut = 0
+    self.poisoned_at = 0.0
+    self.adopter: kernel_lib.Thread | None = None
+    self.publisher: kernel_lib.Thread | None = None
+    self.saver: kernel_lib.Thread | None = None
+
+  # Coming back
+
+  def run(self) -> kernel_lib.Script:
+    """The process: recovers, then starts its threads."""
+    world, life = self.world, self.life
+    yield world.boot_secs * (0.5 + self.random())
+    if life.incarnation == 1:
+      saved = None
+    else:
+      saved = world.saved_state(self.index)
+    while True:
+      try:
+        epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
+        self.epoch = epoch.epoch if epoch else 0
+        self.cut = yield from _newest_cut()
+        known = yield from protocol.survey(self.index, world.schedule.fragments)
+        yield operations.Point("mid_recovery")
+        fetched = []
+        for fragment in range(world.schedule.fragments):
+          fetched.append((yield from protocol.fetch(fragment, -1)))
+        # A version newer than the survey may hold steps it does not know of.
+        if all(
+          f is not None and f.head.version == version
+          for f, version in zip(fetched, known.versions, strict=True)
+        ):
+          break
+      except (*operations.FAILURES, LookupError):
+        yield _RETRY_SECS
+    if saved is not None and saved.epoch != self.epoch:
+      # After a roll-back only the cut's own saved state is older than it.
+      saved = world.state_of_cut(epoch.cut, self.index) if epoch else None
+    self._resume(saved, known, fetched)
+
+  def _resume(
+    self,
+    saved: Saved | None,
+    known: comeback.Known,
+    fetched: list[Any],
+  ) -> None:
+    world, life = self.world, self.life
+    shape = world.schedule
+    state = saved.state if saved else None
+    back = comeback.decide(state, known, shape.sync_every)
+    for fragment, found in enumerate(fetched):
+      first_step = back.origins[fragment].first_step
+      held = Fragment(found.content, back.start)
+      held.references = (first_step,)
+      if fragment in back.carried:
+        held.held_from = first_step
+        held.finite = saved is not None and saved.healthy
+      self.fragments.append(held)
+      self.versions.append(found.head.version)
+    if saved is not None and back.optimizer == "own":
+      self.moments_finite = saved.healthy
+    self.core = core_lib.IslandCore(
+      schedule.Schedule(shape.sync_every, shape.fragments),
+      self.index,
+      shape.adoption,
+      follow=shape.follow,
+      step=back.start,
+      origins=back.origins,
+      cut=self.cut,
+    )
+    world.checker.recovered(self, saved, known, back)
+    kernel = self.kernel
+    self.present = True
+    kernel.start(life, self.steps())
+    self.publisher = kernel.start(life, self.publish_all())
+    self.adopter = kernel.start(life, self.adopt_all())
+    self.saver = kernel.start(life, self.save_all())
+    kernel.start(life, self.beat())
+
+  # Steps
+
+  def steps(self) -> kernel_lib.Script:
+    """The main thread."""
+    world, random = self.world, self.random
+    step_secs, state = self.step_secs, self.core
+    while not world.draining:
+      yield step_secs * (0.9 + 0.2 * random())
+      self.between_steps(state.step + 1)
+    for _ in range(6):
+      if not state.in_flight:
+        break
+      yield 0.5
+      self.between_steps(state.step)
+    self.draining = True
+    for action in state.handle(core_lib.Drain()):
+      self.publish(action)
+    while True:
+      yield 2.0
+      self.between_steps(state.step)
+
+  def between_steps(self, step: int) -> None:
+    """What the main thread does between two steps."""
+    if self.poisoned:
+      self._spread_poison(step)
+    ready, board = self.ready, self.board
+    fetched: tuple[core_lib.Ready, ...] = ()
+    if ready and (not self.together or len(ready) == len(self.fragments)):
+      self.together = False
+      fetched = tuple(
+        core_lib.Ready(
+          p, f.head.version, f.head.merged_step(self.index), f.head.cut
+        )
+        for p, f in ready.items()
+      )
+      self.ready = {}
+    seen = None
+    if board is not None:
+      self.board = None
+      rounds = {int(p): m for p, m in board.open_rounds.items()}
+      seen = core_lib.Board(board.versions, rounds)
+    if self.told:
+      self._resync()
+    stepped = core_lib.Stepped(step, fetched, seen, self.cut)
+    action: Any
+    for action in self.core.handle(stepped):
+      kind = type(action)
+      if kind is core_lib.Publish:
+        self.publish(action)
+      elif kind is core_lib.Adopt:
+        self.adopt(action, ready[action.fragment])
+      elif kind is core_lib.Rebase:
+        self.rebase(action)
+      elif kind is core_lib.Cut:
+        self.save(step, action)
+    world = self.world
+    if step % world.save_every == self.index % world.save_every:
+      self.save(step)
+
+  def _spread_poison(self, step: int) -> None:
+    """One step with non-finite values makes everything non-finite."""
+    if self.moments_finite and all(f.finite for f in self.fragments):
+      self.poisoned = False
+    elif step > self.core.step:
+      self.moments_finite = False
+      for held in self.fragments:
+        held.finite = False
+
+  def _resync(self) -> None:
+    """The syncer refuses what this island publishes."""
+    self.told = False
+    self.world.checker.seen["resyncs"] += 1
+    for _ in self.core.handle(core_lib.Told()):
+      # One fragment that is not finite would spoil the others in a step.
+      self.together = True
+      self.versions = [-1] * len(self.versions)
+      self.ready = {}
+      self.kernel.nudge(self.adopter, 0.0)
+
+  def poison(self) -> None:
+    """A fault: the parameters become non-finite."""
+    if self.fragments and not self.draining:
+      if not self.poisoned:
+        self.poisoned_at = self.kernel.now
+      self.poisoned = True
+      self.fragments[0].finite = False
+
+  def publish(self, action: Any) -> None:
+    """Hands a publication over to the publisher."""
+    held = self.fragments[action.fragment]
+    step = action.step
+    content = values.Delta(
+      self.index,
+      self.life.incarnation,
+      action.fragment,
+      held.anchor,
+      ((held.held_from, step),),
+      held.finite,
+      self.epoch,
+    )
+    self.world.checker.publishing(self, content)
+    first, *later = held.references
+    kept = later[: core_lib.PUBLICATIONS_KEPT - 1]
+    held.references = (first, *kept, step)
+    old = self.waiting.pop(action.fragment, None)
+    self.waiting[action.fragment] = (action, content)
+    if old is not None:
+      self.world.checker.dropped(self, old[0], "superseded")
+    self.kernel.nudge(self.publisher, 0.15 * self.random())
+
+  def adopt(self, action: core_lib.Adopt, fetched: protocol.Fetched) -> None:
+    """Swaps a version in, as `trainer.Trainer.adopt` does."""
+    held = self.fragments[action.fragment]
+    step = self.core.step
+    self.world.checker.adopted(self, action, fetched, held.anchor)
+    held.anchor = fetched.content
+    if action.resync:
+      # They all come together; between now and the next step it is mended.
+      self.moments_finite = True
+    if self.world.schedule.adoption != "carry" or (
+      action.muted_until or action.resync
+    ):
+      held.finite = True
+      held.held_from = step
+      held.references = (max(action.muted_until, step),)
+      return
+    if action.kept_from not in held.references:
+      raise kernel_lib.Violation(
+        f"island {self.index} kept no values of step {action.kept_from}"
+      )
+    held.held_from = max(action.kept_from, held.held_from)
+    held.references = (action.kept_from,)
+
+  def rebase(self, action: core_lib.Rebase) -> None:
+    """Sets a muted fragment to its anchor."""
+    held = self.fragments[action.fragment]
+    self.world.checker.rebased(self, action, held)
+    held.held_from = action.step
+    held.references = (action.step,)
+    held.finite = True
+
+  # Publisher
+
+  def publish_all(self) -> kernel_lib.Script:
+    """The publisher's thread."""
+    thread = self.publisher
+    assert thread is not None
+    world, waiting = self.world, self.waiting
+    while True:
+      if not waiting:
+        thread.nudged = False
+        yield None
+        thread.nudged = True
+        continue
+      fragment = next(iter(waiting))
+      action, content = waiting.pop(fragment)
+      self.publishing = fragment
+      record = self.record_of(action, content)
+      while True:
+        try:
+          yield from protocol.publish(record, content)
+          break
+        except OSError:
+          yield _RETRY_SECS
+        if fragment in waiting:
+          world.checker.dropped(self, action, "store_unreachable")
+          break
+      self.publishing = None
+
+  def record_of(
+    self, action: core_lib.Publish, content: values.Delta
+  ) -> records.Contribution:
+    """The commit record of a publication."""
+    fragment, step = action.fragment, action.step
+    name = (
+      f"{fragment:04d}.{self.index:04d}.{self.life.incarnation:04d}.{step:09d}"
+    )
+    c_steps = step - action.first_step
+    record = _new(records.Contribution)
+    record.__dict__.update(
+      island=self.index,
+      incarnation=self.life.incarnation,
+      fragment=fragment,
+      base_version=action.base_version,
+      first_step=action.first_step,
+      step=step,
+      c_tokens=c_steps,
+      codec="f32",
+      plan_hash="plan",
+      payload="payloads/" + name,
+      chunks=_CHUNKS,
+      num_bytes=4,
+      norms=_norms(c_steps) if content.finite else _NOT_FINITE,
+      epoch=self.epoch,
+      cut=action.cut,
+    )
+    return record
+
+  # Adopter
+
+  def adopt_all(self) -> kernel_lib.Script:
+    """The adopter's thread."""
+    thread, kernel, life = self.adopter, self.kernel, self.life
+    assert thread is not None
+    fine = self.world.schedule.fine
+    heads_due = kernel.clock(life) + _HEADS_EVERY_SECS * self.random()
+    while True:
+      pause = _POLL_SECS
+      try:
+        try:
+          board, _ = yield operations.Read(keys.BOARD, records.Board)
+        except errors.CorruptSnapshotError:
+          board = None
+        versions = board.versions if board else []
+        now = kernel.clock(life)
+        if self.together or now >= heads_due:
+          versions = yield from self._head_versions()
+          heads_due = now + _HEADS_EVERY_SECS
+        for fragment, version in enumerate(versions):
+          if version > self.versions[fragment]:
+            newest = self.versions[fragment]
+            found = yield from protocol.fetch(fragment, newest)
+            if found is None:
+              continue
+            if not fine and self.random() < 0.2:
+              yield 0.3 * self.random()
+            self.versions[fragment] = found.head.version
+            self.ready[fragment] = found
+        if board is not None:
+          self.board = board
+      except operations.FAILURES:
+        pause = _RETRY_SECS
+      if thread.missed:
+        pause = min(pause, _MISSED_SECS)
+      thread.nudged = False
+      yield pause
+      thread.nudged, thread.missed = True, False
+
+  def _head_versions(self) -> kernel_lib.Script:
+    versions = []
+    for fragment in range(self.world.schedule.fragments):
+      head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+      versions.append(head.version if head else 0)
+    return versions
+
+  # Saver and heartbeat
+
+  def save(self, step: int, part: core_lib.Cut | None = None) -> None:
+    """Starts saving the state as it is now.
+
+    Args:
+      step: inner steps done.
+      part: the cut whose part this is, if it is one.
+    """
+    positions = part.positions if part else self.core.positions
+    saved = Saved(
+      comeback.Saved(
+        step,
+        [p.published for p in positions],
+        [p.first_step for p in positions],
+      ),
+      self.moments_finite and all(f.finite for f in self.fragments),
+      self.epoch,
+      part.number if part else 0,
+    )
+    # Of the plain ones only the newest waits; parts of cuts all do.
+    if part is None:
+      self.saving = [job for job in self.saving if job[0].cut]
+    self.saving.append((saved, positions))
+    self.kernel.nudge(self.saver, 0.0)
+
+  def save_all(self) -> kernel_lib.Script:
+    """The saver's thread: writes beside the store, then marks it usable."""
+    thread, world = self.saver, self.world
+    assert thread is not None
+    while True:
+      if not self.saving:
+        thread.nudged = False
+        yield None
+        thread.nudged = True
+        continue
+      saved, positions = self.saving.pop(0)
+      yield 0.3 * self.random() ** 2
+      yield operations.Point("mid_checkpoint")
+      # Usable once all that it takes for published is.
+      while not self.flushed():
+        yield 0.25
+      if saved.cut:
+        world.cut_states[saved.cut, self.index] = saved
+      world.saved[self.index].append(saved)
+      del world.saved[self.index][:-2]
+      yield operations.Point("after_checkpoint")
+      if saved.cut:
+        yield from self._add_part(saved, positions)
+
+  def _add_part(self, saved: Saved, positions: Any) -> kernel_lib.Script:
+    part = records.CutPart(
+      cut=saved.cut,
+      epoch=saved.epoch,
+      island=self.index,
+      incarnation=self.life.incarnation,
+      step=saved.state.step,
+      checkpoint=f"{saved.cut}",
+      checksum=0,
+      positions=[list(p) for p in positions],
+    )
+    while True:
+      try:
+        yield from cuts.add_part(part)
+        return
+      except OSError:
+        yield _RETRY_SECS
+
+  def flushed(self) -> bool:
+    """Whether all publications handed over are committed or given up."""
+    return not self.waiting and self.publishing is None
+
+  def beat(self) -> kernel_lib.Script:
+    """The heartbeat's thread."""
+    key, beat = keys.member_key(self.index), 0
+    world = self.world
+    while True:
+      beat += 1
+      member = _new(records.Member)
+      member.__dict__.update(
+        island=self.index,
+        incarnation=self.life.incarnation,
+        beat=beat,
+        step=self.core.step,
+        step_secs=self.step_secs,
+        present=not self.draining,
+      )
+      with contextlib.suppress(OSError):
+        yield operations.Write(key, member)
+      yield world.heartbeat_secs
+      if beat % 2 and not self.world.schedule.cuts:
+        continue
+      try:
+        yield from self._look_at_notices()
+      except operations.FAILURES:
+        continue
+
+  def _look_at_notices(self) -> kernel_lib.Script:
+    """What others want this island to know."""
+    verdict, generation = yield operations.Read(
+      keys.verdict_key(self.index), records.Verdict
+    )
+    if verdict is not None and generation != self.verdict:
+      self.verdict = generation
+      mine = verdict.incarnation == self.life.incarnation
+      if mine and not self.together:
+        self.told = True
+    if self.world.schedule.cuts:
+      self.cut = yield from _newest_cut()
+
+
+def _newest_cut() -> kernel_lib.Script:
+  return max((yield from cuts.numbers()), default=0)
+
+
+# What frozen dataclasses check while they are made costs too much here.
+_new = object.__new__
+_CHUNKS = [[1]]
+_NOT_FINITE = [math.nan]
+_NORMS: dict[int, list[float]] = {}
+
+
+def _norms(c_steps: int) -> list[float]:
+  found = _NORMS.get(c_steps)
+  if found is None:
+    found = _NORMS[c_steps] = [c_steps**0.5]
+  return found

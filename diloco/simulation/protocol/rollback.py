@@ -1,0 +1,105 @@
+"""Everything is killed, and the run goes back to its last complete cut.
+
+What `diloco resume --cut=last` does, in the simulated world: the production
+restore procedure, which may itself die at any operation and be started again,
+then all roles anew. What was in flight when everything died may still land in
+the store, before or after the restore.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco.simulation.protocol import kernel as kernel_lib
+from diloco.snapshots import cut_parts, operations, restore
+
+NAME = "restorer"
+_LATE_SECS = 4.0  # until the last write of a dead process lands
+_AGAIN_SECS = 0.5  # until a restore that died is started again
+
+
+class Restorer:
+  """One attempt to set the run back."""
+
+  __slots__ = ("life", "world")
+
+  def __init__(self, world: Any, life: kernel_lib.Life):
+    self.world = world
+    self.life = life
+
+  def run(self) -> kernel_lib.Script:
+    """Chooses a cut, restores it and starts everything."""
+    while True:
+      try:
+        yield from self._go_back()
+        break
+      except OSError:
+        yield _AGAIN_SECS
+    world = self.world
+    world.restored = True
+    for role in world.roles:
+      if role.life is None and role.name != NAME:
+        world.start(role)
+
+  def _go_back(self) -> kernel_lib.Script:
+    world = self.world
+    begun = yield from restore.unfinished()
+    choice = yield from restore.choose(self._check, begun or None)
+    world.checker.passed_over(choice.passed_over, begun)
+    if choice.parts is not None:
+      facts = yield from restore.restore(
+        choice.parts, lambda name, record: None, lambda facts: None
+      )
+      world.checker.restored(choice.parts, facts)
+
+  def _check(self, parts: cut_parts.Parts) -> str:
+    """Why what the records point to will not do; empty if it will."""
+    store = self.world.store
+    for head in parts.heads:
+      if head.payload not in store.payloads:
+        return f"version {head.version} of fragment {head.fragment} is gone"
+    for sent in parts.contributions:
+      if sent.payload not in store.payloads:
+        return f"the payload of contribution {sent.key} is gone"
+    for island in parts.islands:
+      if (parts.request.cut, island) not in self.world.cut_states:
+        return f"the saved state of island {island} is gone"
+    return ""
+
+
+def begin(world: Any) -> None:
+  """Kills everything, lets late writes fly, and starts the restore."""
+  kernel: kernel_lib.Kernel = world.kernel
+  kernel.log("", "everything is killed")
+  for role in world.islands:
+    if role.life is not None:
+      _let_fly(world, role.life)
+  world.restoring = True
+  for role in world.roles:
+    if role.life is not None:
+      kernel.kill(role.life, "everything is killed")
+  world.start(world.restorer)
+
+
+def again(world: Any) -> None:
+  """Starts a restore again that died."""
+
+  def start() -> None:
+    if world.restorer.life is None and not world.restored:
+      world.start(world.restorer)
+
+  world.kernel.at(world.kernel.now + _AGAIN_SECS, start)
+
+
+def _let_fly(world: Any, life: kernel_lib.Life) -> None:
+  """Publications that were handed over may reach the store without us."""
+  kernel, shell = world.kernel, life.shell
+  for action, content in shell.waiting.values():
+    if life.role.random() < 0.5:
+      continue
+    record = shell.record_of(action, content)
+    late = operations.WritePayload(record.payload, content)
+    proof = operations.Write(f"contributions/{record.key}", record)
+    secs = _LATE_SECS * life.role.random()
+    kernel.land_later(life, late, secs)
+    kernel.land_later(life, proof, secs)

@@ -1,0 +1,146 @@
+"""A schedule: all that determines one simulated run.
+
+The seed gives latencies and speeds; everything that goes wrong is listed, with
+its coordinate. Two worlds built from equal schedules go the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import errors
+from diloco.simulation.protocol import faults as faults_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """One simulated run.
+
+  Attributes:
+    seed: of latencies, speeds and clocks.
+    rounds: versions to commit before the faults stop.
+    islands: M.
+    fragments: P.
+    sync_every: H.
+    overlap_steps: tau.
+    quorum: K.
+    max_staleness: in versions.
+    adoption: overwrite, blend or carry.
+    grace: "adaptive", or the window in seconds.
+    follow: whether islands join rounds that would close without them.
+    standby: whether a second syncer process waits.
+    fine: whether every single operation takes time; otherwise procedures do.
+    cuts: seconds between two cuts; 0 for none.
+    set_back: whether everything is killed once the rounds are done, and the
+      run goes back to its last complete cut, if there is one, and goes on.
+    faults: what goes wrong.
+  """
+
+  seed: int
+  rounds: int = 20
+  islands: int = 4
+  fragments: int = 2
+  sync_every: int = 3
+  overlap_steps: int = 2
+  quorum: int = 1
+  max_staleness: int = 2
+  adoption: str = "overwrite"
+  grace: str = "adaptive"
+  follow: bool = True
+  standby: bool = True
+  fine: bool = False
+  cuts: float = 0.0
+  set_back: bool = False
+  faults: tuple[faults_lib.Fault, ...] = ()
+
+  def to_json(self) -> str:
+    """One line that `from_json` understands."""
+    fields = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if getattr(self, field.name) != field.default
+    }
+    fields["faults"] = [list(fault) for fault in self.faults]
+    return json.dumps(fields, separators=(",", ":"))
+
+  @classmethod
+  def from_json(cls, text: str) -> Schedule:
+    """Parses what `to_json` gave.
+
+    Raises:
+      UserError: it is no schedule.
+    """
+    try:
+      fields: Mapping[str, Any] = json.loads(text)
+      listed = tuple(faults_lib.Fault(*fault) for fault in fields["faults"])
+      return _checked(cls(**{**fields, "faults": listed}))
+    except (ValueError, KeyError, TypeError) as error:
+      raise errors.UserError(
+        "--schedule", f"it is no schedule ({error})", "copy the whole line"
+      ) from error
+
+  def replace(self, **changes: Any) -> Schedule:
+    """The same schedule with some fields changed."""
+    return dataclasses.replace(self, **changes)
+
+  @property
+  def roles(self) -> tuple[str, ...]:
+    """Names of all roles."""
+    islands = tuple(f"island-{m}" for m in range(self.islands))
+    seats = ("syncer", "standby") if self.standby else ("syncer",)
+    restorer = ("restorer",) if self.set_back else ()
+    return (*islands, *seats, "controller", *restorer)
+
+
+def _checked(schedule: Schedule) -> Schedule:
+  for fault in schedule.faults:
+    known = fault.kind in faults_lib.AT_OPERATION + faults_lib.AT_TIME
+    if not known or fault.role not in ("", *schedule.roles):
+      raise ValueError(f"unknown fault or role in {fault}")
+  for name in ("rounds", "islands", "fragments", "sync_every", "quorum"):
+    if getattr(schedule, name) < 1:
+      raise ValueError(f"{name} must be at least 1")
+  if schedule.fragments > schedule.sync_every:
+    raise ValueError("more fragments than steps between two syncs")
+  return schedule
+
+
+def draw(seed: int) -> Schedule:
+  """Draws the schedule of a seed."""
+  rng = random.Random(seed)
+  uniform = rng.random
+  islands = 4 if uniform() < 0.7 else 1 + int(uniform() * 4)
+  fragments = 1 + int(uniform() * 3)
+  sync_every = fragments + int(uniform() ** 2 * 3)
+  base = Schedule(
+    seed=seed,
+    islands=islands,
+    fragments=fragments,
+    sync_every=sync_every,
+    overlap_steps=1 + int(uniform() * 2),
+    quorum=1 + int(uniform() ** 2 * islands),
+    max_staleness=int(uniform() * 4),
+    adoption=("overwrite", "carry", "blend")[int(uniform() * 3)],
+    grace="adaptive" if uniform() < 0.8 else "0.2",
+    follow=uniform() < 0.8,
+    standby=uniform() < 0.9,
+    fine=uniform() < 0.08,
+    cuts=1.5 + round(3 * uniform(), 3) if uniform() < 0.18 else 0.0,
+  )
+  if base.cuts and uniform() < 0.6:
+    base = base.replace(set_back=True, rounds=14)
+  count = 0 if uniform() < 0.05 else 1 + int(uniform() ** 2 * 9)
+  # About as long as twenty rounds take.
+  horizon = 20.0 * sync_every / fragments * 0.5
+  # Syncers twice: what goes wrong there is harder to survive.
+  roles = base.roles + base.roles[islands:-1]
+  drawn = faults_lib.draw(rng, roles, count, horizon, 100)
+  if base.set_back and uniform() < 0.5:
+    kind = (faults_lib.KILL_BEFORE, faults_lib.KILL_AFTER)[rng.random() < 0.5]
+    at = float(1 + int(uniform() * 60))
+    drawn = (*drawn, faults_lib.Fault(kind, "restorer", at))
+  return dataclasses.replace(base, faults=drawn)

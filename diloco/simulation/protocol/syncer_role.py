@@ -1,0 +1,408 @@
+"""A syncer of the simulated world: the shell's loop around production parts.
+
+It does what `diloco.syncer` does live, in the same order: take the lease,
+fence the heads, then scan, merge and commit, while another thread renews the
+lease. Decisions are the core's, orders of operations the procedures'.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+from diloco import errors
+from diloco.simulation.protocol import kernel as kernel_lib
+from diloco.snapshots import keys, lease, operations, records
+from diloco.syncer import core as core_lib
+from diloco.syncer import cutting, members, protocol, weighting
+
+_RETRY_SECS = 0.2
+_POLL_SECS = 0.5
+_LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
+_STANDBY_POLL_SECS = 0.7
+
+
+class StoreAtOnce:
+  """A store to production code that calls one, as `store.SnapshotStore`."""
+
+  def __init__(self, kernel: kernel_lib.Kernel, life: kernel_lib.Life):
+    self._kernel = kernel
+    self._life = life
+
+  def perform(self, procedure: operations.Procedure[Any]) -> Any:
+    """Performs a procedure."""
+    return self._kernel.perform(self._life, procedure)
+
+  def delete_tree(self, prefix: str) -> None:
+    """Deletes everything below a prefix."""
+
+    def procedure() -> operations.Procedure[None]:
+      yield operations.DeleteTree(prefix)
+
+    self.perform(procedure())
+
+
+class Syncer:
+  """One incarnation of a syncer process, leading or waiting to."""
+
+  __slots__ = (
+    "core",
+    "cuts",
+    "fenced",
+    "heads",
+    "kernel",
+    "known",
+    "life",
+    "litter",
+    "members",
+    "owner",
+    "random",
+    "retained",
+    "thread",
+    "token",
+    "tries",
+    "untold",
+    "watch",
+    "weighting",
+    "world",
+  )
+
+  core: core_lib.SyncerCore
+
+  def __init__(self, world: Any, life: kernel_lib.Life):
+    self.world = world
+    self.kernel: kernel_lib.Kernel = world.kernel
+    self.life = life
+    self.random = life.role.random
+    self.owner = f"{life.role.name}.{life.incarnation}"
+    at_once: Any = StoreAtOnce(self.kernel, life)
+    self.cuts = cutting.CutKeeper(at_once) if world.schedule.cuts else None
+    self.watch = lease.LeaseWatch(world.lease_ttl_secs)
+    self.members = members.MemberWatch(world.member_ttl_secs)
+    self.token = 0
+    self.tries = 0
+    self.fenced = False
+    self.heads: list[protocol.Held] = []
+    self.retained: list[collections.deque[tuple[int, str]]] = []
+    self.known: set[str] = set()
+    self.litter: list[str] = []
+    self.untold: dict[int, records.Verdict] = {}
+    self.thread: kernel_lib.Thread | None = None
+    self.weighting = weighting.Weighting(
+      0.9, max_staleness=world.schedule.max_staleness
+    )
+
+  def run(self) -> kernel_lib.Script:
+    """The main thread."""
+    world, kernel, life = self.world, self.kernel, self.life
+    yield world.boot_secs * (0.5 + self.random())
+    while not self.token:
+      try:
+        self.token = yield from lease.acquire(
+          keys.SYNCER_LEASE, self.owner, self.watch, lambda: kernel.clock(life)
+        )
+      except operations.FAILURES:
+        yield _RETRY_SECS
+        continue
+      if not self.token:
+        yield _STANDBY_POLL_SECS
+    kernel.start(life, self.renew())
+    yield operations.Point("after_lease")
+    yield from self._take_over()
+    yield from self._lead()
+
+  def renew(self) -> kernel_lib.Script:
+    """The thread that renews the lease."""
+    pause = self.world.renew_secs
+    while True:
+      yield pause
+      try:
+        held = yield from lease.renew(keys.SYNCER_LEASE, self.owner, self.token)
+      except operations.FAILURES:
+        continue
+      if not held:
+        self.fenced = True
+        return
+
+  def _check_lease(self) -> None:
+    if self.fenced:
+      raise errors.FencedError(f"the lease of token {self.token} was taken")
+
+  def _take_over(self) -> kernel_lib.Script:
+    fragments = self.world.schedule.fragments
+    while True:
+      self._check_lease()
+      try:
+        self.heads = []
+        for p in range(fragments):
+          self.heads.append((yield from protocol.fence(p, self.token)))
+        yield operations.Point("after_fence")
+        for p in range(fragments):
+          names = yield operations.Names(f"globals/{p:04d}")
+          found = [
+            (int(n.split(".")[0]), f"globals/{p:04d}/{n}") for n in names
+          ]
+          self.retained.append(collections.deque(sorted(found)))
+        heads = {p: held.head for p, held in enumerate(self.heads)}
+        cut = max(h.head.cut for h in self.heads)
+        if self.cuts is None:
+          yield from protocol.abandoned(heads)
+        else:
+          cut = self.cuts.recover([h.head for h in self.heads])
+          yield from protocol.abandoned(heads, self.cuts.is_pinned)
+        break
+      except (*operations.FAILURES, LookupError):
+        self.retained = []
+        yield _RETRY_SECS
+    self.core = core_lib.SyncerCore(
+      self.world.core_settings,
+      [
+        (h.head.version, {int(m): step for m, step in h.head.clock.items()})
+        for h in self.heads
+      ],
+      epoch=max(h.head.epoch for h in self.heads),
+      cut=cut,
+    )
+    self.world.checker.took_over(self)
+
+  def _lead(self) -> kernel_lib.Script:
+    world, kernel, life = self.world, self.kernel, self.life
+    self.thread = thread = life.threads[0]
+    members_due, shown = 0.0, False
+    while True:
+      self._check_lease()
+      now = kernel.clock(life)
+      thread.missed = False
+      try:
+        if not shown:
+          yield from self._show_board()
+          shown = True
+        if now >= members_due:
+          members_due = now + world.heartbeat_secs
+          yield from self._look_at_members(now)
+          if self.cuts is not None:
+            for event in self.cuts.look(self.core.channel):
+              actions = self.core.handle(event, kernel.clock(life))
+              yield from self._do(actions)
+        if self.litter or self.untold:
+          yield from self._tidy()
+        yield from self._scan(now)
+        now = kernel.clock(life)
+        deadline = self.core.next_deadline()
+        if world.draining:
+          yield from self._do(self.core.handle(core_lib.Drain(), now))
+        elif deadline is not None and now >= deadline:
+          yield from self._do(self.core.handle(core_lib.Tick(), now))
+      except operations.FAILURES:
+        yield _RETRY_SECS
+      pause = 0.05 + _LOOK_SECS * self.random() if thread.missed else _POLL_SECS
+      deadline = self.core.next_deadline()
+      if deadline is not None:
+        pause = min(pause, max(deadline - kernel.clock(life), 0.01))
+      thread.nudged = False
+      yield pause
+      thread.nudged = True
+
+  def _look_at_members(self, now: float) -> kernel_lib.Script:
+    found = []
+    for name in (yield operations.Names("members")):
+      try:
+        member, _ = yield operations.Read(f"members/{name}", records.Member)
+      except errors.CorruptSnapshotError:
+        continue
+      if member is not None:
+        found.append(member)
+    present = {
+      m: member.step_secs
+      for m, member in self.members.live(found, now).items()
+      if member.present
+    }
+    actions = self.core.handle(core_lib.Membership(present), now)
+    if actions:
+      yield from self._do(actions)
+
+  def _scan(self, now: float) -> kernel_lib.Script:
+    names, found, broken = yield from protocol.scan(self.known)
+    self.known.intersection_update(names)
+    for name, _ in broken:
+      self.world.checker.rejected(self, name)
+      yield from self._delete(name)
+    if not found:
+      return
+    self.known.update([name for name, _ in found])
+    arrived = core_lib.Arrived([record for _, record in found])
+    actions = self.core.handle(arrived, now)
+    if actions:
+      yield from self._do(actions)
+
+  def _do(self, actions: list[Any]) -> kernel_lib.Script:
+    """Does all of `actions`, whatever the store makes of some of them."""
+    failure: BaseException | None = None
+    for action in actions:
+      kind = type(action)
+      try:
+        if kind is core_lib.Close:
+          yield from self._close_round(action)
+        elif kind is core_lib.Open:
+          yield from self._show_board()
+        elif kind is core_lib.Discard:
+          self.world.checker.discarded(self, action.contribution, action.reason)
+          yield from self._delete(action.contribution.key)
+        elif kind is core_lib.Cut and self.cuts is not None:
+          self.cuts.take_part(action.number, [h.head for h in self.heads])
+        elif kind is core_lib.Quarantine:
+          yield from self._quarantine(action)
+        elif kind is core_lib.Forget:
+          self.world.checker.forgotten(self, action.contribution)
+          yield from self._delete(action.contribution.key)
+      except OSError as error:
+        failure = error
+    if failure is not None:
+      raise failure
+
+  def _quarantine(self, action: core_lib.Quarantine) -> kernel_lib.Script:
+    self.world.checker.seen["quarantined"] += 1
+    verdict = records.Verdict(
+      action.island,
+      action.incarnation,
+      action.offences,
+      action.fragment,
+      action.reason,
+      action.suspended_secs,
+    )
+    self.untold[action.island] = verdict
+    yield from self._tell()
+
+  def _tell(self) -> kernel_lib.Script:
+    """Writes verdicts; one that could not be written is tried again."""
+    for island, verdict in list(self.untold.items()):
+      yield operations.Write(keys.verdict_key(island), verdict)
+      del self.untold[island]
+
+  def _delete(self, name: str) -> kernel_lib.Script:
+    try:
+      if self.cuts is not None and self.cuts.is_pinned(name):
+        # Only the record goes; what a cut needs of it is in the cut's own.
+        yield operations.Delete(keys.contribution_key(name))
+      else:
+        yield from protocol.discard(name)
+    except OSError:
+      self.litter.append(name)
+      return
+    # One that appears again, delivered twice, is looked at again.
+    self.known.discard(name)
+
+  def _tidy(self) -> kernel_lib.Script:
+    """Deletes what could not be deleted before."""
+    yield from self._tell()
+    litter, self.litter = self.litter, []
+    for name in litter:
+      yield from self._delete(name)
+
+  def _show_board(self) -> kernel_lib.Script:
+    rounds = {str(p): m for p, m in self.core.open_rounds.items()}
+    board = records.Board(self.core.versions, rounds)
+    yield operations.Write(keys.BOARD, board)
+
+  def _close_round(self, close: core_lib.Close) -> kernel_lib.Script:
+    kernel, life, world = self.kernel, self.life, self.world
+    fragment, version = close.fragment, close.version
+    started = kernel.clock(life)
+    world.checker.closing(self, close)
+    contributions: Any = tuple([c.contribution for c in close.chosen])
+    weight = self.weighting.weight
+    weights = tuple(
+      [
+        weight(record.c_tokens, record.c_steps, chosen.staleness)
+        for record, chosen in zip(contributions, close.chosen, strict=True)
+      ]
+    )
+    held = self.heads[fragment]
+    # Never the same prefix twice: an earlier try may have been committed.
+    self.tries += 1
+    writer = f"s{self.token}.{self.tries}"
+    payload = keys.global_prefix(fragment, version, writer)
+    merge = operations.Merge(held.head, payload, contributions, weights)
+
+    def head_of(merged: Any) -> records.Head:
+      head = _new(records.Head)
+      head.__dict__.update(
+        fragment=fragment,
+        version=version,
+        token=self.token,
+        payload=payload,
+        chunks=_CHUNKS,
+        clock={str(m): step for m, step in close.clock.items()},
+        merged=_NO_FACTS,
+        epoch=held.head.epoch,
+        cut=close.cut,
+        digest="",
+      )
+      return head
+
+    try:
+      if not world.schedule.fine:
+        yield 0.08 * self.random()
+      self._check_lease()
+      self.heads[fragment] = yield from protocol.close_round(
+        held, merge, head_of
+      )
+    except protocol.RefusedError as refused:
+      later = self.core.handle(
+        core_lib.MergeRefused(fragment, refused.reasons), kernel.clock(life)
+      )
+      yield from self._do(later)
+      return
+    except operations.FAILURES as error:
+      self.core.handle(core_lib.MergeFailed(fragment), kernel.clock(life))
+      raise OSError(f"merge of fragment {fragment}: {error}") from error
+    yield from self._committed(close, kernel.clock(life) - started)
+
+  def _committed(
+    self, close: core_lib.Close, sync_secs: float
+  ) -> kernel_lib.Script:
+    fragment = close.fragment
+    self.world.checker.committed(self, close, sync_secs)
+    later = self.core.handle(
+      core_lib.Committed(fragment, sync_secs), self.kernel.clock(self.life)
+    )
+    failure: BaseException | None = None
+    yield operations.Point("before_tape")
+    try:
+      for chosen in close.chosen:
+        yield from self._delete(chosen.contribution.key)
+      yield from self._show_board()
+      yield from self._retire(fragment)
+    except OSError as error:
+      failure = error
+    if later:
+      yield from self._do(later)
+    if failure is not None:
+      raise failure
+
+  def _retire(self, fragment: int) -> kernel_lib.Script:
+    """Deletes global versions that nobody can be reading any more."""
+    head = self.heads[fragment].head
+    oldest = head.version - self.world.keep_versions
+    queue = self.retained[fragment]
+    queue.append((head.version, head.payload))
+    if queue[0][0] >= oldest:
+      return
+    pinned = self.cuts.is_pinned_payload if self.cuts else _nothing_pinned
+    kept = []
+    for version, payload in queue:
+      if version >= oldest or pinned(payload):
+        kept.append((version, payload))
+      else:
+        yield operations.DeleteTree(payload)
+    self.retained[fragment] = collections.deque(kept)
+
+
+def _nothing_pinned(prefix: str) -> bool:
+  return False
+
+
+# What frozen dataclasses check while they are made costs too much here.
+_new = object.__new__
+_CHUNKS = [[1]]
+_NO_FACTS: dict[str, Any] = {}

@@ -1,0 +1,128 @@
+"""What a cut is made of, and whether it is one moment of one run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from diloco import errors
+from diloco.snapshots import keys, operations, records
+
+# Names below the cut's prefix.
+REQUEST = "request"
+HEADS = "heads"
+CHANNEL = "channel"
+
+
+class Parts(NamedTuple):
+  """All records of a cut but the last.
+
+  Attributes:
+    request: what was asked.
+    heads: [P], all heads at one moment.
+    heads_part: the record they are from.
+    channel: the record of contributions on their way.
+    contributions: those.
+    islands: by island, its part.
+  """
+
+  request: records.CutRequest
+  heads: tuple[records.Head, ...]
+  heads_part: records.CutHeads
+  channel: records.CutChannel
+  contributions: tuple[records.Contribution, ...]
+  islands: Mapping[int, records.CutPart]
+
+  def checksums(self) -> dict[str, int]:
+    """CRC-32 of every record, by its name below the cut's prefix."""
+    named: dict[str, records.Record] = {
+      REQUEST: self.request,
+      HEADS: self.heads_part,
+      CHANNEL: self.channel,
+    }
+    named |= {part_name(m): part for m, part in self.islands.items()}
+    return {name: zlib.crc32(r.to_bytes()) for name, r in named.items()}
+
+
+def part_name(island: int) -> str:
+  """Name of an island's part below the cut's prefix."""
+  return keys.cut_part_key(0, island).rpartition("/")[2]
+
+
+def read_parts(asked: records.CutRequest) -> operations.Procedure[Parts]:
+  """Reads what a cut is made of.
+
+  Raises:
+    CorruptSnapshotError: something is missing or damaged.
+  """
+  cut = asked.cut
+  heads, _ = yield operations.Read(keys.cut_heads_key(cut), records.CutHeads)
+  channel, _ = yield operations.Read(
+    keys.cut_channel_key(cut), records.CutChannel
+  )
+  if heads is None or channel is None:
+    gone = HEADS if heads is None else CHANNEL
+    raise errors.CorruptSnapshotError(f"cut {cut} has no {gone}")
+  islands = {}
+  for island in asked.islands:
+    key = keys.cut_part_key(cut, island)
+    part, _ = yield operations.Read(key, records.CutPart)
+    if part is None:
+      raise errors.CorruptSnapshotError(f"cut {cut} has no part of {island}")
+    islands[island] = part
+  return Parts(
+    request=asked,
+    heads=tuple(records.Head.from_fields(h) for h in heads.heads),
+    heads_part=heads,
+    channel=channel,
+    contributions=tuple(
+      records.Contribution.from_fields(c) for c in channel.contributions
+    ),
+    islands=islands,
+  )
+
+
+def inconsistency(parts: Parts) -> str:
+  """Why the parts cannot be one moment of one run; empty if they can."""
+  cut, epoch = parts.request.cut, parts.request.epoch
+  stamps = {(parts.heads_part.cut, parts.heads_part.epoch)}
+  stamps |= {(part.cut, part.epoch) for part in parts.islands.values()}
+  if stamps != {(cut, epoch)} or parts.channel.cut != cut:
+    return f"its parts are of several cuts or epochs: {sorted(stamps)}"
+  if parts.channel.token != parts.heads_part.token:
+    return "heads and channel are of two syncers"
+  for fragment, head in enumerate(parts.heads):
+    if (head.fragment, head.epoch) != (fragment, epoch) or head.cut >= cut:
+      return f"fragment {fragment} has no head from before the cut"
+  return _effects_without_cause(parts)
+
+
+def _effects_without_cause(parts: Parts) -> str:
+  """What was received in the cut and sent after it."""
+  for island, part in parts.islands.items():
+    if part.island != island or len(part.positions) != len(parts.heads):
+      return f"the part of island {island} is of another island or run"
+    for head, (base, _, published) in zip(
+      parts.heads, part.positions, strict=True
+    ):
+      merged, p = head.merged_step(island), head.fragment
+      if merged > published:
+        return (
+          f"fragment {p} has merged step {merged} of island {island}, which"
+          f" had published {published}"
+        )
+      if base > head.version:
+        return (
+          f"island {island} had version {base} of fragment {p}, whose head is"
+          f" {head.version}"
+        )
+  for sent in parts.contributions:
+    owner = parts.islands.get(sent.island)
+    if sent.fragment >= len(parts.heads) or sent.cut >= parts.request.cut:
+      return f"contribution {sent.key} was sent after the cut"
+    if sent.base_version > parts.heads[sent.fragment].version:
+      return f"contribution {sent.key} starts from a version after the cut"
+    if owner and sent.step > owner.positions[sent.fragment][2]:
+      return f"contribution {sent.key} was published after the cut"
+  return ""

@@ -1,0 +1,199 @@
+"""Cuts: consistent checkpoints of a whole run while it goes on.
+
+A cut is a directory `cuts/<n>` of records:
+
+    request           by the controller: take part
+    island-<m>        where an island's state is saved, and its positions
+    heads             by the syncer: all heads at one moment
+    channel           by the syncer: sent before the cut, not in those heads
+    complete          by the controller, last: checksums of all of these
+    abandoned         instead of it: there will never be a complete one
+
+Chandy and Lamport's snapshot in the form of Lai and Yang: channels keep no
+order here, so no marker travels in them. Instead every contribution and every
+head is stamped with the last cut its sender took part in, and whoever meets a
+larger number than its own takes its part first. So no part holds the effect of
+something whose cause is not in the cut. A number is used once.
+
+References: Chandy and Lamport, Distributed snapshots, ACM TOCS 3, 1985; Lai
+and Yang, On distributed snapshots, Information Processing Letters 25, 1987.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from diloco import errors
+from diloco.snapshots import cut_parts, keys, operations, records
+
+KEPT = 2  # complete cuts
+
+COMPLETE = "complete"
+ABANDONED = "abandoned"
+
+
+def numbers() -> operations.Procedure[list[int]]:
+  """All cuts there are records of, in order."""
+  names = yield operations.Names("cuts")
+  return sorted(int(name) for name in names if keys.is_cut_name(name))
+
+
+def request(
+  islands: Sequence[int], num_fragments: int
+) -> operations.Procedure[records.CutRequest]:
+  """Asks all roles for their parts of a new cut.
+
+  Args:
+    islands: those that live and will take part.
+    num_fragments: P.
+  """
+  epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
+  newest = max((yield from numbers()), default=0)
+  for fragment in range(num_fragments):
+    # No number is used twice, even if somebody has cleared `cuts/`.
+    head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+    newest = max(newest, head.cut if head else 0)
+  while True:
+    newest += 1
+    key = keys.cut_request_key(newest)
+    found, generation = yield operations.Read(key, records.CutRequest)
+    if found is None:
+      mine = records.CutRequest(
+        newest, epoch.epoch if epoch else 0, sorted(islands)
+      )
+      if (yield operations.CompareAndSet(key, mine, generation)):
+        return mine
+
+
+class Look(NamedTuple):
+  """How far a cut is.
+
+  Attributes:
+    cut: its number.
+    request: None if it was never asked for, or is being deleted.
+    names: of the records that are there.
+  """
+
+  cut: int
+  request: records.CutRequest | None
+  names: frozenset[str]
+
+  @property
+  def is_complete(self) -> bool:
+    """Whether it can be restored, as far as names tell."""
+    return COMPLETE in self.names and ABANDONED not in self.names
+
+  @property
+  def is_open(self) -> bool:
+    """Whether parts are still to be taken."""
+    return self.request is not None and not (self.names & {COMPLETE, ABANDONED})
+
+  @property
+  def missing_islands(self) -> list[int]:
+    """Islands that have not taken their part yet."""
+    asked = self.request.islands if self.request else []
+    return [m for m in asked if cut_parts.part_name(m) not in self.names]
+
+
+def look(cut: int) -> operations.Procedure[Look]:
+  """Looks at what there is of a cut."""
+  names = frozenset((yield operations.Names(keys.cut_prefix(cut))))
+  asked: records.CutRequest | None = None
+  if cut_parts.REQUEST in names:
+    asked, _ = yield operations.Read(
+      keys.cut_request_key(cut), records.CutRequest
+    )
+  return Look(cut, asked, names)
+
+
+def add_part(part: records.CutPart) -> operations.Procedure[bool]:
+  """Adds an island's part, unless the cut has ended or has one already.
+
+  Returns:
+    Whether this is the island's part now.
+  """
+  if not (yield from look(part.cut)).is_open:
+    return False
+  key = keys.cut_part_key(part.cut, part.island)
+  found, generation = yield operations.Read(key, records.CutPart)
+  if found is not None:
+    return bool(found == part)
+  yield operations.Point("mid_cut")
+  added: bool = yield operations.CompareAndSet(key, part, generation)
+  return added
+
+
+def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
+  """Adds the syncer's part, over that of a syncer it has deposed.
+
+  Returns:
+    Whether this is the syncer's part now. It is not if the cut has ended, or
+    if a newer syncer has taken part.
+  """
+  if not (yield from look(part.cut)).is_open:
+    return False
+  key = keys.cut_heads_key(part.cut)
+  while True:
+    found, generation = yield operations.Read(key, records.CutHeads)
+    if found is not None and found.token >= part.token:
+      return bool(found == part)
+    yield operations.Point("mid_cut")
+    if (yield operations.CompareAndSet(key, part, generation)):
+      return True
+
+
+def abandon(cut: int, reason: str) -> operations.Procedure[bool]:
+  """Gives a cut up, unless it is complete; says whether it did."""
+  key = keys.cut_complete_key(cut)
+  complete, _ = yield operations.Read(key, records.CutComplete)
+  if complete is not None:
+    return False
+  yield operations.Write(
+    keys.cut_abandoned_key(cut), records.CutAbandoned(cut, reason)
+  )
+  return True
+
+
+def reason(cut: int) -> operations.Procedure[str]:
+  """Why a cut was given up."""
+  found, _ = yield operations.Read(
+    keys.cut_abandoned_key(cut), records.CutAbandoned
+  )
+  return found.reason if found else "no reason was left"
+
+
+def complete(
+  asked: records.CutRequest,
+) -> operations.Procedure[cut_parts.Parts]:
+  """Makes a cut usable, once all its parts are there.
+
+  Raises:
+    CorruptSnapshotError: they are not, or do not fit each other.
+  """
+  parts: cut_parts.Parts = yield from cut_parts.read_parts(asked)
+  if why := cut_parts.inconsistency(parts):
+    raise errors.CorruptSnapshotError(why)
+  record = records.CutComplete(asked.cut, asked.epoch, parts.checksums())
+  yield operations.Point("before_cut_complete")
+  yield operations.Write(keys.cut_complete_key(asked.cut), record)
+  return parts
+
+
+def expired(looks: Sequence[Look]) -> list[int]:
+  """Cuts that need not be kept.
+
+  Kept are the newest complete ones, and the newest of all: it may be open, and
+  its number must not be used again.
+  """
+  newest = max((one.cut for one in looks), default=0)
+  whole = sorted((one.cut for one in looks if one.is_complete), reverse=True)
+  kept = {newest, *whole[:KEPT]}
+  return [one.cut for one in looks if one.cut not in kept]
+
+
+def delete(cut: int) -> operations.Procedure[None]:
+  """Deletes a cut's records."""
+  # What makes it usable goes first: half a cut is none.
+  yield operations.Delete(keys.cut_complete_key(cut))
+  yield operations.DeleteTree(keys.cut_prefix(cut))

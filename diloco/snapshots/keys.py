@@ -1,0 +1,136 @@
+"""Where things are in the snapshot store.
+
+Layout, relative to the store's root:
+
+    plan                                  the fragment plan
+    heads/<p>                             newest global version of fragment p
+    globals/<p>/<version>.<token>/...     its parameters and outer momentum
+    contributions/<key>                   commit records, written last
+    payloads/<key>/...                    outer gradients they point to
+    members/<m>                           signs of life of islands
+    leases/syncer                         syncer leadership
+    board                                 hint: versions and open rounds
+    verdicts/<m>                          what the syncer has against island m
+    cuts/<n>/...                          parts of cut n, see `cuts`
+    epoch                                 timeline, after a roll-back
+    peers/...                             optimizer states for those without
+"""
+
+BOARD = "board"
+SYNCER_LEASE = "leases/syncer"
+EPOCH = "epoch"
+
+
+def head_key(fragment: int) -> str:
+  """Key of a fragment's head."""
+  return f"heads/{fragment:04d}"
+
+
+def member_key(island: int) -> str:
+  """Key of an island's sign of life."""
+  return f"members/{island:04d}"
+
+
+def contribution_key(name: str) -> str:
+  """Key of a commit record, from `Contribution.key`."""
+  return f"contributions/{name}"
+
+
+def is_contribution_name(name: str) -> bool:
+  """Whether a key below `contributions/` can be a commit record.
+
+  File systems leave things of their own in a directory.
+  """
+  parts = name.split(".")
+  return len(parts) == 4 and all(part.isdecimal() for part in parts)
+
+
+def is_member_name(name: str) -> bool:
+  """Whether a key below `members/` can be a sign of life."""
+  return name.isdecimal()
+
+
+def payload_prefix(name: str) -> str:
+  """Prefix of a contribution's tensors, from `Contribution.key`."""
+  return f"payloads/{name}"
+
+
+def global_prefix(fragment: int, version: int, writer: str) -> str:
+  """Prefix of a global version; unique to the one who writes it."""
+  return f"globals/{fragment:04d}/{version:09d}.{writer}"
+
+
+def verdict_key(island: int) -> str:
+  """Key of what the syncer has against an island."""
+  return f"verdicts/{island:04d}"
+
+
+def cut_prefix(cut: int) -> str:
+  """Prefix of a cut's parts."""
+  return f"cuts/{cut:06d}"
+
+
+def cut_request_key(cut: int) -> str:
+  """Key of the request for a cut."""
+  return f"{cut_prefix(cut)}/request"
+
+
+def cut_part_key(cut: int, island: int) -> str:
+  """Key of an island's part."""
+  return f"{cut_prefix(cut)}/island-{island:04d}"
+
+
+def cut_heads_key(cut: int) -> str:
+  """Key of the syncer's part."""
+  return f"{cut_prefix(cut)}/heads"
+
+
+def cut_channel_key(cut: int) -> str:
+  """Key of what was on its way from islands to syncer."""
+  return f"{cut_prefix(cut)}/channel"
+
+
+def cut_complete_key(cut: int) -> str:
+  """Key of the record that makes a cut usable."""
+  return f"{cut_prefix(cut)}/complete"
+
+
+def cut_abandoned_key(cut: int) -> str:
+  """Key of the record that says a cut will never be complete."""
+  return f"{cut_prefix(cut)}/abandoned"
+
+
+def is_cut_name(name: str) -> bool:
+  """Whether a name below `cuts/` can be a cut."""
+  return name.isdecimal()
+
+
+def payload_version(payload: str) -> int:
+  """The version a global payload was written as; see `global_prefix`.
+
+  After a return to a cut, the head that points to it has a larger one.
+  """
+  return int(payload.rpartition("/")[2].partition(".")[0])
+
+
+PEER_REQUESTS = "peers/requests"
+PEER_STATES = "peers/states"
+PEER_PAYLOADS = "peers/payloads"
+
+
+def peer_request_key(island: int) -> str:
+  """Key of an island's call for an optimizer state."""
+  return f"{PEER_REQUESTS}/{island:04d}"
+
+
+def peer_state_key(island: int, incarnation: int) -> str:
+  """Key of the answer to one incarnation's call."""
+  return f"{PEER_STATES}/{island:04d}.{incarnation:04d}"
+
+
+def peer_payload_prefix(
+  island: int, incarnation: int, server: int, life: int, step: int
+) -> str:
+  """Prefix of an answer's tensors, unique to who writes them and when."""
+  asker = f"{island:04d}.{incarnation:04d}"
+  return f"{PEER_PAYLOADS}/{asker}/{server:04d}.{life:04d}.{step:09d}"

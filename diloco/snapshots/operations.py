@@ -1,0 +1,129 @@
+"""Protocols as sequences of store operations, without the store.
+
+A *procedure* is a generator that yields operations and receives their results.
+It holds the order on which safety rests (payload, then record, then head) and
+every decision between two operations, but does nothing itself. The live shells
+perform procedures on the snapshot store; the simulated world performs the same
+ones on a store of its own, where each operation may be slow, fail before or
+after it took effect, or be the last thing its process ever did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+from diloco import errors
+from diloco.snapshots import records
+
+T = TypeVar("T")
+
+
+class Read(NamedTuple):
+  """Gives (record or None, generation)."""
+
+  key: str
+  kind: type[records.Record]
+
+
+class Write(NamedTuple):
+  """Writes a record unconditionally."""
+
+  key: str
+  record: records.Record
+
+
+class CompareAndSet(NamedTuple):
+  """Writes if the key is still at `generation`; gives whether it was."""
+
+  key: str
+  record: records.Record
+  generation: Any
+
+
+class Delete(NamedTuple):
+  """Deletes one key; one that is not there is no error."""
+
+  key: str
+
+
+class DeleteTree(NamedTuple):
+  """Deletes everything below a prefix."""
+
+  prefix: str
+
+
+class Names(NamedTuple):
+  """Gives the sorted names directly below a prefix; may be out of date."""
+
+  prefix: str
+
+
+class WritePayload(NamedTuple):
+  """Writes tensors below a prefix; when it returns they are durable."""
+
+  prefix: str
+  content: Any
+
+
+class ReadPayload(NamedTuple):
+  """Reads the tensors a head points to."""
+
+  head: records.Head
+
+
+class Merge(NamedTuple):
+  """Merges contributions into the payload of a new version; gives its facts."""
+
+  head: records.Head  # the version before
+  payload: str  # prefix of the version to write
+  contributions: tuple[records.Contribution, ...]
+  weights: tuple[float, ...]
+
+
+class Point(NamedTuple):
+  """A named instant between two operations, for those who plan crashes."""
+
+  name: str
+
+
+Operation = (
+  Read
+  | Write
+  | CompareAndSet
+  | Delete
+  | DeleteTree
+  | Names
+  | WritePayload
+  | ReadPayload
+  | Merge
+  | Point
+)
+Procedure = Generator[Operation, Any, T]
+
+# What a store may throw into a procedure.
+FAILURES = (OSError, errors.CorruptSnapshotError)
+
+
+def perform(procedure: Procedure[T], execute: Callable[[Operation], Any]) -> T:
+  """Runs a procedure to its end.
+
+  Args:
+    procedure: what to do.
+    execute: does one operation; what it raises is raised at the `yield`.
+
+  Returns:
+    What the procedure returns.
+  """
+  try:
+    operation = next(procedure)
+    while True:
+      try:
+        result = execute(operation)
+      except Exception as error:
+        operation = procedure.throw(error)
+      else:
+        operation = procedure.send(result)
+  except StopIteration as end:
+    value: T = end.value
+    return value

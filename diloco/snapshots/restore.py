@@ -1,0 +1,291 @@
+"""Going back to a cut.
+
+A run that is set back begins a new *epoch*. Versions go on growing: every head
+is set to one more than the newest version its fragment ever had, with the
+values and the clock of the cut. What was published in the old epoch is
+discarded, and what was on its way at the cut waits again.
+
+The epoch record is written before anything else and says what will be done.
+Until then nothing has changed; from then on a restore that dies is finished by
+the next one, to the same cut and the same versions, before any role is started.
+
+No role may live meanwhile. One that does is fenced out by the token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+from diloco import errors
+from diloco.snapshots import cut_parts, cuts, keys, operations, records
+
+# Checks what records point to; gives the reason if it will not do, else "".
+Check = Callable[[cut_parts.Parts], str]
+
+
+class Choice(NamedTuple):
+  """A cut to go back to.
+
+  Attributes:
+    parts: of the cut; None if there is none that can be used.
+    passed_over: newer cuts, with the reason.
+  """
+
+  parts: cut_parts.Parts | None
+  passed_over: tuple[tuple[int, str], ...]
+
+
+class Restored(NamedTuple):
+  """What a restore does.
+
+  Attributes:
+    cut: it goes back to.
+    epoch: it begins.
+    version_from: [P], versions of the cut.
+    version_to: [P], versions the heads are set to.
+    reinjected: keys of contributions that wait again.
+    steps: by island, where it goes on.
+  """
+
+  cut: int
+  epoch: int
+  version_from: list[int]
+  version_to: list[int]
+  reinjected: list[str]
+  steps: dict[int, int]
+
+
+def choose(
+  check: Check, wanted: int | None = None
+) -> operations.Procedure[Choice]:
+  """Chooses the newest cut that verifies.
+
+  Args:
+    check: looks at the tensors and saved states the records point to.
+    wanted: the only one to consider; None for all.
+  """
+  passed_over: list[tuple[int, str]] = []
+  found = yield from cuts.numbers()
+  for cut in sorted(found, reverse=True):
+    if wanted is not None and cut != wanted:
+      continue
+    try:
+      parts: cut_parts.Parts = yield from verified(cut)
+      why = check(parts)
+    except errors.CorruptSnapshotError as error:
+      why = str(error)
+    if not why:
+      return Choice(parts, tuple(passed_over))
+    passed_over.append((cut, why))
+  return Choice(None, tuple(passed_over))
+
+
+def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
+  """Reads a complete cut and checks its records.
+
+  Raises:
+    CorruptSnapshotError: it is not complete, or a record is not what it was.
+  """
+  seen: cuts.Look = yield from cuts.look(cut)
+  if cuts.ABANDONED in seen.names:
+    why = yield from cuts.reason(cut)
+    raise errors.CorruptSnapshotError(f"it was given up: {why}")
+  key = keys.cut_complete_key(cut)
+  whole, _ = yield operations.Read(key, records.CutComplete)
+  if whole is None or seen.request is None:
+    raise errors.CorruptSnapshotError("it was never completed")
+  parts: cut_parts.Parts = yield from cut_parts.read_parts(seen.request)
+  found = parts.checksums()
+  for name in sorted({*whole.parts, *found}):
+    if whole.parts.get(name) != found.get(name):
+      raise errors.CorruptSnapshotError(f"{name} is not what was written")
+  if why := cut_parts.inconsistency(parts):
+    raise errors.CorruptSnapshotError(why)
+  return parts
+
+
+def unfinished() -> operations.Procedure[int]:
+  """The cut of a restore that died halfway; 0 without one.
+
+  Raises:
+    CorruptSnapshotError: the record that would tell is damaged.
+  """
+  epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
+  return 0 if epoch is None or epoch.done else int(epoch.cut)
+
+
+def restore(
+  parts: cut_parts.Parts,
+  tell_discarded: Callable[[str, records.Contribution | None], None],
+  tell: Callable[[Restored], None],
+) -> operations.Procedure[Restored]:
+  """Sets the run back to a cut, or finishes doing so.
+
+  Args:
+    parts: of the cut, verified.
+    tell_discarded: puts on the tape that a contribution, given by its name and
+      its record if that can be read, will never be merged. May be called again
+      for the same one.
+    tell: puts on the tape what is restored. May be called again.
+  """
+  begun: records.Epoch = yield from _begin(parts)
+  cut, epoch, versions = begun.cut, begun.epoch, begun.versions
+  yield operations.Point("mid_restore")
+  stamp = yield from _close_open_cuts()
+  token = yield from _take_lease(len(parts.heads))
+  kept = yield from _kept_payloads()
+  names = yield operations.Names("contributions")
+  for name in filter(keys.is_contribution_name, names):
+    yield from _discard_old(name, epoch, kept, tell_discarded)
+  yield operations.Point("mid_restore")
+  for sent in parts.contributions:
+    behind = parts.heads[sent.fragment].version - sent.base_version
+    again = dataclasses.replace(
+      sent,
+      epoch=epoch,
+      base_version=versions[sent.fragment] - behind,
+      cut=stamp,
+    )
+    yield operations.Write(keys.contribution_key(again.key), again)
+  facts = Restored(
+    cut,
+    epoch,
+    [head.version for head in parts.heads],
+    versions,
+    [sent.key for sent in parts.contributions],
+    {m: part.step for m, part in parts.islands.items()},
+  )
+  tell(facts)
+  for head, version in zip(parts.heads, versions, strict=True):
+    yield operations.Point("mid_restore")
+    yield from _set_head(
+      dataclasses.replace(
+        head, version=version, token=token, merged={}, epoch=epoch, cut=stamp
+      )
+    )
+  yield operations.Write(keys.EPOCH, dataclasses.replace(begun, done=True))
+  return facts
+
+
+def _begin(parts: cut_parts.Parts) -> operations.Procedure[records.Epoch]:
+  """Writes down what will be done, unless an earlier attempt has."""
+  cut = parts.request.cut
+  try:
+    found, _ = yield operations.Read(keys.EPOCH, records.Epoch)
+  except errors.CorruptSnapshotError:
+    found = None
+  if found is not None and found.cut == cut and not found.done:
+    return found
+  newest, versions = found.epoch if found else 0, []
+  for head in parts.heads:
+    now = yield from _head(head.fragment)
+    newest = max(newest, head.epoch, now.epoch if now else 0)
+    names = yield operations.Names(f"globals/{head.fragment:04d}")
+    # A head that was set back is newer than its payload's name.
+    ever = [head.version, now.version if now else 0, *_versions(names)]
+    if found is not None and found.versions:
+      ever.append(found.versions[head.fragment])
+    versions.append(max(ever) + 1)
+  begun = records.Epoch(newest + 1, cut, versions, done=False)
+  yield operations.Write(keys.EPOCH, begun)
+  return begun
+
+
+def _close_open_cuts() -> operations.Procedure[int]:
+  """Gives up what was not complete; gives the newest number."""
+  found: list[int] = yield from cuts.numbers()
+  for cut in found:
+    try:
+      is_open = (yield from cuts.look(cut)).is_open
+    except errors.CorruptSnapshotError:
+      is_open = False
+    if is_open:
+      yield from cuts.abandon(cut, "the run was set back")
+  return max(found, default=0)
+
+
+def _take_lease(num_fragments: int) -> operations.Procedure[int]:
+  """Deposes whoever leads; gives a token above all there were."""
+  token = 0
+  for fragment in range(num_fragments):
+    head = yield from _head(fragment)
+    token = max(token, head.token if head else 0)
+  while True:
+    try:
+      lease, generation = yield operations.Read(
+        keys.SYNCER_LEASE, records.Lease
+      )
+    except errors.CorruptSnapshotError:
+      yield operations.Delete(keys.SYNCER_LEASE)
+      continue
+    token = max(token, lease.token if lease else 0) + 1
+    free = records.Lease("", token, 0)
+    if (yield operations.CompareAndSet(keys.SYNCER_LEASE, free, generation)):
+      return token
+
+
+def _kept_payloads() -> operations.Procedure[Collection[str]]:
+  """Payloads of contributions that cuts need."""
+  kept: set[str] = set()
+  for cut in (yield from cuts.numbers()):
+    try:
+      channel, _ = yield operations.Read(
+        keys.cut_channel_key(cut), records.CutChannel
+      )
+      sent = channel.contributions if channel else []
+      kept |= {records.Contribution.from_fields(c).payload for c in sent}
+    except errors.CorruptSnapshotError:
+      continue  # nobody can go back to that one
+  return kept
+
+
+def _discard_old(
+  name: str,
+  epoch: int,
+  kept: Collection[str],
+  tell: Callable[[str, records.Contribution | None], None],
+) -> operations.Procedure[None]:
+  key = keys.contribution_key(name)
+  try:
+    record, _ = yield operations.Read(key, records.Contribution)
+    if record is None or record.epoch == epoch:
+      return  # gone, or waits again since an earlier attempt
+  except errors.CorruptSnapshotError:
+    record = None
+  tell(name, record)
+  yield operations.Delete(key)
+  if keys.payload_prefix(name) not in kept:
+    yield operations.DeleteTree(keys.payload_prefix(name))
+
+
+def _versions(names: Collection[str]) -> Iterator[int]:
+  for name in names:
+    version = name.partition(".")[0]
+    if version.isdecimal():
+      yield int(version)
+
+
+def _head(fragment: int) -> operations.Procedure[records.Head | None]:
+  """A head; None if it is missing or damaged."""
+  key = keys.head_key(fragment)
+  try:
+    head, _ = yield operations.Read(key, records.Head)
+  except errors.CorruptSnapshotError:
+    return None
+  return head
+
+
+def _set_head(head: records.Head) -> operations.Procedure[Any]:
+  key = keys.head_key(head.fragment)
+  while True:
+    try:
+      found, generation = yield operations.Read(key, records.Head)
+    except errors.CorruptSnapshotError:
+      yield operations.Delete(key)  # a damaged record cannot be compared with
+      continue
+    if found is not None and found.epoch == head.epoch:
+      return
+    if (yield operations.CompareAndSet(key, head, generation)):
+      return

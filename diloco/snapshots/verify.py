@@ -1,0 +1,198 @@
+"""Whether the tensors and saved states of a run are what they were.
+
+Reading is the check: every stored chunk has a checksum, every version a digest
+of its parameters, every saved state a marker with the checksums of its files.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import numpy as np
+
+from diloco import errors
+from diloco.fragments import codec, partition
+from diloco.snapshots import (
+  arrays,
+  checkpoint,
+  cut_parts,
+  digest,
+  keys,
+  records,
+  store,
+)
+
+
+class Verifier:
+  """Reads what records point to."""
+
+  def __init__(
+    self,
+    run_dir: str | os.PathLike[str],
+    snapshots: store.SnapshotStore,
+    plan: partition.FragmentPlan,
+    *,
+    momentum: bool,
+  ):
+    """Reads nothing yet.
+
+    Args:
+      run_dir: where islands save their states.
+      snapshots: the store.
+      plan: of the run's fragments.
+      momentum: whether versions have an outer momentum.
+    """
+    self._run_dir = pathlib.Path(run_dir).absolute()
+    self._store = snapshots
+    self._plan = plan
+    self._momentum = momentum
+
+  def damage(self) -> str:
+    """What is wrong with the run's global state; empty if nothing is.
+
+    Raises:
+      OSError: the store cannot be read.
+    """
+    missing = []
+    for fragment in range(self._plan.num_fragments):
+      try:
+        if not self._check_newest(fragment):
+          missing.append(fragment)
+      except errors.CorruptSnapshotError as error:
+        return f"fragment {fragment} is damaged: {error}"
+    if missing and self._has_trained():
+      return f"fragment {missing[0]} has no head"
+    return ""
+
+  def _check_newest(self, fragment: int) -> bool:
+    """Reads the newest version; False if there is none.
+
+    A syncer that lives may replace and retire it meanwhile.
+    """
+    tried = None
+    while True:
+      head = self._store.read(keys.head_key(fragment), records.Head)
+      if head is None:
+        return False
+      try:
+        self.check_version(head)
+      except errors.CorruptSnapshotError:
+        if head.payload == tried:
+          raise
+        tried = head.payload
+        continue
+      return True
+
+  def _has_trained(self) -> bool:
+    """Whether all heads must have been there once."""
+    if self._store.names("contributions") or self._store.names("cuts"):
+      return True
+    for fragment in range(self._plan.num_fragments):
+      for name in self._store.names(f"globals/{fragment:04d}"):
+        if keys.payload_version(name):
+          return True
+    return False
+
+  def check_version(self, head: records.Head) -> None:
+    """Reads a global version.
+
+    Raises:
+      CorruptSnapshotError: it is not readable, or not what was written.
+    """
+    tensors = self._plan.fragments[head.fragment]
+    if len(head.chunks) != len(tensors):
+      raise errors.CorruptSnapshotError(
+        f"{head.payload} does not describe {len(tensors)} tensors"
+      )
+    parts = ["params"]
+    if head.version and self._momentum:
+      parts.append("momentum")
+    for part in parts:
+      values = (
+        (spec.name, self._read(f"{head.payload}/{part}", spec, chunks))
+        for spec, chunks in zip(tensors, head.chunks, strict=True)
+      )
+      found = digest.tensors(values)
+      if part == "params" and head.digest and found != head.digest:
+        raise errors.CorruptSnapshotError(
+          f"{head.payload} has digest {found}, its head says {head.digest}"
+        )
+
+  def check_contribution(self, sent: records.Contribution) -> None:
+    """Reads an outer gradient.
+
+    Raises:
+      CorruptSnapshotError: it is not readable.
+    """
+    tensors = self._plan.fragments[sent.fragment]
+    if sent.plan_hash != self._plan.hash or sent.codec not in codec.DTYPES:
+      raise errors.CorruptSnapshotError(f"{sent.key} is of another run")
+    dtype = codec.DTYPES[sent.codec].name
+    for spec, chunks in zip(tensors, sent.chunks, strict=True):
+      self._read(sent.payload, spec, chunks, dtype)
+
+  def _read(
+    self,
+    prefix: str,
+    spec: partition.Tensor,
+    chunks: list[int],
+    dtype: str = "float32",
+  ) -> np.ndarray:
+    try:
+      layout = arrays.Layout(spec.shape, dtype, tuple(chunks))
+      return self._store.arrays.open(prefix, spec.name, layout).read()
+    except (ValueError, IndexError) as error:
+      raise errors.CorruptSnapshotError(f"{prefix}: {error}") from error
+
+  def check_saved(self, part: records.CutPart) -> None:
+    """Checks the state an island saved for a cut.
+
+    Raises:
+      CorruptSnapshotError: it is missing, or not what was saved.
+    """
+    path = self._run_dir / part.checkpoint
+    if path.parent != checkpoint.directory(self._run_dir, part.island):
+      raise errors.CorruptSnapshotError(
+        f"the state of island {part.island} is said to be in {part.checkpoint}"
+      )
+    marker = checkpoint.verify(path)
+    if checkpoint.checksum(path) != part.checksum:
+      raise errors.CorruptSnapshotError(
+        f"checkpoint {path.name} is not the one of the cut"
+      )
+    if (marker.step, marker.positions) != (part.step, part.positions):
+      raise errors.CorruptSnapshotError(
+        f"checkpoint {path.name} is of another moment"
+      )
+
+  def check_cut(self, parts: cut_parts.Parts) -> str:
+    """Why a cut cannot be restored; empty if it can."""
+    if len(parts.heads) != self._plan.num_fragments:
+      return f"it has {len(parts.heads)} fragments"
+    try:
+      for head in parts.heads:
+        self.check_version(head)
+      for sent in parts.contributions:
+        self.check_contribution(sent)
+      for part in parts.islands.values():
+        self.check_saved(part)
+    except errors.CorruptSnapshotError as error:
+      return str(error)
+    return ""
+
+  def add_momentum(self, head: records.Head) -> None:
+    """Writes the momentum of a version 0, which is zero and not stored.
+
+    Versions that are set back to it have a number above 0, so it is asked for.
+    """
+    if head.version or not self._momentum:
+      return
+    zeros = []
+    for spec, chunks in zip(
+      self._plan.fragments[head.fragment], head.chunks, strict=True
+    ):
+      layout = arrays.Layout(spec.shape, "float32", tuple(chunks))
+      values = np.zeros(spec.shape, np.float32)
+      zeros.append(arrays.Tensor(spec.name, layout, [(None, values)]))
+    self._store.arrays.write(f"{head.payload}/momentum", zeros)

@@ -1,0 +1,294 @@
+"""The syncer's part in cuts, and what cuts need of the store.
+
+A *pin* keeps tensors that a cut points to: payloads of its heads, and of the
+contributions that were on their way. They stay when merged or replaced, until
+the cut is deleted, which happens here too. See `diloco.snapshots.cuts`.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+
+from diloco import errors
+from diloco.snapshots import cut_parts, cuts, keys, operations, records, store
+from diloco.syncer import core
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class _Open:
+  """A cut this syncer has taken part in and that has not ended."""
+
+  part: records.CutHeads
+  heads: list[records.Head]
+  written: bool = False  # the part of the heads
+  closed: bool = False  # the channel is written too
+
+  def lacks(self, name: str) -> bool:
+    """Whether a contribution of this name is not in its heads."""
+    fragment, island, _, step = map(int, name.split("."))
+    if fragment >= len(self.heads):
+      return False
+    return step > self.heads[fragment].merged_step(island)
+
+
+class CutKeeper:
+  """Takes the syncer's parts, and guards what complete cuts point to."""
+
+  def __init__(self, snapshots: store.SnapshotStore):
+    """Args: the store."""
+    self._store = snapshots
+    self._open: _Open | None = None
+    self._pins: dict[int, frozenset[str]] = {}  # by cut, prefixes of payloads
+    self._held: set[str] = set()  # contributions to delete once unpinned
+    self._ended: set[int] = set()  # cuts that were seen to have ended
+
+  def recover(self, heads: Sequence[records.Head]) -> int:
+    """Learns what there is of a syncer that takes over.
+
+    A cut that the predecessor was in the middle of can be taken again if none
+    of its versions is stamped with it. Otherwise what was on its way at that
+    moment may be merged and gone, so the cut is given up.
+
+    Args:
+      heads: [P], as fenced.
+
+    Returns:
+      The last cut that these heads are after.
+    """
+    taken = max(head.cut for head in heads)
+    for look in self._looks():
+      if look.is_complete or cut_parts.CHANNEL in look.names:
+        self._pins[look.cut] = self._pins_of(look.cut)
+        taken = max(taken, look.cut)
+      elif look.is_open and look.cut <= taken:
+        self._store.perform(
+          cuts.abandon(look.cut, "the syncer was replaced during the cut")
+        )
+      if not look.is_open:
+        self._ended.add(look.cut)
+    return taken
+
+  def look(
+    self, channel: Sequence[core.Contribution] | None
+  ) -> list[core.CutRequested | core.CutEnded]:
+    """Looks for news, at most once a heartbeat; gives events for the core.
+
+    Args:
+      channel: the core's.
+
+    Raises:
+      OSError: the store failed; the next look tries again.
+    """
+    newest = max(self._store.perform(cuts.numbers()), default=0)
+    if not newest or newest in self._ended:
+      # The core may have met a stamp of a cut that is over.
+      return [] if channel is None else [core.CutEnded(newest)]
+    try:
+      return self._look_at(newest, channel)
+    except errors.CorruptSnapshotError as error:
+      self._store.perform(cuts.abandon(newest, f"a part is damaged: {error}"))
+      return []
+
+  def _look_at(
+    self, newest: int, channel: Sequence[core.Contribution] | None
+  ) -> list[core.CutRequested | core.CutEnded]:
+    look = self._store.perform(cuts.look(newest))
+    mine = self._open if self._open and self._open.part.cut == newest else None
+    if look.names & {cuts.COMPLETE, cuts.ABANDONED}:
+      return self._end(look)
+    if look.is_open and mine is None:
+      return [core.CutRequested(newest)]
+    if look.is_open and mine is not None:
+      self._go_on(mine, look, channel)
+    return []
+
+  def take_part(self, number: int, heads: Sequence[records.Head]) -> None:
+    """Writes down the heads as they are, before anything else is merged.
+
+    Raises:
+      OSError: the store failed; the next look tries again.
+    """
+    part = records.CutHeads(
+      cut=number,
+      epoch=max(head.epoch for head in heads),
+      token=max(head.token for head in heads),
+      heads=[dataclasses.asdict(head) for head in heads],
+    )
+    # Held in memory first: from now on nothing of it may be deleted.
+    self._open = _Open(part, list(heads))
+    self._write_heads(self._open)
+
+  def _write_heads(self, mine: _Open) -> None:
+    mine.written = self._store.perform(cuts.add_heads(mine.part))
+    if not mine.written:
+      logger.warning("cut_part_refused cut=%d", mine.part.cut)
+      self._open = None
+      self._release()
+
+  def _go_on(
+    self,
+    mine: _Open,
+    look: cuts.Look,
+    channel: Sequence[core.Contribution] | None,
+  ) -> None:
+    if not mine.written:
+      self._write_heads(mine)
+    elif not mine.closed and channel is not None and not look.missing_islands:
+      asked = look.request
+      assert asked is not None
+      self._store.perform(_add_channel(mine.part, mine.heads, asked, channel))
+      mine.closed = True
+
+  def _end(self, look: cuts.Look) -> list[core.CutRequested | core.CutEnded]:
+    self._pins.pop(look.cut, None)
+    if look.is_complete:
+      self._pins[look.cut] = self._pins_of(look.cut)
+    self._open = None
+    self._ended.add(look.cut)
+    for number in cuts.expired(self._looks()):
+      self._store.perform(cuts.delete(number))
+      self._pins.pop(number, None)
+    self._release()
+    return [core.CutEnded(look.cut)]
+
+  def is_pinned(self, name: str) -> bool:
+    """Whether a contribution's payload must stay when its record goes.
+
+    It is deleted here once it need not stay any more.
+    """
+    prefix = keys.payload_prefix(name)
+    # Until the channel is known, all that the heads of the cut lack.
+    pinned = self._is_in_a_cut(prefix) or (
+      self._open is not None and self._open.lacks(name)
+    )
+    if pinned:
+      self._held.add(name)
+    return pinned
+
+  def is_pinned_payload(self, prefix: str) -> bool:
+    """Whether a global payload must stay."""
+    return self._is_in_a_cut(prefix) or (
+      self._open is not None
+      and any(head.payload == prefix for head in self._open.heads)
+    )
+
+  def _is_in_a_cut(self, prefix: str) -> bool:
+    return any(prefix in pins for pins in self._pins.values())
+
+  def _release(self) -> None:
+    """Deletes what was held back and is not pinned any more."""
+    for name in sorted(self._held):
+      self._held.discard(name)
+      if not self.is_pinned(name):
+        self._store.delete_tree(keys.payload_prefix(name))
+
+  def _looks(self) -> list[cuts.Look]:
+    looks = []
+    for number in self._store.perform(cuts.numbers()):
+      try:
+        looks.append(self._store.perform(cuts.look(number)))
+      except errors.CorruptSnapshotError as error:
+        logger.warning("cut_unreadable cut=%d error=%s", number, error)
+    return looks
+
+  def _pins_of(self, number: int) -> frozenset[str]:
+    try:
+      return self._store.perform(_pins(number))
+    except errors.CorruptSnapshotError as error:
+      # Nobody can go back to it, so nothing needs to be kept for it.
+      logger.warning("cut_unreadable cut=%d error=%s", number, error)
+      return frozenset()
+
+
+def _add_channel(
+  part: records.CutHeads,
+  heads: Sequence[records.Head],
+  asked: records.CutRequest,
+  channel: Sequence[core.Contribution],
+) -> operations.Procedure[None]:
+  """Writes down what was sent before the cut and is not in its heads.
+
+  All islands have taken their part, so all that they sent before is in the
+  store, or was. What the syncer has seen of it is in `channel`; what it has
+  not seen yet still has its record.
+  """
+  positions = {}
+  for island in asked.islands:
+    key = keys.cut_part_key(part.cut, island)
+    own, _ = yield operations.Read(key, records.CutPart)
+    if own is None:
+      return
+    positions[island] = own
+  sent: dict[str, records.Contribution] = {}
+  for seen in channel:
+    assert isinstance(seen, records.Contribution)
+    sent[seen.key] = seen
+  names = yield operations.Names("contributions")
+  for name in filter(keys.is_contribution_name, names):
+    if name in sent:
+      continue
+    try:
+      unseen, _ = yield operations.Read(
+        keys.contribution_key(name), records.Contribution
+      )
+    except errors.CorruptSnapshotError:
+      continue  # it will never be merged
+    if unseen is not None and unseen.key == name:
+      sent[name] = unseen
+  on_their_way = [
+    dataclasses.asdict(sent[name])
+    for name in sorted(sent)
+    if _is_of_the_channel(sent[name], part, heads, positions)
+  ]
+  record = records.CutChannel(part.cut, part.token, on_their_way)
+  key = keys.cut_channel_key(part.cut)
+  found, generation = yield operations.Read(key, records.CutChannel)
+  if found is None or found.token < part.token:
+    yield operations.Point("mid_cut")
+    yield operations.CompareAndSet(key, record, generation)
+
+
+def _is_of_the_channel(
+  sent: records.Contribution,
+  part: records.CutHeads,
+  heads: Sequence[records.Head],
+  islands: dict[int, records.CutPart],
+) -> bool:
+  if sent.cut >= part.cut or sent.epoch != part.epoch:
+    return False
+  if not 0 <= sent.fragment < len(heads):
+    return False
+  head = heads[sent.fragment]
+  if sent.step <= head.merged_step(sent.island):
+    return False
+  if sent.base_version > head.version:
+    return False
+  owner = islands.get(sent.island)
+  if owner is None:
+    return True
+  # A later life of the island did not take part.
+  return (
+    sent.incarnation <= owner.incarnation
+    and sent.step <= owner.positions[sent.fragment][2]
+  )
+
+
+def _pins(number: int) -> operations.Procedure[frozenset[str]]:
+  """Prefixes of the payloads a cut points to."""
+  heads, _ = yield operations.Read(keys.cut_heads_key(number), records.CutHeads)
+  channel, _ = yield operations.Read(
+    keys.cut_channel_key(number), records.CutChannel
+  )
+  found = [
+    *(
+      records.Head.from_fields(h).payload
+      for h in (heads.heads if heads else ())
+    ),
+    *(
+      records.Contribution.from_fields(c).payload
+      for c in (channel.contributions if channel else ())
+    ),
+  ]
+  return frozenset(found)

@@ -1,0 +1,122 @@
+"""Gates: whose contributions are refused for what they contain.
+
+An island whose update is not finite, or far longer than others have been, is
+told so and starts again from the global parameters. One that goes on offending
+is suspended: its contributions are refused unseen, for a time that doubles.
+
+    refuse if  norm / sqrt(c_steps)  >  factor * median
+
+where the median is over the last accepted contributions of the fragment.
+Steps of one island add up somewhere between their square root (unrelated) and
+their number (all one way); the root refuses less. A gate that would refuse
+everybody learns nothing, so after `patience` refusals in a row from at least
+two islands it takes what comes as the new measure.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Judged(Protocol):
+  """What the gate must know of a contribution."""
+
+  @property
+  def island(self) -> int: ...  # noqa: D102
+  @property
+  def c_steps(self) -> int: ...  # noqa: D102
+  @property
+  def norms(self) -> Sequence[float]: ...  # noqa: D102
+
+
+@dataclasses.dataclass(frozen=True)
+class GateSettings:
+  """How strict to be.
+
+  Attributes:
+    factor: times the median beyond which a norm is an outlier; 0 accepts all
+      that is finite.
+    history: accepted norms the median is taken over.
+    warmup: below this many accepted norms nothing is an outlier.
+    patience: refusals in a row, by at least two islands, after which the
+      gate gives in.
+  """
+
+  factor: float = 20.0
+  history: int = 32
+  warmup: int = 8
+  patience: int = 8
+
+
+class NormGate:
+  """Judges the norms of one fragment's contributions."""
+
+  __slots__ = ("_accepted", "_refused", "_settings", "_sorted")
+
+  def __init__(self, settings: GateSettings):
+    self._settings = settings
+    self._accepted: collections.deque[float] = collections.deque()
+    self._sorted: list[float] = []
+    self._refused: list[int] = []  # islands refused since the last accepted
+
+  def judge(self, contribution: Judged) -> str:
+    """Returns why to refuse a contribution; empty to let it in."""
+    square = 0.0
+    for norm in contribution.norms:
+      square += norm * norm
+    if not math.isfinite(square):
+      return "not_finite"
+    settings = self._settings
+    if not settings.factor or len(self._sorted) < settings.warmup:
+      return ""
+    length = math.sqrt(square / contribution.c_steps)
+    median = self._sorted[len(self._sorted) // 2]
+    if not median or length <= settings.factor * median:
+      return ""
+    self._refused.append(contribution.island)
+    if len(self._refused) >= settings.patience and len(set(self._refused)) > 1:
+      self._accepted.clear()
+      self._sorted.clear()
+      self._refused.clear()
+      return ""
+    return f"norm_outlier: {length:.3g} per root of a step, median {median:.3g}"
+
+  def accepted(self, contribution: Judged) -> None:
+    """Takes a merged contribution as a measure for later ones."""
+    self._refused.clear()
+    square = 0.0
+    for norm in contribution.norms:
+      square += norm * norm
+    length = math.sqrt(square / contribution.c_steps)
+    if len(self._accepted) == self._settings.history:
+      oldest = self._accepted.popleft()
+      del self._sorted[bisect.bisect_left(self._sorted, oldest)]
+    self._accepted.append(length)
+    bisect.insort(self._sorted, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspension:
+  """When a repeated offender is suspended, and for how long.
+
+  Attributes:
+    after: offences in a row from which on an island is suspended.
+    base_secs: the first suspension; each further one is twice as long.
+    max_secs: the longest.
+  """
+
+  after: int = 3
+  base_secs: float = 10.0
+  max_secs: float = 600.0
+
+  def secs(self, offences: int) -> float:
+    """How long to suspend after the given number of offences; 0 for not."""
+    if offences < self.after:
+      return 0.0
+    doubled = self.base_secs * 2.0 ** min(offences - self.after, 60)
+    return min(doubled, self.max_secs)

@@ -1,0 +1,180 @@
+"""A process's hold on the syncer's lease: waits for it, renews it, gives it up.
+
+Several syncers may run; who holds the lease leads. The others are *standbys*:
+they watch the lease by their own clocks and take it when it stands still. A
+leader that was only stopped finds, when it wakes, a token that is not its own.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from diloco import errors, timing
+from diloco.snapshots import keys, lease, operations, records, store
+
+logger = logging.getLogger(__name__)
+
+
+class StrangerWatch:
+  """Tells when a lease is kept from us by somebody who does not belong here."""
+
+  def __init__(self, limit_secs: float, stranger: Callable[[str], bool]):
+    """Args: how long that may last, and who is one, by owner."""
+    self._limit_secs = limit_secs
+    self._stranger = stranger
+    self._owner = ""  # the stranger, if one has it
+    self._beat = 0  # when first seen
+    self._since = 0.0
+
+  def check(self, held: records.Lease | None, now: float) -> None:
+    """Takes in who holds the lease at `now`, while it is out of reach.
+
+    Raises:
+      UserError: a stranger has held it for the whole limit.
+    """
+    owner = held.owner if held else ""
+    # One of ours becomes a stranger when its seat is started anew after its
+    # death; then its lease is not renewed, and free long before the limit.
+    if not held or not owner or not self._stranger(owner):
+      self._owner = ""
+    elif owner != self._owner:
+      self._owner, self._beat, self._since = owner, held.beat, now
+    elif held.beat != self._beat and now - self._since >= self._limit_secs:
+      raise errors.UserError(
+        "the syncer's lease",
+        f"it is held by the live process {owner}, which renews it and was not"
+        " started by this run's controller",
+        "end that process, or the run it belongs to",
+      )
+
+
+def _rebuild() -> operations.Procedure[None]:
+  """Writes a free lease over a damaged one.
+
+  The heads know the highest token that mattered. Should two processes do this
+  at once, one of them finds the other's name at its next renewal; what either
+  commits meanwhile is guarded by the generations of the heads.
+  """
+  names = yield operations.Names("heads")
+  tokens = [0]
+  for name in filter(str.isdecimal, names):
+    head, _ = yield operations.Read(keys.head_key(int(name)), records.Head)
+    tokens.append(head.token if head else 0)
+  yield operations.Write(
+    keys.SYNCER_LEASE, records.Lease("", max(tokens), beat=0)
+  )
+
+
+class Leadership:
+  """Of one process; several threads may ask whether it still leads."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    times: timing.Timing,
+    owner: str,
+    after_beat: Callable[[], None],
+    stranger: Callable[[str], bool],
+  ):
+    """Takes nothing yet.
+
+    Args:
+      snapshots: the store.
+      times: the run's timeouts.
+      owner: a name no other process has.
+      after_beat: called with every sign of life: a look at the lease while
+        waiting, and on a thread of its own a renewal while leading.
+      stranger: whether an owner of the lease does not belong to this run.
+    """
+    self._store = snapshots
+    self._times = times
+    self._owner = owner
+    self._after_beat = after_beat
+    self._watch = lease.LeaseWatch(times.lease_ttl_secs)
+    self._strangers = StrangerWatch(times.foreign_secs, stranger)
+    self._stop = threading.Event()
+    self._fenced = threading.Event()
+    self._renewals: threading.Thread | None = None
+    self._damaged_since: float | None = None
+    self.token = 0  # 0 until it leads
+
+  def wait(self, wanted: Callable[[], bool]) -> bool:
+    """Waits for the lease; False when that is not `wanted` any more.
+
+    Raises:
+      UserError: a stranger keeps it.
+    """
+    beat_due = 0.0
+    while not self.token:
+      if not wanted():
+        return False
+      now = time.monotonic()
+      try:
+        if now >= beat_due:
+          beat_due = now + self._times.heartbeat_secs
+          self._after_beat()
+          held = self._store.read(keys.SYNCER_LEASE, records.Lease)
+          self._strangers.check(held, now)
+        self.token = self._store.perform(
+          lease.acquire(
+            keys.SYNCER_LEASE, self._owner, self._watch, time.monotonic
+          )
+        )
+        self._damaged_since = None
+      except OSError as error:
+        logger.warning("store_unreachable error=%s", error)
+        time.sleep(self._times.retry_secs)
+      except errors.CorruptSnapshotError as error:
+        self._found_damaged(error, now)
+      if not self.token:
+        time.sleep(self._times.standby_poll_secs)
+    self._renewals = threading.Thread(
+      target=self._renew, name="lease", daemon=True
+    )
+    self._renewals.start()
+    return True
+
+  def _found_damaged(self, error: Exception, now: float) -> None:
+    """Replaces a lease that nobody could read for its time to live."""
+    if self._damaged_since is None:
+      logger.warning("lease_damaged error=%s", error)
+      self._damaged_since = now
+    if now - self._damaged_since < self._times.lease_ttl_secs:
+      return
+    try:
+      self._store.perform(_rebuild())
+    except (OSError, errors.CorruptSnapshotError) as failure:
+      logger.warning("lease_not_rebuilt error=%s", failure)
+      time.sleep(self._times.retry_secs)
+
+  def check(self) -> None:
+    """Raises `FencedError` once another process has taken the lease."""
+    if self._fenced.is_set():
+      raise errors.FencedError(
+        f"the lease of token {self.token} was taken over"
+      )
+
+  def close(self) -> None:
+    """Gives the lease up, so that a successor need not wait."""
+    self._stop.set()
+    if self._renewals is not None:
+      self._renewals.join()
+    if self.token and not self._fenced.is_set():
+      self._store.perform(
+        lease.release(keys.SYNCER_LEASE, self._owner, self.token)
+      )
+
+  def _renew(self) -> None:
+    # A beat moves the lease at least this often, or others take it.
+    pause_secs = min(self._times.heartbeat_secs, self._times.lease_ttl_secs / 4)
+    while not self._stop.wait(pause_secs):
+      try:
+        if not self._store.perform(
+          lease.renew(keys.SYNCER_LEASE, self._owner, self.token)
+        ):
+          self._fenced.set()
+          return
+        self._after_beat()
+      except (OSError, errors.CorruptSnapshotError) as error:
+        logger.warning("renewal_failed error=%s", error)

@@ -1,0 +1,177 @@
+"""What a syncer does to the store, in the order that makes it safe.
+
+Procedures (see `diloco.snapshots.operations`). A commit is: payload first,
+then compare-and-set of the fragment's head from the generation this syncer
+itself last wrote. A syncer that takes over raises the token of every head
+first, so a deposed one fails its compare-and-set however late it comes: no
+version is committed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from diloco import errors
+from diloco.snapshots import keys, operations, records
+
+# Made once: procedures are run a million times in simulations.
+_AFTER_HEAD_CAS = operations.Point("after_head_cas")
+_AFTER_MERGE = operations.Point("after_merge")
+_BEFORE_DELETE = operations.Point("before_delete")
+_BEFORE_HEAD_CAS = operations.Point("before_head_cas")
+_MID_FENCE = operations.Point("mid_fence")
+
+
+class RefusedError(Exception):
+  """Contributions that must not be merged, with the reason for each."""
+
+  def __init__(self, reasons: Mapping[str, str]):
+    super().__init__(str(reasons))
+    self.reasons = reasons
+
+
+class Held(NamedTuple):
+  """A head as this syncer last wrote it."""
+
+  head: records.Head
+  generation: Any
+
+
+def fence(fragment: int, token: int) -> operations.Procedure[Held]:
+  """Raises the token of a fragment's head to `token`.
+
+  Raises:
+    LookupError: there is no head yet.
+    FencedError: somebody with a newer token was here.
+  """
+  key = keys.head_key(fragment)
+  while True:
+    head, generation = yield operations.Read(key, records.Head)
+    if head is None:
+      raise LookupError(f"fragment {fragment} has no head")
+    if head.token > token:
+      raise errors.FencedError(
+        f"fragment {fragment} is held under token {head.token}, this syncer"
+        f" has {token}"
+      )
+    if head.token == token:
+      return Held(head, generation)
+    yield _MID_FENCE
+    # Written or not, the next look tells, and gives the generation.
+    yield operations.CompareAndSet(
+      key, records.retoken(head, token), generation
+    )
+
+
+def close_round(
+  held: Held,
+  merge: operations.Merge,
+  head_of: Callable[[Any], records.Head],
+) -> operations.Procedure[Held]:
+  """Merges a round and commits the version.
+
+  Args:
+    held: the head before, as this syncer last wrote it.
+    merge: writes the version's payload, under a prefix never used before: the
+      commit of an earlier try may have succeeded although nobody was told.
+    head_of: makes the head from what the merge gives.
+
+  Raises:
+    FencedError: see `commit`.
+  """
+  facts = yield merge
+  yield _AFTER_MERGE
+  return (yield from commit(held, head_of(facts)))
+
+
+def commit(held: Held, head: records.Head) -> operations.Procedure[Held]:
+  """Makes a payload that is complete in the store the fragment's head.
+
+  Args:
+    held: the head before, as this syncer last wrote it.
+    head: the new one.
+
+  Raises:
+    FencedError: another syncer holds the fragment, or it is unknown whether an
+      earlier attempt succeeded; whoever leads next reads it from the head.
+  """
+  key = keys.head_key(head.fragment)
+  yield _BEFORE_HEAD_CAS
+  moved = yield operations.CompareAndSet(key, head, held.generation)
+  if not moved:
+    raise errors.FencedError(
+      f"version {head.version} of fragment {head.fragment} was not committed:"
+      f" its head moved under token {head.token}"
+    )
+  found, generation = yield operations.Read(key, records.Head)
+  if found != head:
+    raise errors.FencedError(f"fragment {head.fragment} was taken over")
+  yield _AFTER_HEAD_CAS
+  return Held(head, generation)
+
+
+class Scanned(NamedTuple):
+  """What a look at the commit records found.
+
+  Attributes:
+    names: all there are.
+    found: name and record of those that are new.
+    broken: name of those that cannot be trusted, and why.
+  """
+
+  names: list[str]
+  found: list[tuple[str, records.Contribution]]
+  broken: list[tuple[str, str]]
+
+
+def scan(known: Collection[str]) -> operations.Procedure[Scanned]:
+  """Reads commit records that are not known yet."""
+  names = yield operations.Names("contributions")
+  found: list[tuple[str, records.Contribution]] = []
+  broken: list[tuple[str, str]] = []
+  for name in names:
+    if name in known or not keys.is_contribution_name(name):
+      continue
+    key = keys.contribution_key(name)
+    try:
+      record, _ = yield operations.Read(key, records.Contribution)
+    except errors.CorruptSnapshotError as error:
+      broken.append((name, str(error)))
+      continue
+    if record is not None:
+      found.append((name, record))
+  return Scanned(names, found, broken)
+
+
+def discard(name: str) -> operations.Procedure[None]:
+  """Deletes a contribution that is merged, or never will be."""
+  yield _BEFORE_DELETE
+  # The record goes first: a record without payload would look corrupt.
+  yield operations.Delete(keys.contribution_key(name))
+  yield operations.DeleteTree(keys.payload_prefix(name))
+
+
+def abandoned(
+  heads: Mapping[int, records.Head],
+  pinned: Callable[[str], bool] = lambda name: False,
+) -> operations.Procedure[None]:
+  """Deletes payloads whose publisher died before it wrote their record.
+
+  Only those an island has since gone past: another may still be on its way.
+
+  Args:
+    heads: of all fragments.
+    pinned: whether a contribution belongs to a cut, so that its payload stays.
+  """
+  payloads = yield operations.Names("payloads")
+  # Payloads before records: whoever publishes meanwhile has both.
+  names = yield operations.Names("contributions")
+  for name in sorted(set(payloads) - set(names)):
+    if not keys.is_contribution_name(name):
+      continue
+    fragment, island, _, step = map(int, name.split("."))
+    if fragment not in heads or pinned(name):
+      continue
+    if step <= heads[fragment].merged_step(island):
+      yield operations.DeleteTree(keys.payload_prefix(name))

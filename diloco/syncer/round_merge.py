@@ -1,0 +1,152 @@
+"""The arithmetic of a round: contributions in the store to a new version there.
+
+Heads and who may move them are not known here, so a replay merges with the very
+same code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from diloco import errors
+from diloco.fragments import codec, partition
+from diloco.snapshots import arrays, keys, operations, records, store
+from diloco.snapshots import digest as digest_lib
+from diloco.syncer import merge as merge_lib
+from diloco.syncer import outer_optimizer, passes, protocol, sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Merged:
+  """What a merge did."""
+
+  outer_grad_norm: float
+  num_bytes: int  # of the contributions read
+  digest: str  # of the version's parameters
+
+
+RefusedError = protocol.RefusedError
+
+
+class RoundMerger:
+  """Merges rounds, one after the other."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    plan: partition.FragmentPlan,
+    method: merge_lib.Method,
+    outer: outer_optimizer.OuterOptimizer,
+  ):
+    """Does nothing yet.
+
+    Args:
+      snapshots: the store.
+      plan: the fragment plan.
+      method: how tensors that are not embeddings are averaged.
+      outer: the outer optimizer.
+    """
+    self._store = snapshots
+    self._plan = plan
+    self._method = method
+    self._outer = outer
+    self._merger = merge_lib.Merger(outer)
+
+  def chunks(self, fragment: int) -> list[list[int]]:
+    """Chunk shape of every tensor of a version, in plan order."""
+    return [
+      list(arrays.Layout.of(spec.shape, np.float32).chunk_shape)
+      for spec in self._plan.fragments[fragment]
+    ]
+
+  def merge(self, operation: operations.Merge) -> Merged:
+    """Merges tensor by tensor and writes the payload.
+
+    Raises:
+      RefusedError: some contributions cannot be used.
+      OSError: the store failed.
+    """
+    head, payload = operation.head, operation.payload
+    params, momenta = [], []
+    square = 0.0
+    for index, spec in enumerate(self._plan.fragments[head.fragment]):
+      inputs = self._open(spec, index, operation)
+      theta, momentum = self._read(head, spec, index)
+      method = self._method if spec.merge == "rda" else "mean"
+      try:
+        outcome = self._merger.apply(inputs, method, theta, momentum)
+      except passes.ContributionError as error:
+        raise RefusedError(
+          {
+            operation.contributions[i].key: why
+            for i, why in error.reasons.items()
+          }
+        ) from error
+      square += outcome.norm**2
+      params.append(arrays.Tensor.whole(spec.name, theta))
+      momenta.append(arrays.Tensor.whole(spec.name, momentum))
+    self._store.arrays.write(f"{payload}/params", params)
+    if self._outer.momentum:
+      self._store.arrays.write(f"{payload}/momentum", momenta)
+    return Merged(
+      square**0.5,
+      sum(c.num_bytes for c in operation.contributions),
+      digest_lib.tensors((t.name, t.pieces[0][1]) for t in params),
+    )
+
+  def _open(
+    self,
+    spec: partition.Tensor,
+    index: int,
+    operation: operations.Merge,
+  ) -> list[merge_lib.Contribution]:
+    inputs, reasons = [], {}
+    for record, weight in zip(
+      operation.contributions, operation.weights, strict=True
+    ):
+      try:
+        stored = self._store.arrays.open(
+          record.payload, spec.name, _layout(spec, record, index)
+        )
+      except (ValueError, IndexError, errors.CorruptSnapshotError) as error:
+        reasons[record.key] = f"corrupt: {error}"
+        continue
+      inputs.append(
+        merge_lib.Contribution(
+          sources.StoreSource(stored), weight, record.norms[index]
+        )
+      )
+    if reasons:
+      raise RefusedError(reasons)
+    return inputs
+
+  def _read(
+    self, head: records.Head, spec: partition.Tensor, index: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Parameters and outer momentum of the newest version.
+
+    Version 0 has no momentum, and without a momentum term none is stored. A
+    head that was set back to a cut has the payload of an older version.
+    """
+    chunk_shape = tuple(head.chunks[index])
+    layout = arrays.Layout(spec.shape, "float32", chunk_shape)
+
+    def read(part: str) -> np.ndarray:
+      opened = self._store.arrays.open(
+        f"{head.payload}/{part}", spec.name, layout
+      )
+      return opened.read()
+
+    theta = read("params")
+    if self._outer.momentum and keys.payload_version(head.payload):
+      return theta, read("momentum")
+    return theta, np.zeros_like(theta)
+
+
+def _layout(
+  spec: partition.Tensor, record: records.Contribution, index: int
+) -> arrays.Layout:
+  dtype = codec.DTYPES[record.codec].name
+  return arrays.Layout(spec.shape, dtype, tuple(record.chunks[index]))

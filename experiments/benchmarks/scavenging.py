@@ -1,0 +1,106 @@
+"""Extra capacity for part of a run: time to a token budget.
+
+Question: a fleet of 1.2 million chips needs 20 days. From day 5 to day 15 there
+are 25 to 300 % more chips to be had. How much sooner is it done, as one elastic
+job and as 8 islands to which further islands are added? The extra chips are
+either like the fleet's, or of a kind 40 % slower.
+
+`ideal` is the time if extra chips trained as well as the fleet's own do.
+
+Command: `python -m experiments.benchmarks.scavenging`. Two minutes on one core.
+Paper: Decoupled DiLoCo, arXiv 2604.21428.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from diloco.simulation.fleet import budget, outcome, simulator
+from diloco.simulation.fleet import fleet as fleet_lib
+from diloco.simulation.fleet import scenario as scenario_lib
+
+CHIPS = 1_200_000
+SHARES = (0.25, 0.5, 1.0, 2.0, 3.0)
+DAYS, START_DAY, END_DAY = 20.0, 5.0, 15.0
+_DAY = fleet_lib.SECS_PER_DAY
+
+
+def run(
+  shares: Sequence[float] = SHARES,
+  seeds: Sequence[int] = (0, 1, 2),
+  chips: int = CHIPS,
+) -> dict[str, Any]:
+  """Runs the study.
+
+  Args:
+    shares: extra capacity as a share of the fleet.
+    seeds: of the simulations.
+    chips: of the fleet.
+
+  Returns:
+    For each way to train, speed of extra chips and share: days to the budget,
+    the same if extra chips were ideal, and the share of the ideal saving.
+  """
+  rows = []
+  for name, islands in (("elastic", 1), ("islands", 8)):
+    plain = [_goodput(chips, islands, seed) for seed in seeds]
+    for speed in (1.0, 0.6):
+      for share in shares:
+        extra = fleet_lib.Extra(share, START_DAY * _DAY, END_DAY * _DAY, speed)
+        days = [
+          _days(chips, islands, extra, seed, rate)
+          for seed, rate in zip(seeds, plain, strict=True)
+        ]
+        found, ideal = outcome.interval(days), _ideal(share * speed)
+        assert found["mean"] is not None
+        rows.append(
+          {
+            "method": name,
+            "extra": share,
+            "extra_speed": speed,
+            "days": found,
+            "ideal_days": ideal,
+            "saving_of_ideal": (DAYS - found["mean"]) / (DAYS - ideal),
+          }
+        )
+  return {"chips": chips, "days_without": DAYS, "rows": rows}
+
+
+def _ideal(extra: float) -> float:
+  """Days to what the fleet alone trains in `DAYS`."""
+  rest = DAYS - START_DAY
+  if rest <= (END_DAY - START_DAY) * (1 + extra):
+    return START_DAY + rest / (1 + extra)
+  return DAYS - (END_DAY - START_DAY) * extra
+
+
+def _scenario(
+  chips: int, islands: int, extras: tuple[fleet_lib.Extra, ...]
+) -> scenario_lib.Scenario:
+  fleet = fleet_lib.Fleet(chips=chips, islands=islands, extras=extras)
+  return scenario_lib.Scenario(fleet=fleet, days=1.5 * DAYS, windows=0)
+
+
+def _goodput(chips: int, islands: int, seed: int) -> float:
+  scenario = _scenario(chips, islands, ())
+  return simulator.simulate_seed(scenario, seed).goodput
+
+
+def _days(
+  chips: int,
+  islands: int,
+  extra: fleet_lib.Extra,
+  seed: int,
+  goodput: float,
+) -> float:
+  scenario = _scenario(chips, islands, (extra,))
+  work = goodput * scenario.fleet.num_slices * DAYS * _DAY
+  secs = budget.secs_to(scenario, seed, work)
+  assert secs is not None
+  return secs / _DAY
+
+
+if __name__ == "__main__":
+  json.dump(run(), sys.stdout, indent=2)
+  print()

@@ -1,0 +1,1 @@
+"""Fleets for `diloco plan --fleet=...`."""

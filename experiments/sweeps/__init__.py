@@ -1,0 +1,1 @@
+"""Grids for `diloco simulate --sweep=...`."""

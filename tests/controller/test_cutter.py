@@ -1,0 +1,202 @@
+import dataclasses
+
+import pytest
+from cut_builder import ISLANDS, CutRun
+
+from diloco.controller import cutter
+from diloco.snapshots import cuts, keys, records, restore
+from diloco.tape import reader, recorder
+
+SETTINGS = cutter.Settings(
+  every_secs=300.0,
+  limit_secs=60.0,
+  patience_secs=60.0,
+  islands=2,
+  num_fragments=2,
+)
+LIVES = {0: 1, 1: 1}
+
+
+class Session:
+  """A cutter, its store and its tape."""
+
+  def __init__(self, tmp_path, run=None, number=1, **settings):
+    self.dir = tmp_path
+    self.run = run or CutRun(tmp_path)
+    (tmp_path / "control").mkdir(exist_ok=True)
+    self.tape = recorder.Recorder(tmp_path, "controller", number)
+    self.cutter = cutter.Cutter(
+      self.run.store,
+      dataclasses.replace(SETTINGS, **settings),
+      self.tape,
+      cutter.wish_path(tmp_path),
+    )
+
+  def wish(self):
+    cutter.wish_path(self.dir).touch()
+
+  def take_parts(self, cut, islands=ISLANDS):
+    heads = self.run.heads()
+    for island in islands:
+      self.run.save(cut, island, 16, [[h.version, 0, 16] for h in heads])
+    fields = [dataclasses.asdict(h) for h in heads]
+    self.run.perform(cuts.add_heads(records.CutHeads(cut, 0, 1, fields)))
+    if set(islands) == set(ISLANDS):
+      self.run.store.write(
+        keys.cut_channel_key(cut), records.CutChannel(cut, 1, [])
+      )
+
+  def events(self):
+    found = reader.read(self.dir).events
+    return [(e["event"], e.get("reason", "")) for e in found]
+
+  def asked(self):
+    return self.run.perform(cuts.numbers())
+
+
+def test_cuts_are_asked_for_at_intervals_and_completed(tmp_path):
+  session = Session(tmp_path)
+  session.cutter.look(0.0, {})  # the first interval begins with training
+  session.cutter.look(100.0, LIVES)
+  session.cutter.look(399.0, LIVES)
+  assert session.asked() == []
+  session.cutter.look(400.0, LIVES)
+  assert session.asked() == [1]
+  session.cutter.look(401.0, LIVES)
+  session.take_parts(1)
+  session.cutter.look(402.0, LIVES)
+  assert session.run.perform(restore.verified(1)).request.islands == [0, 1]
+  (completed,) = [
+    e for e in reader.read(tmp_path).events if e["event"] == "cut_completed"
+  ]
+  assert completed["secs"] == 2.0 and completed["versions"] == [0, 0]
+  assert completed["islands"] == {"0": 16, "1": 16}
+  session.cutter.look(699.0, LIVES)
+  assert session.asked() == [1]
+  session.cutter.look(701.0, LIVES)
+  assert session.asked() == [1, 2]
+
+
+def test_wish_is_granted_at_once_and_once(tmp_path):
+  session = Session(tmp_path, every_secs=0.0)
+  session.cutter.look(0.0, LIVES)
+  assert session.asked() == []
+  session.wish()
+  session.cutter.look(2.0, {1: 3})
+  assert not cutter.wish_path(tmp_path).exists()
+  session.wish()  # while one is open
+  session.take_parts(1, islands=[1])
+  session.run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 1, []))
+  session.cutter.look(3.0, {1: 3})
+  assert session.run.perform(cuts.look(1)).is_complete
+  session.cutter.look(5.0, LIVES)
+  assert session.asked() == [1, 2]
+
+
+def test_due_cut_waits_for_an_island_that_is_restarted_but_not_for_ever(
+  tmp_path,
+):
+  session = Session(tmp_path)
+  session.cutter.look(0.0, LIVES)
+  session.cutter.look(301.0, {0: 1})
+  assert session.asked() == []
+  session.cutter.look(361.0, {0: 1})
+  asked = session.run.store.read(keys.cut_request_key(1), records.CutRequest)
+  assert asked.islands == [0]
+
+
+@pytest.mark.parametrize("lives", [{0: 1}, {0: 1, 1: 2}])
+def test_cut_is_given_up_when_an_island_dies_before_its_part(tmp_path, lives):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  session.take_parts(1, islands=[0])
+  session.cutter.look(1.0, lives)
+  assert session.events()[-1] == (
+    "cut_abandoned",
+    "island 1 died before it took its part",
+  )
+  assert not session.run.perform(cuts.look(1)).is_open
+
+
+def test_island_may_die_after_its_part(tmp_path):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  session.take_parts(1)
+  session.cutter.look(1.0, {0: 1})
+  assert session.events()[-1][0] == "cut_completed"
+
+
+def test_late_cut_is_given_up_and_says_who_was_missing(tmp_path):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  session.take_parts(1, islands=[1])
+  session.cutter.look(59.0, LIVES)
+  assert session.run.perform(cuts.look(1)).is_open
+  session.cutter.look(60.0, LIVES)
+  assert session.events()[-1] == (
+    "cut_abandoned",
+    "no part of island 0, the syncer in time",
+  )
+
+
+def test_parts_that_do_not_fit_are_never_complete(tmp_path):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  session.take_parts(1)
+  session.run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 2, []))
+  session.cutter.look(1.0, LIVES)
+  assert session.events()[-1] == (
+    "cut_abandoned",
+    "heads and channel are of two syncers",
+  )
+
+
+def test_cut_that_the_syncer_gave_up_keeps_its_reason(tmp_path):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  session.run.perform(cuts.abandon(1, "a reason"))
+  session.cutter.look(1.0, LIVES)
+  assert session.events()[-1] == ("cut_abandoned", "a reason")
+
+
+def test_next_controller_finishes_a_cut(tmp_path):
+  first = Session(tmp_path)
+  first.wish()
+  first.cutter.look(0.0, LIVES)
+  second = Session(tmp_path, first.run, number=2)
+  second.cutter.look(10.0, LIVES)
+  second.take_parts(1)
+  second.cutter.look(11.0, LIVES)
+  assert second.run.perform(cuts.look(1)).is_complete
+  assert second.events()[-1][0] == "cut_completed"
+
+
+def test_end_of_a_session_ends_its_cut(tmp_path):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  session.cutter.close()
+  assert session.events()[-1] == ("cut_abandoned", "the session ended")
+  session.cutter.close()
+  assert len(session.events()) == 2
+
+
+def test_store_out_of_reach_disturbs_nobody(tmp_path, monkeypatch):
+  session = Session(tmp_path)
+  session.wish()
+
+  def fail(*args):
+    raise OSError("no store")
+
+  with monkeypatch.context() as broken:
+    broken.setattr(session.run.store, "names", fail)
+    session.cutter.look(0.0, LIVES)
+  assert session.asked() == []
+  session.cutter.look(10.0, LIVES)
+  session.cutter.look(20.0, LIVES)
+  assert session.asked() == [1]

@@ -1,0 +1,247 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from cut_builder import PLAN, CutRun, is_readable, run_with_a_cut, spoil
+
+from diloco import config as config_lib
+from diloco import errors, process
+from diloco.controller import restorer
+from diloco.snapshots import arrays, keys, records, restore
+from diloco.tape import reader
+
+CONFIG = config_lib.RunConfig()
+
+
+class Machine:
+  """A run directory with a restorer before its next session."""
+
+  def __init__(self, tmp_path):
+    self.dir = tmp_path
+    self.run, self.sent = run_with_a_cut(tmp_path, process.store_url(tmp_path))
+    self.ended = []
+
+  def prepare(self, wanted=None):
+    self.ended.append(0)
+    return restorer.Restorer(
+      self.dir, CONFIG, PLAN, lambda: [], incarnation=1
+    ).prepare(wanted)
+
+  def events(self, name):
+    return [e for e in reader.read(self.dir).events if e["event"] == name]
+
+  def everything(self):
+    files = [p for p in self.dir.rglob("*") if p.is_file()]
+    return {str(p): p.read_bytes() for p in files}
+
+
+@pytest.fixture
+def machine(tmp_path):
+  return Machine(tmp_path)
+
+
+def test_whole_run_is_left_alone(machine, capsys):
+  before = machine.everything()
+  assert machine.prepare() is None
+  assert machine.everything() == before
+  assert capsys.readouterr().err == ""
+
+
+def test_fresh_run_is_whole(tmp_path):
+  run = CutRun(tmp_path, process.store_url(tmp_path))
+  run.store.delete(keys.head_key(1))  # died before it was written
+  prepared = restorer.Restorer(tmp_path, CONFIG, PLAN, lambda: [], 1).prepare(
+    None
+  )
+  assert prepared is None
+
+
+def chunk_of(machine, prefix):
+  folder = machine.dir / "snapshots" / prefix
+  return next(p for p in folder.rglob("*") if p.is_file() and "c" in p.name)
+
+
+def damage_head(machine):
+  spoil(machine.run, keys.head_key(0))
+
+
+def lose_head(machine):
+  machine.run.store.delete(keys.head_key(1))
+
+
+def damage_tensor(machine):
+  path = chunk_of(machine, f"{machine.run.head(0).payload}/params")
+  data = bytearray(path.read_bytes())
+  data[0] ^= 1
+  path.write_bytes(data)
+
+
+def lose_momentum(machine):
+  machine.run.store.delete_tree(f"{machine.run.head(0).payload}/momentum")
+
+
+def swap_tensor(machine):
+  """Well-formed and wrong: only the digest tells."""
+  payload = machine.run.head(0).payload
+  (tensor,) = PLAN.fragments[0]
+  machine.run.store.arrays.write(
+    f"{payload}/params",
+    [arrays.Tensor.whole(tensor.name, np.ones(tensor.shape, np.float32))],
+  )
+
+
+def damage_epoch(machine):
+  machine.run.store.write(keys.EPOCH, records.Board([], {}))
+
+
+DAMAGE = [
+  damage_head,
+  lose_head,
+  damage_tensor,
+  lose_momentum,
+  swap_tensor,
+  damage_epoch,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_run_goes_back_to_the_last_cut(machine, capsys, damage):
+  damage(machine)
+  restored = machine.prepare()
+  assert restored.cut == 1
+  assert [h.clock for h in machine.run.heads()] == [{"0": 8, "1": 4}] * 2
+  assert set(machine.run.waiting()) == {s.key for s in machine.sent}
+  line = capsys.readouterr().err
+  assert line.count("\n") == 1 and line.startswith("restored cut 1 (")
+  (event,) = machine.events("restored")
+  assert event["version_to"] == restored.version_to
+  assert event["why"] in line
+  assert {e["reason"] for e in machine.events("discarded")} == {
+    "before_restore"
+  }
+  assert machine.prepare() is None
+
+
+def damage_part(machine):
+  spoil(machine.run, keys.cut_part_key(1, 0))
+
+
+def lose_complete(machine):
+  machine.run.store.delete(keys.cut_complete_key(1))
+
+
+def lose_saved_state(machine):
+  shutil.rmtree(machine.dir / "checkpoints" / "island-1")
+
+
+def tamper_with_saved_state(machine):
+  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*/state")
+  path.write_bytes(path.read_bytes()[::-1])
+
+
+def tamper_with_marker(machine):
+  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*/complete.json")
+  content = json.loads(path.read_text())
+  content["record"]["step"] += 1
+  path.write_text(json.dumps(content))
+
+
+def lose_channel_payload(machine):
+  machine.run.store.delete_tree(machine.sent[0].payload)
+
+
+def lose_cut_tensor(machine):
+  cut = machine.run.perform(restore.verified(1))
+  machine.run.store.delete_tree(cut.heads[0].payload)
+
+
+def lead_out_of_the_run(machine):
+  part = machine.run.store.read(keys.cut_part_key(1, 0), records.CutPart)
+  fields = {**vars(part), "checkpoint": "../elsewhere"}
+  machine.run.store.write(keys.cut_part_key(1, 0), records.CutPart(**fields))
+
+
+@pytest.mark.parametrize(
+  "harm",
+  [
+    damage_part,
+    lose_complete,
+    lose_saved_state,
+    tamper_with_saved_state,
+    tamper_with_marker,
+    lose_channel_payload,
+    lose_cut_tensor,
+    lead_out_of_the_run,
+  ],
+)
+def test_without_a_good_cut_nothing_changes_and_the_user_is_told(machine, harm):
+  harm(machine)
+  damage_tensor(machine)
+  before = machine.everything()
+  with pytest.raises(errors.UserError) as refused:
+    machine.prepare()
+  assert machine.everything() == before
+  text = str(refused.value)
+  assert "fragment 0 is damaged" in text and "cut 1: " in text
+  assert "\n" not in text
+
+
+def test_damage_without_any_cut_is_said(tmp_path):
+  run = CutRun(tmp_path, process.store_url(tmp_path))
+  run.commit(0, 1, {0: 8}, value=1.0)
+  spoil(run, keys.head_key(0))
+  with pytest.raises(errors.UserError, match="the run has no cut"):
+    restorer.Restorer(tmp_path, CONFIG, PLAN, lambda: [], 1).prepare(None)
+  assert not is_readable(run, keys.head_key(0), records.Head)
+
+
+@pytest.mark.parametrize("wanted", ["last", "1"])
+def test_whole_run_goes_back_when_asked_to(machine, wanted, capsys):
+  assert machine.prepare(wanted).version_to == [8, 5]
+  assert f"--cut={wanted}" in capsys.readouterr().err
+
+
+def test_cut_that_is_not_there_is_refused(machine):
+  with pytest.raises(errors.UserError, match="no cut 7 exists"):
+    machine.prepare("7")
+  with pytest.raises(errors.UserError, match="'last' or a number"):
+    restorer.check_wanted("first")
+
+
+def test_restore_that_died_is_finished_by_any_next_session(machine, capsys):
+  parts = machine.run.perform(restore.verified(1))
+  died, _ = machine.run.perform_until(
+    restore.restore(parts, lambda *_: None, lambda _: None), 24
+  )
+  assert died and machine.run.perform(restore.unfinished()) == 1
+  assert machine.prepare().epoch == 1
+  assert "not finished" in capsys.readouterr().err
+  assert machine.prepare() is None
+
+
+def test_roles_that_live_are_ended_before_anything_changes(machine):
+  seen = []
+
+  def end_roles():
+    seen.append(machine.run.store.read(keys.EPOCH, records.Epoch))
+    return ["syncer"]
+
+  restorer.Restorer(machine.dir, CONFIG, PLAN, end_roles, 1).prepare("last")
+  assert seen == [None]
+
+
+def test_version_0_gets_the_momentum_it_never_had(tmp_path):
+  run = CutRun(tmp_path, process.store_url(tmp_path))
+  run.take_cut()
+  run.commit(0, 1, {0: 8}, value=1.0, cut=1)
+  restored = restorer.Restorer(tmp_path, CONFIG, PLAN, lambda: [], 1).prepare(
+    "last"
+  )
+  assert restored.version_to == [2, 1]
+  (tensor,) = PLAN.fragments[0]
+  layout = arrays.Layout(tensor.shape, "float32", tensor.shape)
+  stored = run.store.arrays.open(
+    f"{run.head(0).payload}/momentum", tensor.name, layout
+  )
+  assert not stored.read().any()

@@ -1,0 +1,214 @@
+"""Roles of a session, on an engine that only remembers."""
+
+import dataclasses
+import json
+
+import pytest
+
+from diloco import config as config_lib
+from diloco.controller import roles as roles_lib
+from diloco.controller.engines import base
+from diloco.tape import reader, recorder
+
+
+class Handle:
+  def __init__(self, pid):
+    self.pid = pid
+    self.cause = None
+    self.signals = []
+
+  def cause_of_death(self):
+    return self.cause
+
+  def signal(self, number):
+    self.signals.append(number)
+    if number == 9:
+      self.cause = "SIGKILL"
+
+  def wait(self, timeout_secs):
+    return self.cause is not None
+
+
+class Engine:
+  """Processes that exist only here; they outlive their controller."""
+
+  def __init__(self):
+    self.living = {}
+    self.launches = []
+    self.strays = []
+
+  def start(self, launch):
+    self.launches.append(launch)
+    handle = Handle(100 + len(self.launches))
+    facts = json.loads(json.dumps(launch.facts))
+    self.living[launch.role] = base.Survivor(handle, facts)
+    return handle
+
+  def survivors(self):
+    return dict(self.living)
+
+  def kill_leftovers(self):
+    killed = list(self.living)
+    for found in self.living.values():
+      found.handle.signal(9)
+    self.living = {}
+    return killed
+
+  def kill_stray(self, pid):
+    self.strays.append(pid)
+
+
+def _config(**changes):
+  values = {"fleet": {"slices": [{}, {}, {}], "num_islands": 2}}
+  values["controller"] = {"max_islands_per_core": 64}
+  return config_lib.from_mapping(values | changes)
+
+
+@pytest.fixture
+def engine():
+  return Engine()
+
+
+@pytest.fixture
+def make(tmp_path, engine):
+  tapes = []
+
+  def roles(config=None, controller=1):
+    tapes.append(recorder.Recorder(tmp_path, "controller", controller))
+    return roles_lib.Roles(config or _config(), tmp_path, engine, tapes[-1])
+
+  yield roles
+  for tape in tapes:
+    tape.close()
+
+
+def _start_all(roles):
+  for role in roles.names:
+    roles.start(role)
+
+
+@pytest.mark.parametrize(
+  ("standbys", "names"),
+  [
+    (0, ["syncer"]),
+    (1, ["syncer", "standby"]),
+    (3, ["syncer", "standby", "standby2", "standby3"]),
+  ],
+)
+def test_every_standby_has_a_seat(standbys, names):
+  assert roles_lib.seats(standbys) == names
+
+
+def test_next_controller_takes_up_all_roles_and_what_they_run_on(make, engine):
+  first = make()
+  _start_all(first)
+  first.slice_lost("island-0")
+  first.start("island-0")  # now on the spare
+  later = make(controller=2)
+  assert set(later.attach()) == set(first.names)
+  for role in first.names:
+    assert later.pid(role) == first.pid(role)
+    assert later.incarnation(role) == first.incarnation(role)
+  assert later.incarnation("island-0") == 2
+  later.start("island-0")
+  launches = {}
+  for launch in engine.launches:
+    launches.setdefault(launch.role, []).append(launch)
+  before, after = launches["island-0"][-2:]
+  assert before.facts["slice"] == after.facts["slice"] == 2
+  assert before.cores == after.cores
+  assert later.incarnation("island-0") == 3
+
+
+@pytest.mark.parametrize(
+  ("changes", "kept"),
+  [
+    ({}, True),
+    ({"programs": {"window_steps": 7}}, True),
+    ({"faults": [{"target": "syncer", "at_fraction": 0.5}]}, True),
+    ({"total_tokens": 5}, False),
+    ({"controller": {"max_islands_per_core": 64, "standbys": 0}}, False),
+  ],
+)
+def test_roles_live_on_unless_they_read_what_has_changed(
+  make, engine, changes, kept
+):
+  first = make()
+  _start_all(first)
+  attached = make(_config(**changes), controller=2).attach()
+  assert set(attached) == (set(first.names) if kept else set())
+  assert bool(engine.living) == kept
+
+
+@pytest.mark.parametrize(
+  "facts",
+  [
+    {"incarnation": None},
+    {"slice": 99},
+    {"slice": None},
+    {"cores": None},
+  ],
+)
+def test_role_with_a_damaged_record_is_ended(make, engine, facts):
+  _start_all(make())
+  found = engine.living["island-1"]
+  engine.living["island-1"] = dataclasses.replace(
+    found, facts={**found.facts, **facts}
+  )
+  later = make(controller=2)
+  assert "island-1" not in later.attach()
+  assert found.handle.cause == "SIGKILL"
+  later.start("island-1")
+  assert later.alive("island-1")
+
+
+def test_who_leads_is_who_has_the_newest_token_and_lives(make, tmp_path):
+  roles = make()
+  _start_all(roles)
+  assert roles.leader is None
+  roles.says_it_leads("syncer", 1)
+  roles.says_it_leads("standby", 0)
+  assert roles.leader == "syncer"
+  roles.says_it_leads("standby", 2)  # the other was stopped by a signal
+  assert roles.leader == "standby"
+  for seat in ("syncer", "standby"):
+    roles.kill(seat)
+    (death,) = roles.deaths()
+    roles.buried(death, expected=False)
+  assert roles.leader is None
+  roles.start("standby")  # a new life leads nothing yet
+  assert roles.leader is None
+  told = [
+    (e["seat"], e["led"])
+    for e in reader.read(tmp_path).events
+    if e["event"] == "syncer_died"
+  ]
+  assert told == [("syncer", False), ("standby", True)]
+
+
+def test_expected_end_is_no_death_on_the_record(make, tmp_path):
+  roles = make()
+  roles.start("island-0")
+  roles.kill("island-0")
+  (death,) = roles.deaths()
+  roles.buried(death, expected=True)
+  assert not roles.alive("island-0")
+  events = [e["event"] for e in reader.read(tmp_path).events]
+  assert events == ["island_started"]
+
+
+def test_process_nobody_started_is_a_stranger(make):
+  roles = make()
+  assert roles.is_stranger("syncer", 5)
+  roles.start("syncer")
+  assert not roles.is_stranger("syncer", roles.pid("syncer"))
+  assert not roles.is_stranger("syncer", None)  # said by our own channel
+  assert roles.is_stranger("syncer", roles.pid("syncer") + 1)
+
+
+def test_nothing_is_left_alive_at_the_end(make, engine):
+  _start_all(make())
+  later = make(controller=2)
+  later.attach()
+  later.kill_all()
+  assert engine.living == {}

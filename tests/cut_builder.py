@@ -1,0 +1,214 @@
+"""A run of two fragments and two islands in a store, with cuts."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from diloco import errors
+from diloco.fragments import partition
+from diloco.snapshots import (
+  arrays,
+  checkpoint,
+  cuts,
+  digest,
+  keys,
+  operations,
+  records,
+  store,
+)
+
+PLAN = partition.partition(
+  [partition.Tensor("a", (4,), "rda"), partition.Tensor("b", (3,), "rda")], 2
+)
+ISLANDS = (0, 1)
+
+
+class Died(BaseException):
+  """The process is gone: nothing can catch it."""
+
+
+class CutRun:
+  """The records and tensors of a run, without its processes."""
+
+  def __init__(self, run_dir: pathlib.Path, url: str = "memory://"):
+    self.dir = run_dir
+    self.store = store.SnapshotStore(url)
+    self.store.write_plan(PLAN)
+    for fragment in range(2):
+      self.commit(fragment, 0, {}, value=0.0)
+
+  def perform(self, procedure):
+    return self.store.perform(procedure)
+
+  def perform_until(self, procedure, count):
+    """Dies before operation `count`; says whether it was reached."""
+    left = count
+
+    def execute(operation):
+      nonlocal left
+      if not left:
+        raise Died
+      left -= 1
+      return self.store.execute(operation)
+
+    try:
+      return False, operations.perform(procedure, execute)
+    except Died:
+      return True, None
+
+  def head(self, fragment):
+    return self.store.read(keys.head_key(fragment), records.Head)
+
+  def heads(self):
+    return [self.head(p) for p in range(2)]
+
+  def commit(self, fragment, version, clock, value, *, cut=0, token=1):
+    """Makes a version the head, as a syncer does."""
+    payload = keys.global_prefix(fragment, version, f"s{token}.{value}")
+    tensors, parts = PLAN.fragments[fragment], ["params"]
+    parts += ["momentum"] if version else []
+    for part in parts:
+      self.store.arrays.write(
+        f"{payload}/{part}",
+        [arrays.Tensor.whole(t.name, filled(t, value)) for t in tensors],
+      )
+    epoch = self.store.read(keys.EPOCH, records.Epoch)
+    head = records.Head(
+      fragment=fragment,
+      version=version,
+      token=token,
+      payload=payload,
+      chunks=[list(t.shape) for t in tensors],
+      clock={str(m): step for m, step in clock.items()},
+      merged={"version": version},
+      epoch=epoch.epoch if epoch else 0,
+      cut=cut,
+      digest=digest.tensors((t.name, filled(t, value)) for t in tensors),
+    )
+    self.store.write(keys.head_key(fragment), head)
+    return head
+
+  def publish(self, fragment, island, base, first_step, step, *, cut=0):
+    """Makes a contribution, as an island does."""
+    tensors = PLAN.fragments[fragment]
+    name = f"{fragment:04d}.{island:04d}.0001.{step:09d}"
+    payload = keys.payload_prefix(name)
+    self.store.arrays.write(
+      payload, [arrays.Tensor.whole(t.name, filled(t, 1.0)) for t in tensors]
+    )
+    epoch = self.store.read(keys.EPOCH, records.Epoch)
+    record = records.Contribution(
+      island=island,
+      incarnation=1,
+      fragment=fragment,
+      base_version=base,
+      first_step=first_step,
+      step=step,
+      c_tokens=100 * (step - first_step),
+      codec="f32",
+      plan_hash=PLAN.hash,
+      payload=payload,
+      chunks=[list(t.shape) for t in tensors],
+      num_bytes=16,
+      norms=[1.0] * len(tensors),
+      epoch=epoch.epoch if epoch else 0,
+      cut=cut,
+    )
+    self.store.write(keys.contribution_key(name), record)
+    return record
+
+  def delete(self, sent, *, payload=False):
+    self.store.delete(keys.contribution_key(sent.key))
+    if payload:
+      self.store.delete_tree(sent.payload)
+
+  def waiting(self):
+    names = self.store.names("contributions")
+    return {
+      n: self.store.read(keys.contribution_key(n), records.Contribution)
+      for n in names
+    }
+
+  def save(self, cut, island, step, positions):
+    """Saves an island's state and adds its part of a cut."""
+    folder = checkpoint.directory(self.dir, island)
+    path = checkpoint.path_of(folder, step, 1, cut)
+    path.mkdir(parents=True)
+    (path / "state").write_bytes(b"state of %d at %d" % (island, step))
+    marker = checkpoint.Checkpoint(
+      island=island,
+      incarnation=1,
+      serial=cut,
+      step=step,
+      epoch=0,
+      cut=cut,
+      positions=[list(p) for p in positions],
+      leaves={},
+      files=checkpoint.file_checksums(path),
+      num_bytes=0,
+    )
+    checkpoint.commit(path, marker)
+    part = records.CutPart(
+      cut=cut,
+      epoch=0,
+      island=island,
+      incarnation=1,
+      step=step,
+      checkpoint=str(path.relative_to(self.dir)),
+      checksum=checkpoint.checksum(path),
+      positions=marker.positions,
+    )
+    assert self.perform(cuts.add_part(part))
+    return part
+
+  def take_cut(self, sent=(), *, step=16, published=(16, 8)):
+    """Takes a whole cut of the heads as they are, by hand."""
+    asked = self.perform(cuts.request(ISLANDS, 2))
+    heads = self.heads()
+    for island in ISLANDS:
+      positions = [[h.version, 0, published[island]] for h in heads]
+      self.save(asked.cut, island, step + asked.cut, positions)
+    token = max(h.token for h in heads)
+    fields = [dataclasses.asdict(h) for h in heads]
+    part = records.CutHeads(asked.cut, asked.epoch, token, fields)
+    assert self.perform(cuts.add_heads(part))
+    self.store.write(
+      keys.cut_channel_key(asked.cut),
+      records.CutChannel(
+        asked.cut, token, [dataclasses.asdict(c) for c in sent]
+      ),
+    )
+    self.perform(cuts.complete(asked))
+    return asked.cut
+
+
+def run_with_a_cut(run_dir, url="memory://"):
+  """A run that went on after a cut; returns it, and what was under way."""
+  run = CutRun(run_dir, url)
+  run.commit(0, 5, {0: 8, 1: 4}, value=5.0)
+  run.commit(1, 4, {0: 8, 1: 4}, value=4.0)
+  sent = [run.publish(0, 0, 5, 8, 16), run.publish(1, 1, 3, 4, 8)]
+  cut = run.take_cut(sent)
+  run.commit(0, 6, {0: 16, 1: 4}, value=6.0, cut=cut)
+  run.commit(0, 7, {0: 24, 1: 4}, value=7.0, cut=cut)
+  run.delete(sent[0])  # merged; the cut keeps its payload
+  run.publish(0, 0, 7, 24, 32, cut=cut)
+  return run, sent
+
+
+def filled(tensor, value):
+  return np.full(tensor.shape, value, np.float32)
+
+
+def spoil(run, key):
+  """Damages the bytes of a record."""
+  data = run.store._kvs.read(key).result().value
+  run.store._kvs.write(key, data[: len(data) // 2]).result()
+
+
+def is_readable(run, key, kind):
+  try:
+    return run.store.read(key, kind) is not None
+  except errors.CorruptSnapshotError:
+    return False

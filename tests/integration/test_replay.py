@@ -1,0 +1,130 @@
+"""Replays of a real run in which processes were killed."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from real_run import Run
+
+from diloco.tape import reader
+
+
+def diloco(*words):
+  """Runs a command; returns (exit code, stdout, stderr)."""
+  result = subprocess.run(
+    [sys.executable, "-m", "diloco.cli", *map(str, words)],
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+  return result.returncode, result.stdout, result.stderr
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+  """A run whose island 1 and whose leading syncer were killed."""
+  run = Run(
+    tmp_path_factory.mktemp("replay"),
+    total_tokens=28_000,
+    sync={"num_fragments": 4, "every": 8, "adoption": "carry"},
+    outer={"learning_rate": 0.9, "momentum": 0.5},
+    faults=(
+      {"target": "island-1", "at_fraction": 0.3, "kind": "sigkill"},
+      {"target": "syncer", "at_fraction": 0.5, "kind": "sigkill"},
+    ),
+    programs={
+      "window_steps": 8,
+      "final_eval_batches": 4,
+      "checkpoint_every_steps": 16,
+    },
+  )
+  try:
+    code, _, err = run.start("--quiet").finish()
+    assert code == 0, err
+  finally:
+    run.kill_everything()
+  return run.dir
+
+
+def events(run_dir, name):
+  return [e for e in reader.read(run_dir).events if e["event"] == name]
+
+
+def test_run_with_kills_replays_to_the_same_bits(run_dir):
+  died = {e["island_incarnation"] for e in events(run_dir, "island_died")}
+  tokens = {e["token"] for e in events(run_dir, "merged")}
+  assert died == {1} and len(tokens) == 2, "nobody was killed"
+  code, out, err = diloco("replay", run_dir, "--json")
+  assert code == 0, err
+  outcome = json.loads(out)
+  merged = {(e["fragment"], e["version"]) for e in events(run_dir, "merged")}
+  assert outcome["difference"] is None
+  assert outcome["equal"] == outcome["compared"] == len(merged) + 4
+  assert outcome["arrays_compared"] == 4
+  assert outcome["lives"] == 3
+
+
+@pytest.fixture
+def tampered(run_dir, tmp_path):
+  """A copy of the run's records, and how to change its merges."""
+  copy = tmp_path / "run"
+  shutil.copytree(run_dir, copy)
+
+  def change(edit):
+    for path in (copy / "tape").glob("s*.jsonl"):
+      lines = [json.loads(x) for x in path.read_text().splitlines()]
+      for line in lines:
+        if line["event"] == "merged":
+          edit(line)
+      path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return copy
+
+  return change
+
+
+def test_changed_weight_is_caught_at_its_version(run_dir, tampered):
+  shared = [e for e in events(run_dir, "merged") if len(e["contributions"]) > 1]
+  victim = min(shared, key=lambda e: e["version"])
+  where = victim["fragment"], victim["version"]
+
+  def edit(line):
+    if (line["fragment"], line["version"]) == where:
+      line["contributions"][0]["weight"] *= 1.0001
+
+  copy = tampered(edit)
+  until = f"--until_version={victim['version']}"
+  code, out, _ = diloco("replay", copy, "--json", until)
+  difference = json.loads(out)["difference"]
+  assert code == 1
+  assert (difference["fragment"], difference["version"]) == where
+  assert difference["expected"] == victim["digest"] != difference["found"]
+  assert difference["contributions"] == []  # the merge is to blame
+
+
+def test_broken_middle_is_named_and_nothing_is_replayed(run_dir, tampered):
+  copy = tampered(lambda line: None)
+  path = copy / "tape" / "island-0-0001.jsonl"
+  lines = path.read_text().splitlines()
+  lines[4] = lines[4][:10]
+  path.write_text("\n".join(lines) + "\n")
+  for command in (("replay",), ("explain", "--fragment=0", "--version=1")):
+    code, out, err = diloco(*command, copy)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1 and f"{path}, line 5" in err
+
+
+def test_rounds_of_a_real_run_are_explained(run_dir):
+  line = events(run_dir, "merged")[3]
+  words = f"--fragment={line['fragment']}", f"--version={line['version']}"
+  code, out, err = diloco("explain", run_dir, *words, "--json")
+  assert code == 0, err
+  facts = json.loads(out)
+  assert facts["digest"] == line["digest"]
+  assert [p["key"] for p in facts["parts"]] == [
+    c["key"] for c in line["contributions"]
+  ]
+  assert sum(p["share"] for p in facts["parts"]) == pytest.approx(1)
+  code, out, _ = diloco("explain", run_dir, *words)
+  assert code == 0 and "closed because" in out

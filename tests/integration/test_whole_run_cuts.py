@@ -1,0 +1,172 @@
+"""Cuts of real runs, and the way back to them after everything was killed."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from real_run import Run
+
+from diloco.snapshots import keys, records, store
+from diloco.tape import reader
+
+
+@pytest.fixture
+def make_run(tmp_path):
+  made = []
+
+  def make(**overrides):
+    made.append(Run(tmp_path, **overrides))
+    return made[-1]
+
+  yield make
+  for run in made:
+    left = run.alive()
+    run.kill_everything()
+    assert not left, "processes were left behind"
+
+
+def diloco(command, run, *flags):
+  return subprocess.run(
+    [sys.executable, "-m", "diloco.cli", command, str(run.dir), *flags],
+    capture_output=True,
+    text=True,
+    timeout=240,
+  )
+
+
+def events(run, name):
+  if not run.dir.exists():
+    return []
+  return [e for e in reader.read(run.dir).events if e["event"] == name]
+
+
+def take_cut(run):
+  done = diloco("cut", run, "--json")
+  assert done.returncode == 0, done.stderr
+  facts = json.loads(done.stdout)
+  assert facts["status"] == "complete"
+  assert done.stderr.splitlines()[0] == f"cut {facts['cut']} requested"
+  return facts["cut"]
+
+
+def kill_everything(run):
+  """All at once: the controller first, or it would start the others again."""
+  run.process.kill()
+  for pid in run.alive():
+    os.kill(pid, signal.SIGKILL)
+  run.process.communicate()
+  run.wait_for(lambda: not run.alive())
+
+
+def damage_head(run, fragment):
+  path = run.dir / "snapshots" / keys.head_key(fragment)
+  path.write_bytes(path.read_bytes()[:-9])
+
+
+def check_books(facts):
+  assert facts["violations"] == []
+  assert facts["tokens_unaccounted"] == 0
+  assert facts["ledger"]["balanced"]
+
+
+def losses(run, name="evaluated"):
+  return [e["loss"] for e in events(run, name) if e["target"] == "global"]
+
+
+def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(
+  make_run,
+):
+  run = make_run()
+  run.start()
+  run.wait_for(lambda: len(events(run, "merged")) > 12)
+  cut = take_cut(run)
+  merged = len(events(run, "merged"))
+  run.wait_for(lambda: len(events(run, "merged")) > merged + 8)
+  before = losses(run)
+  kill_everything(run)
+  damage_head(run, 2)
+  resumed = diloco("resume", run)
+  assert resumed.returncode == 0, resumed.stderr
+  told = [x for x in resumed.stderr.splitlines() if x.startswith("restored")]
+  assert len(told) == 1 and told[0].startswith(f"restored cut {cut} (fragment")
+  (restored,) = events(run, "restored")
+  for fragment, (old, new) in enumerate(
+    zip(restored["version_from"], restored["version_to"], strict=True)
+  ):
+    assert new > old
+    versions = [
+      e["version"] for e in events(run, "merged") if e["fragment"] == fragment
+    ]
+    assert versions == sorted(versions)
+    assert new + 1 in versions
+  steps = {
+    e["role"]: e["step"] for e in events(run, "started") if e["incarnation"] > 1
+  }
+  for island, step in restored["steps"].items():
+    assert steps[f"island-{island}"] == step
+  facts = run.summary()
+  assert facts["status"] == "finished"
+  check_books(facts)
+  after = losses(run)[len(before) :]
+  assert after[0] < before[0]  # it did not begin anew
+  assert facts["final_eval_loss"] < 0.75 * math.log(256)
+
+
+def test_cuts_are_taken_at_intervals_while_training_goes_on(make_run):
+  programs = {
+    "window_steps": 8,
+    "checkpoint_every_steps": 0,
+    "final_eval_batches": 4,
+    "cut_every_secs": 2.0,
+  }
+  run = make_run(programs=programs)
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  completed = [e["cut"] for e in events(run, "cut_completed")]
+  assert len(completed) > 2
+  kept = set((run.dir / "snapshots" / "cuts").glob("*/complete"))
+  assert sorted(int(p.parent.name) for p in kept) == completed[-2:]
+  check_books(run.summary())
+  resumed = diloco("resume", run, "--cut=last")
+  assert resumed.returncode == 0, resumed.stderr
+  (restored,) = events(run, "restored")
+  assert restored["cut"] == completed[-1]
+  check_books(run.summary())
+
+
+def damage_tensors(run, fragment):
+  """Cuts every stored chunk of every version of a fragment short."""
+  for path in (run.dir / "snapshots" / "globals" / f"{fragment:04d}").rglob(
+    "*"
+  ):
+    if path.is_file() and path.name != "zarr.json":
+      os.truncate(path, path.stat().st_size // 2)
+
+
+def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
+  make_run,
+):
+  run = make_run()
+  run.start()
+  run.wait_for(lambda: len(events(run, "merged")) > 4)
+  while not events(run, "global_damaged"):
+    assert run.process.poll() is None
+    damage_tensors(run, 1)
+    time.sleep(0.2)
+  step = run.steps(0)
+  run.wait_for(lambda: run.steps(0) > step + 10)
+  status = json.loads(diloco("status", run, "--json").stdout)
+  assert status["damaged"] and "fragment 1 stands still" in status["damaged"][0]
+  kill_everything(run)
+  done = diloco("resume", run)
+  assert done.returncode == 2
+  assert done.stderr.count("\n") == 1 and "fragment 1" in done.stderr
+  assert diloco("resume", run, "--cut=3").returncode == 2
+  assert diloco("cut", run).returncode == 2
+  snapshots = store.SnapshotStore((run.dir / "snapshots").as_uri())
+  assert snapshots.read(keys.EPOCH, records.Epoch) is None

@@ -1,0 +1,72 @@
+"""A contribution exists only once the tape can tell how it came to be."""
+
+import errno
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.fragments import partition
+from diloco.islands import core, placement, publisher
+from diloco.snapshots import store
+
+PLAN = partition.partition([partition.Tensor("w", (4,), "mean")], 1)
+
+
+class Tape:
+  """A recorder whose disk is full until there is room."""
+
+  def __init__(self):
+    self.refused = threading.Event()
+    self.has_room = threading.Event()
+
+  def record(self, event, **fields):
+    pass
+
+  def flush(self):
+    if not self.has_room.is_set():
+      self.refused.set()
+      raise OSError(errno.ENOSPC, "no room")
+
+
+@pytest.fixture
+def tape():
+  return Tape()
+
+
+@pytest.fixture
+def snapshots(tmp_path):
+  return store.SnapshotStore(tmp_path.as_uri())
+
+
+@pytest.fixture
+def publish(snapshots, tape):
+  thread = publisher.Publisher(
+    snapshots, PLAN, publisher.Identity(0, 1, 10, 0), "f32", tape
+  )
+  mesh = placement.Placement((1,), jax.devices())
+  values = jax.device_put(jnp.ones(4), mesh.param((4,)))
+  held = placement.to_host("w", values + 1).owned()
+
+  def submit():
+    action = core.Publish(0, 0, 0, 8, "schedule")
+    thread.submit(publisher.Publication(action, {"w": values}, {"w": held}))
+    return thread
+
+  yield submit
+  thread.close()
+
+
+def test_no_commit_record_is_written_before_the_tape_is_safe(
+  publish, snapshots, tape
+):
+  thread = publish()
+  assert tape.refused.wait(30)
+  assert snapshots.names("contributions") == []
+  tape.has_room.set()
+  assert thread.flush(30)
+  (name,) = snapshots.names("contributions")
+  found = snapshots.arrays.read(f"payloads/{name}", "w")
+  np.testing.assert_array_equal(found, np.ones(4))

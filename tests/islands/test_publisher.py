@@ -1,0 +1,100 @@
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.fragments import partition
+from diloco.islands import core, placement, publisher
+from diloco.snapshots import store
+from diloco.tape import reader, recorder
+
+PLAN = partition.partition([partition.Tensor("w", (4,), "rda")], 1)
+
+
+class _Gate:
+  """A store that takes no record until it is opened."""
+
+  def __init__(self, snapshots, monkeypatch):
+    self.opened = False
+    self.tried = threading.Event()
+    write = snapshots.write
+
+    def guarded(key, record):
+      self.tried.set()
+      if not self.opened:
+        raise OSError("the store takes nothing")
+      write(key, record)
+
+    monkeypatch.setattr(snapshots, "write", guarded)
+
+
+def _publication(first_step, step, base=0):
+  params = {"w": jnp.arange(4.0) * step}
+  anchor = {"w": placement.to_host("w", jnp.zeros(4)).owned()}
+  action = core.Publish(0, base, first_step, step, "schedule")
+  return publisher.Publication(action, params, anchor)
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+  snapshots = store.SnapshotStore((tmp_path / "store").as_uri())
+  tape = recorder.Recorder(tmp_path, "island-0", 1)
+  gate = _Gate(snapshots, monkeypatch)
+  made = publisher.Publisher(
+    snapshots, PLAN, publisher.Identity(0, 1, 8), "f32", tape
+  )
+  yield made, gate, snapshots
+  made.close()
+  tape.close()
+
+
+def _published(snapshots):
+  return [int(n.split(".")[3]) for n in snapshots.names("contributions")]
+
+
+def test_what_contains_another_takes_its_place_and_stands_for_it(world):
+  made, gate, snapshots = world
+  made.submit(_publication(0, 4))
+  assert gate.tried.wait(20)
+  made.submit(_publication(0, 8))
+  made.submit(_publication(0, 9))
+  gate.opened = True
+  assert made.wait_settled(1)
+  assert made.flush(20)
+  assert _published(snapshots)[-1] == 9
+
+
+def test_what_is_not_contained_waits_its_turn(world):
+  made, gate, snapshots = world
+  made.submit(_publication(0, 4))
+  assert gate.tried.wait(20)
+  made.submit(_publication(4, 8, base=1))
+  gate.opened = True
+  assert made.flush(20)
+  assert _published(snapshots) == [4, 8]
+
+
+def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
+  made, gate, snapshots = world
+  made.submit(_publication(0, 4))
+  assert gate.tried.wait(20)
+  made.close()
+  assert not made.wait_settled(1)
+  assert made.wait_settled(0)
+  assert _published(snapshots) == []
+  dropped = [
+    e["reason"]
+    for e in reader.read(tmp_path).events
+    if e["event"] == "publish_dropped"
+  ]
+  assert dropped == ["island_stopped"]
+
+
+def test_outer_gradient_is_anchor_minus_parameters(world):
+  made, gate, snapshots = world
+  gate.opened = True
+  made.submit(_publication(0, 4))
+  assert made.flush(20)
+  stored = snapshots.arrays.read("payloads/0000.0000.0001.000000004", "w")
+  np.testing.assert_array_equal(stored, -np.arange(4.0, dtype=np.float32) * 4)

@@ -1,0 +1,110 @@
+"""What `diloco replay` refuses, and what it says."""
+
+import json
+
+import pytest
+from run_tape import A, RunTape, two_islands
+
+from diloco import cli
+from diloco import config as config_lib
+from diloco.replay import command, replayer
+
+OUTCOME = replayer.Outcome(
+  compared=12,
+  equal=12,
+  arrays_compared=4,
+  difference=None,
+  lives=3,
+  steps=1234,
+  wall_secs=1.25,
+)
+
+
+@pytest.fixture
+def write_run(tmp_path):
+  """Writes a run directory of a tape; returns it."""
+
+  def write(tape):
+    (tmp_path / "tape").mkdir()
+    for line in tape.lines:
+      name = f"{line['role']}-{line['incarnation']:04d}.jsonl"
+      with (tmp_path / "tape" / name).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    content = {"format": "diloco-run-2", "config": config_lib.RunConfig()}
+    content["config"] = content["config"].to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    return tmp_path
+
+  return write
+
+
+def refusal(capsys, *words):
+  """The one line a refused command prints."""
+  assert cli.main(["replay", *map(str, words)]) == 2
+  out, err = capsys.readouterr()
+  assert out == "" and err.count("\n") == 1
+  return err
+
+
+def test_directory_without_a_run_is_refused(capsys, tmp_path):
+  assert "config.json cannot be read" in refusal(capsys, tmp_path)
+
+
+def test_run_that_merged_nothing_is_refused(capsys, write_run):
+  assert "nothing to compare" in refusal(capsys, write_run(RunTape()))
+
+
+def test_tape_of_an_earlier_version_is_refused(capsys, write_run):
+  tape = RunTape()
+  tape.start(A)
+  del tape.lines[0]["base_versions"]
+  err = refusal(capsys, write_run(tape))
+  assert "tape of island 0.1" in err and "'base_versions'" in err
+
+
+def test_broken_line_is_named(capsys, write_run):
+  run_dir = write_run(two_islands())
+  path = run_dir / "tape" / "syncer-0001.jsonl"
+  path.write_text("{broken\n" + path.read_text())
+  assert f"{path}, line 1" in refusal(capsys, run_dir)
+
+
+def test_run_without_its_store_is_refused(capsys, write_run):
+  err = refusal(capsys, write_run(two_islands()))
+  assert "no fragment plan" in err
+
+
+def test_live_run_is_refused(capsys, write_run, monkeypatch):
+  run_dir = write_run(two_islands())
+  monkeypatch.setattr(
+    command.liveness, "controller_alive", lambda run_dir: True
+  )
+  assert "is alive; stop it first" in refusal(capsys, run_dir)
+
+
+def test_equal_outcome_in_words():
+  assert command.describe(OUTCOME) == (
+    "12 of 12 versions are equal to the bit, 4 of them compared with the"
+    " stored values too\nreplayed 3 lives, 1,234 inner steps in 1.2 s"
+  )
+
+
+@pytest.mark.parametrize(
+  ("contributions", "said"),
+  [
+    (("a", "b"), "contributions of another norm: a, b"),
+    ((), "all its contributions have the norms they had"),
+  ],
+)
+def test_difference_says_whose_it_is(contributions, said):
+  difference = replayer.Difference(2, 7, "aa", "bb", contributions)
+  outcome = replayer.Outcome(12, 11, 0, difference, 3, 1234, 1.25)
+  text = command.describe(outcome)
+  assert "first difference: version 7 of fragment 2" in text
+  assert "the run has aa, the replay bb" in text
+  assert said in text
+
+
+def test_outcome_is_plain_json():
+  plain = json.loads(json.dumps(OUTCOME.to_json()))
+  assert plain["difference"] is None and plain["compared"] == 12

@@ -1,0 +1,147 @@
+"""`diloco simulate` from the command line."""
+
+import json
+
+import pytest
+
+from diloco import cli
+
+QUICK = (
+  "--chips=20000",
+  "--days=1",
+  "--seeds=2",
+  "--windows=1",
+  "--window_steps=20",
+)
+
+
+def run(capsys, *flags):
+  code = cli.main(["simulate", *QUICK, *flags])
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def test_json_has_goodput_and_uptime_with_their_intervals(capsys):
+  code, out, err = run(capsys, "--islands=2", "--json")
+  facts = json.loads(out)
+  assert code == 0 and err == ""
+  for name in ("goodput", "uptime"):
+    assert 0.9 < facts[name]["low"] <= facts[name]["mean"]
+    assert facts[name]["mean"] <= facts[name]["high"] <= 1
+  assert len(facts["tokens_by_island"]) == 2
+  assert facts["contributors_per_merge"]["mean"] > 1
+
+
+def test_text_names_goodput_and_losses(capsys):
+  code, out, _ = run(capsys, "--noelastic")
+  assert code == 0 and "goodput" in out and "recovery" in out
+
+
+def test_one_island_is_a_single_job_without_rounds(capsys):
+  _, out, _ = run(capsys, "--islands=1", "--json")
+  facts = json.loads(out)
+  assert facts["contributors_per_merge"]["mean"] is None
+  assert facts["rounds"]["windows"] == 0
+
+
+def test_all_flags_together(capsys, tmp_path):
+  picture = tmp_path / "fleet.png"
+  code, out, _ = run(
+    capsys,
+    *("--islands=2", "--elastic", "--quorum=2", "--grace=0.1", "--every=8"),
+    *("--fragments=4", "--speeds=1,0.9", "--jitter=0.1", "--mtbi_years=0.5"),
+    *("--capacity=0.5:0.2-0.6:0.8", "--rack_mtbi_years=1", "--json"),
+    *("--syncer_mtbi_days=0.1", "--straggler_mtbi_years=5"),
+    f"--timeline={picture}",
+  )
+  facts = json.loads(out)
+  assert code == 0 and facts["timeline"] == str(picture)
+  assert picture.read_bytes()[:4] == b"\x89PNG"
+  assert len(facts["tokens_by_island"]) == 3
+
+
+def test_trace_decides_what_fails(capsys, tmp_path):
+  path = tmp_path / "trace.csv"
+  path.write_text("secs,target,repair_secs\n3600,0,600\n7200,1,600\n")
+  _, out, _ = run(capsys, "--noelastic", f"--trace={path}", "--json")
+  facts = json.loads(out)
+  assert facts["failures"]["mean"] == 2
+  assert facts["downtime"]["recovery"]["mean"] == pytest.approx(1200 / 86_400)
+
+
+def test_sweep_simulates_every_row(capsys, tmp_path):
+  path = tmp_path / "sweep.py"
+  path.write_text(
+    "def get_sweep():\n"
+    "  return [{'islands': 1, 'elastic': e} for e in (False, True)]\n"
+  )
+  code, out, _ = run(capsys, f"--sweep={path}", "--json")
+  rows = json.loads(out)["rows"]
+  assert code == 0 and [r["given"]["elastic"] for r in rows] == [False, True]
+  rigid, elastic = (r["result"]["goodput"]["mean"] for r in rows)
+  assert rigid < elastic
+  assert "elastic=True" in run(capsys, f"--sweep={path}")[1]
+
+
+BAD = [
+  (["--chips=10", "--slices=20"], "fewer than the 20 slices"),
+  (["--chips=0"], "at least 1"),
+  (["--chips=many"], "many"),
+  (["--islands=0"], "at least 1"),
+  (["--islands=100", "--slices=10"], "an island needs a slice"),
+  (["--downscale_secs=-1"], "cannot be negative"),
+  (["--repair_scale_secs=0"], "above 0"),
+  (["--publish_secs=-1"], "cannot be negative"),
+  (["--mtbi_years=-1"], "cannot be negative"),
+  (["--mtbi_years=nan"], "cannot be negative"),
+  (["--days=-3"], "above 0"),
+  (["--days=inf"], "above 0"),
+  (["--days=0.0001"], "too short for any failure"),
+  (["--seeds=0"], "at least 1"),
+  (["--islands=2", "--quorum=3"], "no round could ever close"),
+  (["--islands=2", "--grace=soon"], "adaptive"),
+  (["--islands=2", "--every=4"], "P must not exceed H"),
+  (["--speeds=1,2"], "relative to the fastest"),
+  (["--speeds="], "invalid"),
+  (["--jitter=2"], "below 1"),
+  (["--min_share=2"], "0 to 1"),
+  (["--capacity=lots"], "SHARE:FROM-TO"),
+  (["--capacity=0.5:9-3"], "before it goes"),
+  (["--capacity=-1:3-9"], "above 0"),
+  (["--trace=nowhere.csv"], "No such file"),
+  (["--sweep=nowhere.py"], "no such file"),
+  (["--from_run=nowhere"], "no such directory"),
+  (["--timeline=/nowhere/x.png"], "No such file"),
+  (["--straggler_factor=0"], "above 0"),
+  (["--chips=1e12", "--days=1000"], "can be followed"),
+  (["--colour=red"], "--colour"),
+  (["--calibrate", "--failures=3"], "at least 1000"),
+]
+
+
+@pytest.mark.parametrize(
+  ("flags", "why"), BAD, ids=[" ".join(b[0]) for b in BAD]
+)
+def test_bad_input_is_refused_in_one_line(capsys, flags, why):
+  code = cli.main(["simulate", "--chips=20000", "--seeds=1", *flags])
+  out, err = capsys.readouterr()
+  assert code == 2 and out == ""
+  assert err.count("\n") == 1 and why in err
+
+
+@pytest.mark.parametrize(
+  ("text", "why"),
+  [
+    ("def get_sweep():\n  return []\n", "no rows"),
+    ("def other():\n  pass\n", "get_sweep"),
+    ("def get_sweep():\n  return 1 / 0\n", "ZeroDivisionError"),
+    ("def get_sweep():\n  return [{'chips': -1}]\n", "at least 1"),
+    ("def get_sweep():\n  return [{'color': 1}]\n", "--color"),
+  ],
+)
+def test_bad_sweep_is_refused_in_one_line(capsys, tmp_path, text, why):
+  path = tmp_path / "sweep.py"
+  path.write_text(text)
+  code, out, err = run(capsys, f"--sweep={path}")
+  assert code == 2 and out == ""
+  assert err.count("\n") == 1 and why in err

@@ -1,0 +1,146 @@
+"""The checker is checked: each planted bug is caught, and soon enough."""
+
+import pytest
+
+from diloco import errors
+from diloco.simulation.protocol import (
+  campaign,
+  faults,
+  planted,
+  schedules,
+  world,
+)
+
+# Bug -> schedules within which it is caught, from seed 0. Several times what
+# it took when the table was made, so that a change of the protocol or of what
+# faults are drawn does not matter.
+LIMITS = {
+  "commit_without_fence": 300,
+  "commit_result_ignored": 1500,
+  "commit_tried_again": 600,
+  "token_not_raised": 1500,
+  "head_before_payload": 5,
+  "record_before_payload": 5,
+  "live_payload_deleted": 800,
+  "base_deleted": 5,
+  "foreign_clock": 20,
+  "counters_kept": 5,
+  "merged_twice": 20,
+  "supersession_dropped": 30,
+  "grace_over_slack": 30,
+  "staleness_off_by_one": 30,
+  "quorum_of_contributions": 200,
+  "muted_publishes": 60,
+  "rows_skipped": 60,
+  "older_than_clock": 60,
+  "saved_too_early": 400,
+  "epoch_ignored": 600,
+  "cut_taken_late": 300,
+  "cut_unstamped": 200,
+  "cut_without_channel": 400,
+  "cut_unpinned": 200,
+  "offence_not_told": 200,
+  "litter_forgotten": 2500,
+  "superseded_lost": 30,
+}
+
+
+def failed_writes_while_an_island_is_poisoned():
+  for number in range(20, 160):
+    yield schedules.Schedule(
+      1,
+      rounds=4,
+      islands=2,
+      fragments=1,
+      sync_every=1,
+      quorum=2,
+      standby=False,
+      faults=(
+        faults.Fault(faults.POISON, "island-1", 2.0),
+        faults.Fault(faults.FAIL_BEFORE, "syncer", float(number)),
+      ),
+    )
+
+
+def slow_looks_at_a_lease_whose_owner_dies():
+  for number in range(2, 20):
+    for tenth in range(35, 55):
+      yield schedules.Schedule(
+        2,
+        islands=2,
+        fragments=1,
+        sync_every=1,
+        faults=(
+          faults.Fault(faults.SLOW, "standby", float(number), 2.2),
+          faults.Fault(faults.KILL, "syncer", tenth / 10),
+        ),
+      )
+
+
+def returns_to_a_cut():
+  for seed in range(600):
+    yield schedules.draw(seed).replace(
+      rounds=14, cuts=2.0, set_back=True, fine=False, faults=()
+    )
+
+
+# Bugs the first version of the protocol had, which took thousands of schedules
+# to find. Here are schedules that look where they hide.
+SWEEPS = {
+  "told_once": failed_writes_while_an_island_is_poisoned,
+  "timed_before_look": slow_looks_at_a_lease_whose_owner_dies,
+  "survey_by_name": returns_to_a_cut,
+}
+
+
+def first_caught(name, limit):
+  with planted.bug(name):
+    for seed in range(limit):
+      outcome = world.run(schedules.draw(seed))
+      if outcome.violation:
+        return seed, outcome.violation
+  return None
+
+
+def test_at_least_twelve_bugs_are_planted_and_each_has_a_limit():
+  assert len(planted.PLANTS) >= 12
+  assert {*LIMITS, *SWEEPS} == set(planted.PLANTS)
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_planted_bug_is_caught(name):
+  caught = first_caught(name, LIMITS[name])
+  assert caught is not None
+  seed, _ = caught
+  # The same schedule without the bug is fine: it was the bug that was caught.
+  assert not world.run(schedules.draw(seed)).violation
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_rare_bug_is_caught_where_it_hides(name):
+  with planted.bug(name):
+    caught = next((s for s in SWEEPS[name]() if world.run(s).violation), None)
+  assert caught is not None
+  assert not world.run(caught).violation
+
+
+def test_nothing_is_left_of_a_bug_afterwards():
+  before = {n: getattr(p.where, p.name) for n, p in planted.PLANTS.items()}
+  for name in planted.PLANTS:
+    with planted.bug(name):
+      pass
+  after = {n: getattr(p.where, p.name) for n, p in planted.PLANTS.items()}
+  assert before == after
+
+
+def test_campaign_plants_a_bug_in_its_processes():
+  tally = campaign.run(0, 4, jobs=2, plant="head_before_payload")
+  assert tally.num_violations == 4
+
+
+def test_unknown_bug_is_refused():
+  with (
+    pytest.raises(errors.UserError, match="no such planted bug"),
+    planted.bug("nonesuch"),
+  ):
+    pass

@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from diloco import cli
+
+
+def run(capsys, *flags):
+  code = cli.main(["simulate-protocol", *flags])
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def test_campaign_prints_one_json_object(capsys):
+  code, out, _ = run(capsys, "--schedules=20", "--jobs=1", "--json")
+  facts = json.loads(out)
+  assert code == 0
+  assert facts["schedules"] == 20 and facts["violations"] == 0
+  assert facts["rounds_per_schedule"] >= 19
+  assert facts["schedules_per_sec_per_core"] > 0
+  assert sum(facts["faults"].values()) > 0
+
+
+def test_two_processes_count_the_same_as_one(capsys):
+  found = []
+  for jobs in (1, 2):
+    _, out, _ = run(capsys, "--schedules=210", f"--jobs={jobs}", "--json")
+    facts = json.loads(out)
+    for name in ("cpu_secs", "schedules_per_sec_per_core", "virtual_secs"):
+      del facts[name]  # time, and a sum whose order may differ
+    found.append(facts)
+  assert found[0] == found[1]
+
+
+def test_failure_prints_seed_reason_and_a_small_schedule(capsys):
+  code, _, err = run(
+    capsys, "--schedules=3", "--jobs=1", "--plant=head_before_payload"
+  )
+  assert code == 1
+  assert "seed 0: the head of fragment" in err
+  line = next(x for x in err.splitlines() if "--schedule=" in x)
+  small = line.partition("--schedule='")[2].rstrip("'")
+  code, out, _ = run(
+    capsys, f"--schedule={small}", "--plant=head_before_payload"
+  )
+  assert code == 1 and "which is not there" in out
+  code, out, _ = run(capsys, f"--schedule={small}")
+  assert code == 0
+
+
+def test_trace_tells_what_happens(capsys):
+  code, out, _ = run(capsys, "--seed=1", "--trace")
+  assert code == 0
+  assert "calm: no more faults" in out
+  assert "CompareAndSet heads/0000 Head(" in out
+  assert out.splitlines()[-1].startswith("no violation in ")
+
+
+@pytest.mark.parametrize(
+  "flags",
+  [
+    ["--plant=nonesuch", "--schedules=1"],
+    ["--schedule={}"],
+    ['--schedule={"seed":1,"faults":[["nonesuch","",1,0]]}'],
+    ["--jobs=0"],
+  ],
+)
+def test_bad_flags_are_refused_in_one_line(capsys, flags):
+  code, out, err = run(capsys, *flags)
+  assert code == 2 and not out
+  assert len(err.strip().splitlines()) == 1

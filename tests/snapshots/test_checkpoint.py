@@ -1,0 +1,70 @@
+import pytest
+
+from diloco import errors
+from diloco.snapshots import checkpoint
+
+
+def _make(folder, serial, *, incarnation=1, step=0, marked=True):
+  path = checkpoint.path_of(folder, step or 10 * serial, incarnation, serial)
+  (path / "arrays").mkdir(parents=True)
+  (path / "arrays" / "data").write_bytes(b"values" * serial)
+  if marked:
+    marker = checkpoint.Checkpoint(
+      island=0,
+      incarnation=incarnation,
+      serial=serial,
+      step=step or 10 * serial,
+      epoch=0,
+      cut=0,
+      positions=[[0, 0, 0]],
+      leaves={},
+      files=checkpoint.file_checksums(path),
+      num_bytes=0,
+    )
+    checkpoint.commit(path, marker)
+  return path
+
+
+def test_only_what_has_a_marker_counts_and_the_newest_life_comes_first(
+  tmp_path,
+):
+  old = _make(tmp_path, 2, step=400)
+  new = _make(tmp_path, 1, incarnation=2, step=300)
+  _make(tmp_path, 2, incarnation=2, step=500, marked=False)
+  (tmp_path / "12").mkdir()  # as an earlier release named them
+  assert checkpoint.completed(tmp_path) == [new, old]
+
+
+@pytest.mark.parametrize(
+  ("damage", "told"),
+  [
+    (lambda f: f.write_bytes(b"valueS"), "is not what was saved"),
+    (lambda f: f.unlink(), "is missing"),
+    (lambda f: f.with_name("more").write_bytes(b""), "more is not what"),
+  ],
+)
+def test_changed_files_are_noticed_by_name(tmp_path, damage, told):
+  path = _make(tmp_path, 1)
+  checkpoint.pin(path, 3)  # not part of the content
+  assert checkpoint.verify(path).serial == 1
+  damage(path / "arrays" / "data")
+  with pytest.raises(errors.CorruptSnapshotError, match=told):
+    checkpoint.verify(path)
+
+
+def test_torn_marker_is_no_marker(tmp_path):
+  path = _make(tmp_path, 1)
+  marker = path / checkpoint.MARKER
+  marker.write_bytes(marker.read_bytes()[:40])
+  with pytest.raises(errors.CorruptSnapshotError):
+    checkpoint.verify(path)
+
+
+def test_newest_and_pinned_ones_are_kept(tmp_path):
+  paths = [_make(tmp_path, serial) for serial in range(1, 6)]
+  torn = _make(tmp_path, 6, marked=False)
+  checkpoint.pin(paths[0], 7)
+  checkpoint.pin(paths[1], 8)
+  checkpoint.prune(tmp_path, 2, cuts=[7])
+  assert checkpoint.completed(tmp_path) == [paths[4], paths[3], paths[0]]
+  assert not torn.exists()

@@ -1,0 +1,180 @@
+import dataclasses
+
+import pytest
+from cut_builder import CutRun, run_with_a_cut
+
+from diloco import errors
+from diloco.snapshots import cut_parts, cuts, keys, records, restore
+
+
+def test_numbers_grow_and_are_never_used_twice(tmp_path):
+  run = CutRun(tmp_path)
+  assert run.perform(cuts.request([0, 1], 2)).cut == 1
+  assert run.perform(cuts.request([0], 2)) == records.CutRequest(2, 0, [0])
+  run.perform(cuts.delete(1))
+  assert run.perform(cuts.numbers()) == [2]
+  run.commit(0, 1, {}, value=1.0, cut=7)  # all of `cuts/` may be lost
+  assert run.perform(cuts.request([0], 2)).cut == 8
+
+
+def test_cut_is_complete_only_with_all_its_parts(tmp_path):
+  run = CutRun(tmp_path)
+  asked = run.perform(cuts.request([0], 2))
+  look = run.perform(cuts.look(1))
+  assert look.is_open and not look.is_complete and look.missing_islands == [0]
+  run.save(1, 0, 3, [[0, 0, 0], [0, 0, 0]])
+  assert run.perform(cuts.look(1)).missing_islands == []
+  with pytest.raises(errors.CorruptSnapshotError, match="no heads"):
+    run.perform(cuts.complete(asked))
+  assert run.take_cut() == 2
+  look = run.perform(cuts.look(2))
+  assert look.is_complete and not look.is_open
+
+
+def test_ended_cut_takes_no_more_parts(tmp_path):
+  run = CutRun(tmp_path)
+  cut = run.take_cut()
+  part = run.store.read(keys.cut_part_key(cut, 0), records.CutPart)
+  later = dataclasses.replace(part, step=99, incarnation=2)
+  assert not run.perform(cuts.add_part(later))
+  heads = run.store.read(keys.cut_heads_key(cut), records.CutHeads)
+  assert not run.perform(cuts.add_heads(dataclasses.replace(heads, token=9)))
+  assert run.perform(restore.verified(cut)).islands[0] == part
+  assert not run.perform(cuts.abandon(cut, "too late"))
+
+
+def test_second_life_of_an_island_does_not_replace_its_part(tmp_path):
+  run = CutRun(tmp_path)
+  run.perform(cuts.request([0], 2))
+  part = run.save(1, 0, 3, [[0, 0, 0], [0, 0, 0]])
+  assert run.perform(cuts.add_part(part))  # told twice, done once
+  again = dataclasses.replace(part, incarnation=2)
+  assert not run.perform(cuts.add_part(again))
+  assert run.store.read(keys.cut_part_key(1, 0), records.CutPart) == part
+
+
+def test_only_a_newer_syncer_replaces_the_heads(tmp_path):
+  run = CutRun(tmp_path)
+  run.perform(cuts.request([0], 2))
+  parts = {
+    token: records.CutHeads(1, 0, token, [dataclasses.asdict(h)])
+    for token, h in ((1, run.head(0)), (2, run.head(0)))
+  }
+  assert run.perform(cuts.add_heads(parts[1]))
+  assert run.perform(cuts.add_heads(parts[2]))
+  assert not run.perform(cuts.add_heads(parts[1]))
+  assert run.store.read(keys.cut_heads_key(1), records.CutHeads) == parts[2]
+
+
+def parts_of(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  return run.perform(restore.verified(1))
+
+
+def with_position(parts, island, fragment, position):
+  part = parts.islands[island]
+  positions = [list(p) for p in part.positions]
+  positions[fragment] = position
+  changed = dataclasses.replace(part, positions=positions)
+  return parts._replace(islands={**parts.islands, island: changed})
+
+
+def with_sent(parts, **changes):
+  first, *rest = parts.contributions
+  changed = dataclasses.replace(first, **changes)
+  return parts._replace(contributions=(changed, *rest))
+
+
+def with_head(parts, **changes):
+  first, *rest = parts.heads
+  return parts._replace(heads=(dataclasses.replace(first, **changes), *rest))
+
+
+INCONSISTENT = {
+  "merged before it was sent": (
+    lambda p: with_position(p, 0, 0, [5, 0, 7]),
+    "merged step 8 of island 0, which had published 7",
+  ),
+  "adopted before it was made": (
+    lambda p: with_position(p, 1, 1, [6, 0, 8]),
+    "island 1 had version 6 of fragment 1, whose head is 4",
+  ),
+  "on its way before it was sent": (
+    lambda p: with_sent(p, step=17),
+    "published after the cut",
+  ),
+  "stamped with the cut": (lambda p: with_sent(p, cut=1), "sent after the cut"),
+  "from a later version": (
+    lambda p: with_sent(p, base_version=6),
+    "from a version after the cut",
+  ),
+  "head stamped with the cut": (
+    lambda p: with_head(p, cut=1),
+    "no head from before the cut",
+  ),
+  "head of another epoch": (
+    lambda p: with_head(p, epoch=2),
+    "no head from before the cut",
+  ),
+  "two syncers": (
+    lambda p: p._replace(channel=dataclasses.replace(p.channel, token=2)),
+    "of two syncers",
+  ),
+  "two cuts": (
+    lambda p: p._replace(heads_part=dataclasses.replace(p.heads_part, cut=2)),
+    "several cuts",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", INCONSISTENT)
+def test_planted_inconsistency_is_found(tmp_path, name):
+  parts = parts_of(tmp_path)
+  assert cut_parts.inconsistency(parts) == ""
+  plant, expected = INCONSISTENT[name]
+  assert expected in cut_parts.inconsistency(plant(parts))
+
+
+def test_inconsistent_cut_is_never_completed(tmp_path):
+  run = CutRun(tmp_path)
+  asked = run.perform(cuts.request([0], 2))
+  run.save(1, 0, 3, [[1, 0, 0], [0, 0, 0]])
+  fields = [dataclasses.asdict(h) for h in run.heads()]
+  run.perform(cuts.add_heads(records.CutHeads(1, 0, 1, fields)))
+  run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 1, []))
+  with pytest.raises(errors.CorruptSnapshotError, match="version 1 of"):
+    run.perform(cuts.complete(asked))
+  assert not run.perform(cuts.look(1)).is_complete
+
+
+@pytest.mark.parametrize(
+  ("states", "deleted"),
+  [
+    ("", []),
+    ("c", []),
+    ("cc", []),
+    ("ccc", [1]),
+    ("cccc", [1, 2]),
+    ("cac", [2]),
+    ("cacaa", [2, 4]),
+    ("aa", [1]),
+    ("ccao", [3]),
+  ],
+)
+def test_last_two_complete_cuts_and_the_newest_number_stay(states, deleted):
+  names = {"c": {cuts.COMPLETE}, "a": {cuts.ABANDONED}, "o": set()}
+  looks = [
+    cuts.Look(n, records.CutRequest(n, 0, []), frozenset(names[state]))
+    for n, state in enumerate(states, 1)
+  ]
+  assert cuts.expired(looks) == deleted
+
+
+def test_half_deleted_cut_is_no_cut(tmp_path):
+  run = CutRun(tmp_path)
+  run.take_cut()
+  run.perform_until(cuts.delete(1), 1)
+  with pytest.raises(errors.CorruptSnapshotError, match="never completed"):
+    run.perform(restore.verified(1))
+  run.perform(cuts.delete(1))
+  assert run.perform(cuts.numbers()) == []

@@ -1,0 +1,204 @@
+import dataclasses
+
+import pytest
+from cut_builder import run_with_a_cut, spoil
+
+from diloco import errors
+from diloco.snapshots import cuts, keys, operations, records, restore
+
+
+class Told:
+  """What would be on the tape."""
+
+  def __init__(self):
+    self.discarded = []
+    self.restored = []
+
+  def discard(self, name, record):
+    self.discarded.append(name)
+
+
+def all_good(parts):
+  return ""
+
+
+def restoring(run, cut=1):
+  told = Told()
+  parts = run.perform(restore.verified(cut))
+  procedure = restore.restore(parts, told.discard, told.restored.append)
+  return procedure, told
+
+
+def outcome(run):
+  """All that counts; a token only has to be above the others."""
+  heads = [dataclasses.replace(h, token=0) for h in run.heads()]
+  epoch = run.store.read(keys.EPOCH, records.Epoch)
+  return heads, run.waiting(), epoch
+
+
+def test_restore_sets_heads_back_under_newer_versions(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  cut_heads = run.perform(restore.verified(1)).heads
+  procedure, told = restoring(run)
+  facts = run.perform(procedure)
+  assert told.restored == [facts]
+  assert (facts.cut, facts.epoch) == (1, 1)
+  assert facts.version_from == [5, 4] and facts.version_to == [8, 5]
+  assert facts.steps == {0: 17, 1: 17}
+  for then, now in zip(cut_heads, run.heads(), strict=True):
+    assert (now.payload, now.clock, now.digest) == (
+      then.payload,
+      then.clock,
+      then.digest,
+    )
+    assert (now.epoch, now.cut, now.merged) == (1, 1, {})
+  assert told.discarded == [
+    "0000.0000.0001.000000032",
+    "0001.0001.0001.000000008",
+  ]
+  waiting = run.waiting()
+  assert set(waiting) == {s.key for s in sent} == set(facts.reinjected)
+  for before in sent:
+    again = waiting[before.key]
+    assert again.epoch == 1 and again.payload == before.payload
+    p = before.fragment
+    staleness = run.head(p).version - again.base_version
+    assert staleness == cut_heads[p].version - before.base_version
+
+
+def test_restore_outbids_every_token_and_frees_the_lease(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  run.store.write(keys.SYNCER_LEASE, records.Lease("somebody", 6, 3))
+  run.perform(restoring(run)[0])
+  lease = run.store.read(keys.SYNCER_LEASE, records.Lease)
+  assert lease.owner == "" and lease.token == 7
+  assert [h.token for h in run.heads()] == [7, 7]
+
+
+def number_of_operations(tmp_path):
+  run, _ = run_with_a_cut(tmp_path / "count")
+  procedure, _ = restoring(run)
+  count = 0
+
+  def execute(operation):
+    nonlocal count
+    count += 1
+    return run.store.execute(operation)
+
+  operations.perform(procedure, execute)
+  return count, outcome(run)
+
+
+def test_restore_that_dies_anywhere_is_old_or_finished_by_the_next(tmp_path):
+  count, expected = number_of_operations(tmp_path)
+  assert count > 30
+  old = 0
+  for k in range(count):
+    run, _ = run_with_a_cut(tmp_path / str(k))
+    before = outcome(run)
+    died, _ = run.perform_until(restoring(run)[0], k)
+    assert died
+    if not run.perform(restore.unfinished()):
+      assert outcome(run) == before, k
+      old += 1
+    # Dies a second time, a little later, then is finished.
+    procedure, told = restoring(run)
+    died, _ = run.perform_until(procedure, k + 3)
+    if died:
+      procedure, told = restoring(run)
+      run.perform(procedure)
+    assert outcome(run) == expected, k
+    assert [facts.epoch for facts in told.restored] == [1]
+    assert not run.perform(restore.unfinished())
+  assert 0 < old < count
+
+
+def test_second_restore_of_the_same_cut_is_a_new_epoch(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  run.perform(restoring(run)[0])
+  run.commit(0, 9, {0: 16, 1: 4}, value=9.0, cut=1, token=9)
+  run.delete(sent[0])
+  facts = run.perform(restoring(run)[0])
+  assert facts.epoch == 2 and facts.version_to == [10, 6]
+  assert set(run.waiting()) == {s.key for s in sent}
+  assert {c.epoch for c in run.waiting().values()} == {2}
+
+
+def test_version_is_not_used_twice_though_the_newest_head_is_lost(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  spoil(run, keys.head_key(0))
+  assert run.perform(restoring(run)[0]).version_to == [8, 5]
+  spoil(run, keys.head_key(0))  # of version 8, which has an older payload
+  assert run.perform(restoring(run)[0]).version_to == [9, 6]
+
+
+def test_damaged_epoch_and_lease_do_not_stop_a_restore(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  run.perform(restoring(run)[0])
+  spoil(run, keys.EPOCH)
+  spoil(run, keys.SYNCER_LEASE)
+  with pytest.raises(errors.CorruptSnapshotError):
+    run.perform(restore.unfinished())
+  assert run.perform(restoring(run)[0]).epoch == 2
+
+
+def test_other_cut_may_be_chosen_when_a_restore_cannot_be_finished(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  second = run.take_cut(published=(32, 8))
+  died, _ = run.perform_until(restoring(run, second)[0], 12)
+  assert died and run.perform(restore.unfinished()) == second
+  facts = run.perform(restoring(run, 1)[0])
+  assert facts.epoch == 2 and not run.perform(restore.unfinished())
+  assert set(run.waiting()) == {s.key for s in sent}
+
+
+def test_payloads_a_cut_needs_outlive_a_restore(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  late = run.publish(1, 0, 4, 8, 24, cut=1)
+  run.perform(restoring(run)[0])
+  assert run.store.keys(sent[1].payload)
+  assert not run.store.keys(late.payload)
+
+
+def test_open_cut_ends_with_the_restore(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  asked = run.perform(cuts.request([0], 2))
+  run.perform(restoring(run)[0])
+  assert not run.perform(cuts.look(asked.cut)).is_open
+  assert [h.cut for h in run.heads()] == [asked.cut] * 2
+
+
+def test_newest_good_cut_is_chosen_and_the_others_told(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  for _ in range(4):
+    run.take_cut(published=(32, 8))
+  run.perform(cuts.request([0], 2))
+  run.perform(cuts.abandon(run.perform(cuts.request([0], 2)).cut, "a reason"))
+  spoil(run, keys.cut_part_key(5, 1))
+  run.store.delete(keys.cut_heads_key(4))
+  heads = run.store.read(keys.cut_heads_key(3), records.CutHeads)
+  run.store.write(keys.cut_heads_key(3), dataclasses.replace(heads, token=5))
+  choice = run.perform(restore.choose(all_good))
+  assert choice.parts.request.cut == 2
+  reasons = dict(choice.passed_over)
+  assert reasons[7] == "it was given up: a reason"
+  assert reasons[6] == "it was never completed"
+  assert "CutPart" in reasons[5]
+  assert reasons[4] == "cut 4 has no heads"
+  assert reasons[3] == "heads is not what was written"
+
+
+def test_cut_whose_tensors_are_gone_is_passed_over(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  run.take_cut(published=(32, 8))
+  choice = run.perform(
+    restore.choose(lambda parts: "gone" if parts.request.cut == 2 else "")
+  )
+  assert choice.parts.request.cut == 1 and choice.passed_over == ((2, "gone"),)
+
+
+def test_wanted_cut_is_the_only_candidate(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  run.take_cut(published=(32, 8))
+  assert run.perform(restore.choose(all_good, 1)).parts.request.cut == 1
+  assert run.perform(restore.choose(all_good, 9)) == restore.Choice(None, ())

@@ -1,0 +1,257 @@
+import dataclasses
+
+import pytest
+from cut_builder import ISLANDS, CutRun, run_with_a_cut, spoil
+
+from diloco.snapshots import cuts, keys, records, restore
+from diloco.syncer import core, cutting, grace, quorum
+
+SETTINGS = core.Settings(
+  num_fragments=2,
+  quorum=quorum.MinimumQuorum(2),
+  grace=grace.FixedGrace(0.0),
+  max_staleness=4,
+)
+
+
+class Seat:
+  """A syncer without merges: its core, its keeper, and the store."""
+
+  def __init__(self, run):
+    self.run = run
+    self.keeper = cutting.CutKeeper(run.store)
+    heads = run.heads()
+    clocks = [
+      (h.version, {int(m): s for m, s in h.clock.items()}) for h in heads
+    ]
+    self.core = core.SyncerCore(
+      SETTINGS, clocks, cut=self.keeper.recover(heads)
+    )
+
+  def handle(self, event):
+    for action in self.core.handle(event, 0.0):
+      if isinstance(action, core.Cut):
+        self.keeper.take_part(action.number, self.run.heads())
+
+  def look(self):
+    for event in self.keeper.look(self.core.channel):
+      self.handle(event)
+
+  def scan(self):
+    self.handle(core.Arrived(list(self.run.waiting().values())))
+
+  def delete(self, sent):
+    """As `Rounds` does it."""
+    pinned = self.keeper.is_pinned(sent.key)
+    self.run.delete(sent, payload=not pinned)
+
+
+def positions(run, published):
+  return [[h.version, 0, published] for h in run.heads()]
+
+
+def channel_of(run, cut):
+  record = run.store.read(keys.cut_channel_key(cut), records.CutChannel)
+  if record is None:
+    return None
+  return [records.Contribution.from_fields(c).key for c in record.contributions]
+
+
+def save_all(run, cut, published=16):
+  for island in ISLANDS:
+    run.save(cut, island, 20 + cut, positions(run, published))
+
+
+def test_syncer_takes_part_once_and_writes_the_channel_after_the_islands(
+  tmp_path,
+):
+  run = CutRun(tmp_path)
+  waiting = run.publish(0, 0, 0, 0, 8)
+  seat = Seat(run)
+  seat.scan()
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  assert seat.core.cut == 1
+  seat.look()
+  late = run.publish(1, 1, 0, 0, 8)  # sent before its part
+  seat.scan()
+  unseen = run.publish(1, 0, 0, 0, 8)
+  after = run.publish(1, 0, 0, 8, 16, cut=1)
+  assert channel_of(run, 1) is None
+  save_all(run, 1, published=8)
+  seat.look()
+  assert channel_of(run, 1) == sorted([waiting.key, late.key, unseen.key])
+  assert after.key not in channel_of(run, 1)
+  run.perform(cuts.complete(asked))
+  seat.look()
+  assert seat.core.channel is None
+  assert run.perform(restore.verified(1))
+
+
+def test_stamped_contribution_makes_the_syncer_take_part_first(tmp_path):
+  run = CutRun(tmp_path)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  run.publish(0, 0, 0, 8, 16, cut=1)
+  seat.scan()
+  part = run.store.read(keys.cut_heads_key(1), records.CutHeads)
+  assert [h["version"] for h in part.heads] == [0, 0]
+
+
+def test_merged_contribution_of_the_channel_keeps_its_payload(tmp_path):
+  run = CutRun(tmp_path)
+  sent = run.publish(0, 0, 0, 0, 8)
+  seat = Seat(run)
+  seat.scan()
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  run.commit(0, 1, {0: 8}, value=1.0, cut=1)
+  seat.delete(sent)
+  assert run.waiting() == {} and run.store.keys(sent.payload)
+  for island in ISLANDS:
+    run.save(1, island, 8, [[0, 0, 8], [0, 0, 8]])
+  seat.look()
+  run.perform(cuts.complete(asked))
+  seat.look()
+  assert channel_of(run, 1) == [sent.key]
+  assert run.store.keys(sent.payload)
+  assert seat.keeper.is_pinned_payload(keys.global_prefix(0, 0, "s1.0.0"))
+  assert not seat.keeper.is_pinned_payload(run.head(0).payload)
+
+
+def test_what_a_cut_that_is_given_up_held_back_is_deleted(tmp_path):
+  run = CutRun(tmp_path)
+  sent = run.publish(0, 0, 0, 0, 8)
+  seat = Seat(run)
+  seat.scan()
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  seat.delete(sent)
+  assert run.store.keys(sent.payload)
+  run.perform(cuts.abandon(1, "for a test"))
+  seat.look()
+  assert not run.store.keys(sent.payload)
+  assert seat.core.channel is None
+  assert not seat.keeper.is_pinned_payload(run.head(0).payload)
+
+
+def test_old_cuts_and_what_they_held_are_deleted(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  seat = Seat(run)
+  assert seat.keeper.is_pinned(sent[0].key)
+  assert seat.keeper.is_pinned(sent[1].key)
+  seat.delete(sent[1])
+  for _ in range(2):
+    asked = run.perform(cuts.request(ISLANDS, 2))
+    seat.look()
+    save_all(run, asked.cut, published=32)
+    seat.look()
+    run.perform(cuts.complete(asked))
+    seat.look()
+  assert run.perform(cuts.numbers()) == [2, 3]
+  for contribution in sent:
+    assert not run.store.keys(contribution.payload)
+
+
+def test_successor_guards_the_cuts_it_finds(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  run.take_cut(published=(32, 8))
+  keeper = cutting.CutKeeper(run.store)
+  assert keeper.recover(run.heads()) == 2
+  assert keeper.is_pinned(sent[0].key)
+  assert keeper.is_pinned_payload("globals/0000/000000005.s1.5.0")
+  assert keeper.is_pinned_payload(run.head(0).payload)
+  assert not keeper.is_pinned_payload("globals/0000/000000006.s1.6.0")
+
+
+def test_successor_takes_the_cut_again_if_no_version_came_after_it(tmp_path):
+  run = CutRun(tmp_path)
+  first = Seat(run)
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  first.look()
+  for fragment in range(2):  # fenced by the second
+    head = dataclasses.replace(run.head(fragment), token=2)
+    run.store.write(keys.head_key(fragment), head)
+  second = Seat(run)
+  assert second.core.cut == 0
+  second.look()
+  part = run.store.read(keys.cut_heads_key(1), records.CutHeads)
+  assert part.token == 2
+  save_all(run, 1)
+  first.look()  # deposed, and does not know
+  second.look()
+  run.perform(cuts.complete(asked))
+  assert run.perform(restore.verified(1)).heads_part.token == 2
+
+
+def test_successor_gives_up_a_cut_some_versions_came_after(tmp_path):
+  run = CutRun(tmp_path)
+  first = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  first.look()
+  run.commit(0, 1, {0: 8}, value=1.0, cut=1)
+  second = Seat(run)
+  assert second.core.cut == 1
+  assert run.perform(cuts.reason(1)) == (
+    "the syncer was replaced during the cut"
+  )
+
+
+def test_successor_leaves_a_cut_alone_whose_channel_is_known(tmp_path):
+  run = CutRun(tmp_path)
+  first = Seat(run)
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  first.look()
+  save_all(run, 1)
+  first.look()
+  second = Seat(run)
+  assert second.core.cut == 1
+  second.look()
+  run.perform(cuts.complete(asked))
+  second.look()
+  assert second.keeper.is_pinned_payload(run.head(0).payload)
+
+
+def test_stamp_of_an_ended_cut_changes_nothing(tmp_path):
+  run = CutRun(tmp_path)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  run.perform(cuts.abandon(1, "for a test"))
+  run.publish(0, 0, 0, 0, 8, cut=1)
+  seat.scan()
+  assert run.store.read(keys.cut_heads_key(1), records.CutHeads) is None
+  assert seat.core.channel is not None
+  seat.look()
+  seat.look()
+  assert seat.core.channel is None
+
+
+def test_damaged_part_ends_the_cut_and_not_the_syncer(tmp_path):
+  run = CutRun(tmp_path)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  save_all(run, 1)
+  spoil(run, keys.cut_part_key(1, 0))
+  seat.look()
+  assert "damaged" in run.perform(cuts.reason(1))
+
+
+def test_part_that_the_store_refused_is_written_at_the_next_look(
+  tmp_path, monkeypatch
+):
+  run = CutRun(tmp_path)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  with monkeypatch.context() as broken:
+    broken.setattr(run.store, "compare_and_set", _refuse)
+    with pytest.raises(OSError, match="full"):
+      seat.look()
+  run.commit(0, 1, {0: 8}, value=1.0, cut=1)
+  seat.look()
+  part = run.store.read(keys.cut_heads_key(1), records.CutHeads)
+  assert [h["version"] for h in part.heads] == [0, 0]
+
+
+def _refuse(*args):
+  raise OSError("the disk is full")

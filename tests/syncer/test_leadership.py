@@ -1,0 +1,168 @@
+"""Who leads: waiting, renewing, being deposed, and strangers."""
+
+import threading
+import time
+
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors, timing
+from diloco.snapshots import keys, records, store
+from diloco.syncer import leadership
+
+_PATIENCE_SECS = 20.0
+
+
+def _times(**overrides):
+  chosen = config_lib.ControllerConfig(takeover_secs=0.6)
+  return (
+    timing.derive(chosen, 0.0)
+    if not overrides
+    else timing.Timing(**(vars(timing.derive(chosen, 0.0)) | overrides))
+  )
+
+
+@pytest.fixture
+def snapshots(tmp_path):
+  return store.SnapshotStore(tmp_path.as_uri())
+
+
+@pytest.fixture
+def make(snapshots):
+  made = []
+
+  def leader(owner, stranger=lambda owner: False, **overrides):
+    made.append(
+      leadership.Leadership(
+        snapshots, _times(**overrides), owner, lambda: None, stranger
+      )
+    )
+    return made[-1]
+
+  yield leader
+  for one in made:
+    one.close()
+
+
+def _always():
+  return True
+
+
+def test_free_lease_is_taken_at_once_and_given_up_in_order(make):
+  first, second = make("first"), make("second")
+  assert first.wait(_always) and first.token == 1
+  first.close()
+  looks = []
+  assert second.wait(lambda: not looks.append(1))
+  assert second.token == 2
+  assert len(looks) == 1  # it did not wait for anything to expire
+
+
+def test_lease_that_is_renewed_is_not_taken(make, snapshots):
+  first, second = make("first"), make("second")
+  first.wait(_always)
+  beats = set()
+
+  def wanted():
+    beats.add(snapshots.read(keys.SYNCER_LEASE, records.Lease).beat)
+    return len(beats) < 12  # three times to live
+
+  assert not second.wait(wanted)
+  assert second.token == 0
+  first.check()
+
+
+def test_silent_leader_is_replaced_and_finds_out(make, snapshots, monkeypatch):
+  first, second = make("first"), make("second")
+  stopped = threading.Event()
+  perform = snapshots.perform
+
+  def stop_renewals(procedure):
+    if procedure.__name__ == "renew":
+      assert stopped.wait(_PATIENCE_SECS)
+    return perform(procedure)
+
+  monkeypatch.setattr(snapshots, "perform", stop_renewals)
+  first.wait(_always)
+  assert second.wait(_always)
+  assert second.token == 2
+  first.check()  # it sleeps and cannot know yet
+  stopped.set()
+  deadline = time.monotonic() + _PATIENCE_SECS
+  with pytest.raises(errors.FencedError):
+    while time.monotonic() < deadline:
+      first.check()
+  second.check()
+  first.close()  # must not release what is not its own
+  held = snapshots.read(keys.SYNCER_LEASE, records.Lease)
+  assert held.owner == "second"
+
+
+def test_lease_kept_by_a_stranger_is_an_error(make):
+  first = make("elsewhere.17")
+  first.wait(_always)
+  second = make("here.1", lambda owner: "elsewhere" in owner, foreign_secs=0.2)
+  with pytest.raises(errors.UserError) as caught:
+    second.wait(_always)
+  text = str(caught.value)
+  assert "live process elsewhere.17" in text and "\n" not in text
+  first.check()
+
+
+# Looks (owner, beat, when) at the lease: whether they end in an error.
+STRANGERS = {
+  "short": ([("x", 1, 0.0), ("x", 9, 4.9)], False),
+  "long": ([("x", 1, 0.0), ("x", 9, 5.0)], True),
+  "long but silent": ([("x", 1, 0.0), ("x", 1, 5.0)], False),
+  "in turn": ([("x", 1, 0.0), ("y", 1, 4.0), ("x", 2, 8.0)], False),
+  "free meanwhile": ([("x", 1, 0.0), ("", 0, 4.0), ("x", 2, 6.0)], False),
+  "one of ours": ([("ours", 1, 0.0), ("ours", 99, 50.0)], False),
+}
+
+
+@pytest.mark.parametrize("case", STRANGERS)
+def test_only_a_stranger_that_stays_is_an_error(case):
+  looks, refused = STRANGERS[case]
+  watch = leadership.StrangerWatch(5.0, lambda owner: owner != "ours")
+  raised = False
+  for owner, beat, now in looks:
+    try:
+      watch.check(records.Lease(owner, 1, beat) if owner else None, now)
+    except errors.UserError:
+      raised = True
+  assert raised == refused
+
+
+def test_leader_whose_seat_is_started_anew_is_no_stranger_for_its_past():
+  ours = {"dead"}
+  watch = leadership.StrangerWatch(5.0, lambda owner: owner not in ours)
+  for beat in range(100):
+    watch.check(records.Lease("dead", 1, beat), float(beat))
+  ours.clear()  # it died, and its place was given to another
+  watch.check(records.Lease("dead", 1, 99), 99.5)
+  watch.check(records.Lease("dead", 1, 99), 100.5)
+
+
+def test_damaged_lease_is_replaced_above_every_token_in_use(
+  make, snapshots, tmp_path
+):
+  for fragment, token in enumerate((3, 7, 5)):
+    head = records.Head(fragment, 0, token, "p", [], {}, {})
+    snapshots.write(keys.head_key(fragment), head)
+  path = tmp_path / keys.SYNCER_LEASE
+  path.parent.mkdir()
+  path.write_bytes(b'{"crc32": 1, "rec')
+  only = make("only")
+  assert only.wait(_always)
+  assert only.token == 8
+
+
+def test_jump_of_the_wall_clock_changes_no_leader(make, monkeypatch):
+  jumps = iter(range(10**6))
+  monkeypatch.setattr(time, "time", lambda: (-1) ** next(jumps) * 1e9)
+  first, second = make("first"), make("second")
+  first.wait(_always)
+  looks = []
+  assert not second.wait(lambda: len(looks) < 40 and not looks.append(1))
+  first.check()
+  assert second.token == 0
