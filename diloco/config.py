@@ -132,11 +132,11 @@ class ControllerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FaultConfig:
-  """A fault to inject: a real signal to a real process."""
+  """A fault to inject: a real signal to a real process, or bad values."""
 
   target: str  # "island-<m>", "syncer" (who leads) or "standby" (who waits)
   at_fraction: float  # of the token budget trained
-  kind: Literal["sigkill", "sigstop"] = "sigkill"
+  kind: Literal["sigkill", "sigstop", "poison"] = "sigkill"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,6 +229,12 @@ def _validate(config: RunConfig) -> None:
       f"config.faults[{i}].target = {typed.show(fault.target)}",
       f"the run has {', '.join(targets)}",
       "name one of them",
+    )
+    _require(
+      fault.kind != "poison" or fault.target.startswith("island-"),
+      f"config.faults[{i}].kind = 'poison'",
+      f"{fault.target} has no values that could be spoilt",
+      "name an island as its target",
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from diloco import config as config_lib
 from diloco import crash, errors
 
+FORMAT = "diloco-run-2"  # of a run directory
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
@@ -35,11 +36,18 @@ def read_config(run_dir: str | os.PathLike[str]) -> config_lib.RunConfig:
   """Reads the configuration a run was started with.
 
   Raises:
-    UserError: there is none, or it cannot be read.
+    UserError: there is none, it cannot be read, or another version wrote it.
   """
   path = pathlib.Path(run_dir) / "config.json"
   try:
     content = json.loads(path.read_text())
+    if content["format"] != FORMAT:
+      raise errors.UserError(
+        f"the run directory {run_dir}",
+        f"its run has format {content['format']!r}, this version reads"
+        f" {FORMAT!r}",
+        "use the version of diloco that wrote it, or another directory",
+      )
     return config_lib.from_mapping(content["config"])
   except (OSError, ValueError, KeyError, TypeError) as error:
     if isinstance(error, errors.UserError):

@@ -29,7 +29,6 @@ from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "diloco-run-2"
 _TMP = "config.tmp"
 
 
@@ -199,14 +198,7 @@ def _check_directory(
       "it is not empty and holds no run",
       "name a new or empty directory, or that of a run to go on with",
     )
-  content = _read_config_file(run_dir)
   old = process.read_config(run_dir)
-  if content.get("format") != FORMAT:
-    raise errors.UserError(
-      what,
-      f"its run has format {content.get('format')!r}, not {FORMAT!r}",
-      "go on with the version of diloco that wrote it",
-    )
   if liveness.controller_alive(run_dir):
     raise errors.UserError(
       what, "a controller of this run is alive", "stop it first"
@@ -214,21 +206,17 @@ def _check_directory(
   config_lib.check_resumable(old, config)
 
 
-def _read_config_file(run_dir: pathlib.Path) -> dict[str, Any]:
-  try:
-    content = json.loads((run_dir / "config.json").read_text())
-  except (OSError, ValueError):
-    content = None
-  return content if isinstance(content, dict) else {}
-
-
 def _without_past_faults(
   config: config_lib.RunConfig, run_dir: pathlib.Path
 ) -> config_lib.RunConfig:
   """Drops faults that an earlier session of the run already injected."""
+  record = reader.read(run_dir)
+  for problem in record.problems:
+    # No reason to stop: what a run goes on from is in its store.
+    logger.warning("tape_damaged %s", problem)
   past = [
     (event["kind"], event["target"])
-    for event in reader.read(run_dir).events
+    for event in record.events
     if event["event"] == events.FAULT_INJECTED
   ]
   left = []
@@ -245,7 +233,7 @@ def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
   run_dir.mkdir(parents=True, exist_ok=True)
   path = run_dir / "config.json"
   temporary = run_dir / _TMP
-  content = {"format": FORMAT, "config": config.to_dict()}
+  content = {"format": process.FORMAT, "config": config.to_dict()}
   temporary.write_text(json.dumps(content, indent=2) + "\n")
   temporary.rename(path)
 

@@ -242,6 +242,62 @@ BAD_INPUT = {
     for folder in ("nowhere", "foreign", "file", "broken")
   },
   "status with an unknown flag": (["status", "foreign", "--jsn"], ["--jsn"]),
+  **{
+    f"{argv[0]} of {folder}": (argv, [folder])
+    for folder in ("nowhere", "foreign", "file", "broken", "empty")
+    for argv in (
+      ["cut", folder],
+      ["replay", folder],
+      ["explain", folder, "--fragment=0", "--version=1"],
+    )
+  },
+  **{
+    f"{argv[0]} of a run of another version": (
+      argv,
+      ["other", "has format 1, this version reads", "the version of diloco"],
+    )
+    for argv in (
+      ["resume", "other"],
+      ["status", "other"],
+      ["report", "other"],
+      ["cut", "other"],
+      ["replay", "other"],
+      ["explain", "other", "--fragment=0", "--version=1"],
+    )
+  },
+  "resume with a cut that is no number": (
+    ["resume", "other", "--cut=newest"],
+    ["--cut=newest", "'last' or a number"],
+  ),
+  "explain without a round": (["explain", "other"], ["--fragment, --version"]),
+  "explain of no number": (
+    ["explain", "other", "--fragment=x", "--version=1"],
+    ["--fragment", "'x'"],
+  ),
+  "chaos without a directory": (["chaos"], ["diloco chaos", "--workdir"]),
+  "chaos in a directory in use": (["chaos", "--workdir=data"], ["of its own"]),
+  "chaos in a file": (["chaos", "--workdir=file"], ["of its own"]),
+  "chaos of an unknown kind": (
+    ["chaos", "--workdir=new", "--kinds=sigfoo"],
+    ["--kinds=sigfoo", "sigkill"],
+  ),
+  "chaos without faults": (
+    ["chaos", "--workdir=new", "--trials=0"],
+    ["--trials=0"],
+  ),
+  "chaos without faults in a run": (
+    ["chaos", "--workdir=new", "--faults_per_run=0"],
+    ["--faults_per_run=0", "1 or more"],
+  ),
+  "simulated protocol of no number": (
+    ["simulate-protocol", "--seed=x"],
+    ["--seed", "'x'"],
+  ),
+  "plan without a fleet": (["plan"], ["diloco plan", "--fleet"]),
+  "plan of a fleet that is not there": (
+    ["plan", "--fleet=nowhere.py", "--params=1e9"],
+    ["nowhere.py", "no such file"],
+  ),
   "bench of nothing": (["bench"], ["diloco bench", "part"]),
   "bench of an unknown part": (["bench", "islnad"], ["islnad", "island"]),
 }
@@ -309,6 +365,35 @@ def test_run_does_not_go_on_with_another_fragment_plan(
   check_refused(place, capsys, argv, "fragment plan", "--workdir")
 
 
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_store_of_another_version_is_refused(run_dir, capsys, place, command):
+  path = run_dir / "snapshots" / "plan"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
+  argv = train() if command == "train" else ["resume", "run"]
+  check_refused(place, capsys, argv, "the store at", "format 1", "--workdir")
+
+
+@pytest.mark.parametrize(
+  "broken",
+  ['{"event": "mer', '["merged"]', '{"event": "merged", "version": 3}'],
+)
+def test_broken_line_of_the_tape_is_named_and_stops_no_summary(
+  run_dir, capsys, place, broken
+):
+  path = run_dir / "tape" / "syncer-0001.jsonl"
+  path.parent.mkdir()
+  whole = '{"event": "lease_acquired", "token": %d}\n'
+  path.write_text(whole % 1 + broken + "\n" + whole % 2)
+  told = f"{path.relative_to(place)}, line 2"
+  argv = ["explain", "run", "--fragment=0", "--version=1"]
+  check_refused(place, capsys, argv, told)
+  check_refused(place, capsys, ["replay", "run"], told)
+  for command in ("status", "report"):
+    assert cli.main([command, "run", "--json"]) == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert told in problem
+
+
 def test_damaged_fragment_plan_is_one_line(run_dir, capsys):
   (run_dir / "snapshots" / "plan").write_bytes(b"\0")
   assert cli.main(train()) == 1
@@ -366,7 +451,10 @@ def test_flag_and_value_may_be_two_words(place, monkeypatch):
   assert seen[0][0].seed == 7
 
 
-COMMANDS = ("train", "resume", "status", "report", "bench")
+COMMANDS = (
+  *("train", "resume", "status", "cut", "report", "explain", "replay", "bench"),
+  *("chaos", "simulate", "simulate-protocol", "plan"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -394,7 +482,7 @@ def test_usage_names_every_command(capsys, argv, code):
   assert silent == ""
   assert told.startswith("usage: diloco COMMAND")
   for command in COMMANDS:
-    assert f"\n  {command} " in told
+    assert f"\n  {command}" in told
 
 
 @pytest.mark.parametrize(
@@ -445,5 +533,5 @@ def test_reader_that_leaves_early_is_no_error(run_dir, place):
 
 def test_config_json_is_what_resume_reads(run_dir):
   content = json.loads((run_dir / "config.json").read_text())
-  assert content["format"] == run_lib.FORMAT
+  assert content["format"] == process.FORMAT
   assert process.read_config(run_dir).to_dict() == content["config"]

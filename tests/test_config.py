@@ -245,8 +245,14 @@ REFUSALS = {
   "fault of an unknown kind": (
     {"faults": [{"target": "syncer", "at_fraction": 0, "kind": "sigfoo"}]},
     "config.faults[0].kind = 'sigfoo'",
-    "one of sigkill, sigstop",
+    "one of sigkill, sigstop, poison",
     "change",
+  ),
+  "poison for a syncer": (
+    {"faults": [{"target": "syncer", "at_fraction": 0, "kind": "poison"}]},
+    "config.faults[0].kind = 'poison'",
+    "syncer has no values",
+    "name an island",
   ),
   "missing required field": (
     {"faults": [{"target": "syncer"}]},

@@ -24,7 +24,7 @@ from diloco.chaos import faults as faults_lib
 from diloco.tape import reader
 
 FAULTS_PER_RUN = 12
-_SECS_PER_FAULT = 11.0
+_SECS_PER_FAULT = 7.0
 _SECS_PER_RUN = 12.0
 _PACE_SECS = 0.1
 _SPEEDS = (1.0, 0.6, 0.4)
@@ -103,6 +103,12 @@ class Campaign:
     if trials < 1:
       raise errors.UserError(
         f"--trials={trials}", "it counts faults", "give 1 or more"
+      )
+    if per_run < 1:
+      raise errors.UserError(
+        f"--faults_per_run={per_run}",
+        "a run without faults shows nothing",
+        "give 1 or more",
       )
     if workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
       raise errors.UserError(

@@ -98,7 +98,9 @@ class Controller:
     self._cutter = cutter.of_run(config, run_dir, self.tape)
     self._attached: set[str] = set()  # until they have said hello
     self._merges: dict[str, int] = {}  # seat -> merges of its life
-    self._faults = faults.Injector(config, self.tape, self.roles, self.is_ready)
+    self._faults = faults.Injector(
+      config, self.tape, self.roles, self.is_ready, self.dispatcher
+    )
     self.interrupts = 0
     self._supplying = True
     self._gathered_secs: float | None = None  # when to begin, once known

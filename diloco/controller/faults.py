@@ -1,9 +1,14 @@
-"""Faults of the configuration: real signals to real processes, when due."""
+"""Faults of the configuration, when due.
+
+Real signals to real processes, or values that are not finite among the
+parameters an island trains.
+"""
 
 import signal
 from collections.abc import Callable
 
 from diloco import config as config_lib
+from diloco.controller import dispatcher as dispatcher_lib
 from diloco.controller import roles as roles_lib
 from diloco.tape import events, recorder
 
@@ -17,12 +22,22 @@ class Injector:
     tape: recorder.Recorder,
     roles: roles_lib.Roles,
     is_ready: Callable[[str | None], bool],
+    dispatcher: dispatcher_lib.Dispatcher,
   ):
-    """Args: the run, its tape, who can be hit, and who is ready for it."""
+    """Prepares.
+
+    Args:
+      config: of the run.
+      tape: the controller's.
+      roles: who can be hit.
+      is_ready: who is ready for it.
+      dispatcher: tells islands.
+    """
     self._total_tokens = config.total_tokens
     self._tape = tape
     self._roles = roles
     self._is_ready = is_ready
+    self._dispatcher = dispatcher
     self._faults = list(config.faults)
 
   def inject(self, tokens: int) -> None:
@@ -40,7 +55,10 @@ class Injector:
         target=fault.target,
         at_tokens=tokens,
       )
-      self._roles.signal(role, getattr(signal, fault.kind.upper()))
+      if fault.kind == "poison":
+        self._dispatcher.dispatch(role, "poison", fragment=0)
+      else:
+        self._roles.signal(role, getattr(signal, fault.kind.upper()))
 
   def _hit(self, target: str) -> str | None:
     """The role a fault is meant for; a syncer is named by what it does."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from concurrent import futures
 from typing import Any, Literal
 
-Name = Literal["train", "evaluate", "checkpoint", "drain", "stop"]
+Name = Literal["train", "evaluate", "checkpoint", "drain", "poison", "stop"]
 
 
 class ProgramLostError(RuntimeError):

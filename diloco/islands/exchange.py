@@ -129,11 +129,14 @@ class Exchange:
       self._offences = news.notices.offences
       for action in self._core.handle(core.Told()):
         self._carry_out(action, fetched)
+      # Taken alone, it would be spoilt by the others in the next step. All are
+      # fetched anew, to be taken together.
+      fetched.clear()
     stepped = core.Stepped(
       self._trainer.step,
       ready=[
         core.Ready(f.fragment, f.version, f.merged_step, f.cut)
-        for f in news.fetched
+        for f in fetched.values()
       ],
       board=_board_event(news.board),
       cut=news.notices.cut,

@@ -16,6 +16,7 @@ _STATE_STYLES = {
   "done": "bold green",
 }
 _BAR_WIDTH = 32
+_MAX_PROBLEMS = 3  # shown; all are in `status --json`
 
 
 def render(status: Mapping[str, Any], name: str) -> console.RenderableType:
@@ -29,7 +30,11 @@ def render(status: Mapping[str, Any], name: str) -> console.RenderableType:
     Something rich can print.
   """
   return console.Group(
-    _islands(status, name), _progress(status), _run(status), *_damage(status)
+    _islands(status, name),
+    _progress(status),
+    _run(status),
+    *_quarantined(status),
+    *_damage(status),
   )
 
 
@@ -88,7 +93,19 @@ def _damage(status: Mapping[str, Any]) -> list[text.Text]:
   lines = [*status["damaged"]]
   if lines:
     lines.append("stop and resume the run to set it back to its last cut")
+  lines += [p for p in status["problems"][:_MAX_PROBLEMS] if p not in lines]
   return [text.Text(f" {line}", style="bold red") for line in lines]
+
+
+def _quarantined(status: Mapping[str, Any]) -> list[text.Text]:
+  lines = []
+  for number, island in status["islands"].items():
+    if island["quarantines"]:
+      line = f" island {number}: quarantined {island['quarantines']} times"
+      if secs := island["suspended_secs"]:
+        line += f", refused unseen for another {figures.secs(secs)}"
+      lines.append(text.Text(line, style="yellow"))
+  return lines
 
 
 def describe(status: Mapping[str, Any]) -> str:
@@ -105,6 +122,13 @@ def describe(status: Mapping[str, Any]) -> str:
     f"{status['faults']} faults",
     f"{status['deaths']} deaths",
   ]
+  for name in ("takeovers", "quarantines", "rollbacks"):
+    if status[name]:
+      parts.append(f"{status[name]} {name}")
+  if status["last_cut"] is not None:
+    age = f", {figures.secs(status['last_cut_age_secs'])} ago"
+    running = status["status"] == "running"
+    parts.append(f"cut {status['last_cut']}" + (age if running else ""))
   if status["contributors_mean"] is not None:
     parts[2] += f" of {figures.number(status['contributors_mean'])} islands"
   if status["eval_bits_per_token"] is not None:

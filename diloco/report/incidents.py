@@ -38,7 +38,8 @@ class Incident:
     at_tokens: tokens trained by all islands then.
     cause: of the death that followed, if one did.
     back_secs: from here to the target's next step, to the moment a syncer
-      leads again, or to a standby's next start; None if there was none.
+      leads again, to a standby's next start, or to where a poisoned island has
+      replaced its values; None if there was none.
     gap_over_median: by surviving island, its longest gap around it over its
       median gap.
   """
@@ -115,7 +116,10 @@ def _cause_of(
 
 
 def _back_secs(view: view_lib.RunView, incident: Incident) -> float | None:
-  if incident.island is None:
+  if incident.kind == "poison":
+    # Nobody died: it is over once the island has healed.
+    moments = [wall for wall, m in view.resyncs if m == incident.island]
+  elif incident.island is None:
     led = incident.target != _STANDBY and view.syncer_leads
     moments = list(view.syncer_leads if led else view.syncer_starts)
   else:

@@ -70,14 +70,18 @@ _FATES = {
   "overlaps_merged": (
     "Their contribution also held steps that had been merged already."
   ),
-  "unknown_base": (
-    "Their contribution named a global version that does not exist."
+  "before_restore": (
+    "Published before the run was set back to a cut, and not of that cut."
   ),
   "corrupt_record": "The record of their contribution could not be read.",
   "corrupt": "Their contribution was damaged or incomplete in the store.",
   "not_finite": "Their update held NaN or infinite values; quarantined.",
   "norm_mismatch": "The update was not what its record said of it.",
-  "norm_overflow": "The update was too large to merge.",
+  "norm_outlier": (
+    "The update was far longer than others had been; quarantined."
+  ),
+  "norm_overflow": "The update was too large to merge; quarantined.",
+  "suspended": "Their island was suspended after repeated refusals.",
 }
 _OTHER_REASON = "Refused by the syncer; the tape has the details."
 
@@ -154,6 +158,7 @@ def story(run: summary.Run) -> list[str]:
   else:
     told.append("Nothing was merged.")
   told += _incidents(run)
+  told += _safety(view)
   told.append(emulation_note(view))
   return [sentence for sentence in told if sentence]
 
@@ -172,6 +177,32 @@ def _sessions(number: int) -> str:
 
 def _number_of(number: int, noun: str) -> str:
   return f"{number or 'no'} {noun}" + ("" if number == 1 else "s")
+
+
+def _safety(view: view_lib.RunView) -> list[str]:
+  """What the run did to stay safe: leaders, refusals, cuts, roll-backs."""
+  told = []
+  if view.takeovers:
+    told.append(
+      f"A syncer took over from one that led"
+      f" {_number_of(view.takeovers, 'time')}."
+    )
+  if view.quarantines:
+    islands = sorted({line["island"] for line in view.quarantines})
+    told.append(
+      f"What it sent had islands {', '.join(map(str, islands))} quarantined,"
+      f" {_number_of(len(view.quarantines), 'time')} in all;"
+      f" {_number_of(len(view.resyncs), 'time')} one started again from the"
+      " global parameters."
+    )
+  if view.cuts:
+    told.append(
+      f"{_number_of(len(view.cuts), 'consistent cut')} taken, the last of them"
+      f" cut {view.cuts[-1]}."
+    )
+  for line in view.restores.values():
+    told.append(f"It was set back to cut {line.get('cut')}: {line.get('why')}.")
+  return told
 
 
 def _incidents(run: summary.Run) -> list[str]:

@@ -72,7 +72,11 @@ def status_of(
     "faults": len(view.faults),
     "deaths": len(view.deaths),
     "islands": {str(m): one for m, one in islands.items()},
+    "takeovers": view.takeovers,
+    "quarantines": len(view.quarantines),
+    "rollbacks": len(view.restores),
     "last_cut": view.cuts[-1] if view.cuts else None,
+    "last_cut_age_secs": now - view.last_cut_secs if view.cuts else None,
     "damaged": [view.damaged[p] for p in sorted(view.damaged)],
     "problems": view.problems,
   }
@@ -100,6 +104,8 @@ def _island(
     "loss": island.loss,
     "staleness_mean": island.staleness_mean,
     "restarts": island.restarts,
+    "quarantines": sum(q["island"] == number for q in view.quarantines),
+    "suspended_secs": max(view.suspended_secs(number, now), 0.0),
   }
 
 

@@ -95,6 +95,12 @@ def summary_of(run: Run) -> dict[str, Any]:
       "takeovers": view.takeovers,
       "standby_deaths": len(view.standby_deaths),
     },
+    "cuts": {"complete": len(view.cuts), "last": max(view.cuts, default=None)},
+    "rollbacks": [
+      {"cut": line.get("cut"), "epoch": epoch, "why": line.get("why", "")}
+      for epoch, line in view.restores.items()
+    ],
+    "quarantines": len(view.quarantines),
     "faults": [_incident(view, incident) for incident in run.incidents],
     "violations": ledger.violations,
     "problems": view.problems,
@@ -174,6 +180,7 @@ def _island(run: Run, number: int) -> dict[str, Any]:
     "steps": island.step,
     "tokens": run.ledger.islands.get(number, 0),
     "restarts": island.restarts,
+    "quarantines": sum(q["island"] == number for q in run.view.quarantines),
     "loss": island.loss,
     "step_secs_p50": island.percentile("step_secs", 50),
     "gap_secs_p50": island.percentile("gap_secs", 50),

@@ -74,6 +74,10 @@ class RunView:
     self.takeovers = 0  # from leaders that did not leave in order
     self._led = False  # a leader has not left in order
     self.cuts: list[int] = []  # complete, oldest first
+    self.last_cut_secs = 0.0  # wall time of the newest
+    self.restores: dict[int, reader.Line] = {}  # by epoch, each return to a cut
+    self.quarantines: list[reader.Line] = []
+    self.resyncs: list[tuple[float, int]] = []  # wall_secs, island
     self.damaged: dict[int, str] = {}  # fragments that stand still, and why
     self.problems: list[str] = []
     self.last_wall_secs = 0.0
@@ -99,6 +103,8 @@ class RunView:
       events.CUT_COMPLETED: self._cut_completed,
       events.GLOBAL_DAMAGED: self._global_damaged,
       events.RESTORED: self._restored,
+      events.QUARANTINED: self.quarantines.append,
+      events.RESYNCED: self._resynced,
     }
 
   def update(self, record: reader.Record) -> None:
@@ -168,6 +174,7 @@ class RunView:
 
   def _cut_completed(self, line: reader.Line) -> None:
     self.cuts.append(line["cut"])
+    self.last_cut_secs = line["wall_secs"]
 
   def _global_damaged(self, line: reader.Line) -> None:
     fragment, version = line["fragment"], line["version"]
@@ -180,6 +187,26 @@ class RunView:
 
   def _restored(self, line: reader.Line) -> None:
     self.damaged.clear()
+    # One that a second attempt finished may be told twice, with one epoch.
+    self.restores[line.get("epoch", len(self.restores) + 1)] = line
+
+  def _resynced(self, line: reader.Line) -> None:
+    self.resyncs.append((line["wall_secs"], history.island_of(line)))
+
+  def suspended_secs(self, island: int, now: float) -> float:
+    """How long contributions of an island are still refused unseen, at `now`.
+
+    A life's suspension ends with it.
+    """
+    life = max(self.islands[island].lives, default=0)
+    return max(
+      (
+        line["wall_secs"] + (line.get("suspended_secs") or 0.0) - now
+        for line in self.quarantines
+        if (line["island"], line["island_incarnation"]) == (island, life)
+      ),
+      default=0.0,
+    )
 
   def _published(self, line: reader.Line) -> None:
     size = line.get("bytes") or 0

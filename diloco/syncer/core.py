@@ -534,8 +534,9 @@ class SyncerCore:
     absent = set(self._step_secs) - present
     if self._offenders:
       absent = {m for m in absent if not self._is_suspended(m, now)}
-    waited = now - state.quorum_at
-    if absent and waited < state.grace_secs and not self._draining:
+    # The same sum as in `next_deadline`, or a tick then could come too early.
+    until = state.quorum_at + state.grace_secs
+    if absent and now < until and not self._draining:
       return actions
     state.closing = self._close(fragment, state, sorted(absent), now)
     return [*actions, state.closing]

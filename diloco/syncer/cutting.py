@@ -139,6 +139,9 @@ class CutKeeper:
       asked = look.request
       assert asked is not None
       self._store.perform(_add_channel(mine.part, mine.heads, asked, channel))
+      # It may be complete from now on, and the next one be asked for, before
+      # this syncer looks again.
+      self._pins[mine.part.cut] = self._pins_of(mine.part.cut)
       mine.closed = True
 
   def _end(self, look: cuts.Look) -> list[core.CutRequested | core.CutEnded]:

@@ -151,10 +151,13 @@ class Rounds:
 
   def _clear_up(self, close: core.Close) -> None:
     """Tells the islands, and deletes what a merge made superfluous."""
-    self.publish_board()
-    for chosen in close.chosen:
-      self._delete(chosen.contribution.key)
-    self._committer.retire(close.fragment, self._cuts.is_pinned_payload)
+    try:
+      self.publish_board()
+    finally:
+      # The core has forgotten them: nobody would delete them later.
+      for chosen in close.chosen:
+        self._delete(chosen.contribution.key)
+      self._committer.retire(close.fragment, self._cuts.is_pinned_payload)
 
   def _weight(self, chosen: core.Chosen) -> float:
     record = _record(chosen.contribution)

@@ -44,7 +44,14 @@ def explain(
       merges.setdefault(one.line["version"], one)
   if version not in merges:
     raise _not_there(record, fragment, version, sorted(merges))
-  return _explanation(said, merges, version, _published(record, fragment))
+  try:
+    return _explanation(said, merges, version, _published(record, fragment))
+  except KeyError as error:
+    raise errors.UserError(
+      f"the tape of fragment {fragment}",
+      f"a line lacks the field {error}",
+      "use the version of diloco that wrote it",
+    ) from error
 
 
 def _explanation(

@@ -2,23 +2,26 @@
 
 A line counts once its newline is written. A last line without one is torn
 (its writer was killed) or under way, and is left for a later poll. A line
-that is whole and yet no JSON object is a *problem*: it is named with file and
-line, and the lines around it are read all the same.
+that is whole and yet no JSON object, or lacks what `diloco.tape.schema` asks
+for, is a *problem*: it is named with file and line, and the lines around it are
+read all the same.
 """
 
 import dataclasses
+import functools
 import heapq
 import json
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from diloco import errors
-from diloco.tape import recorder
+from diloco.tape import recorder, schema
 
 Line = dict[str, Any]
+Fault = Callable[[Line], str]  # what is wrong with a line; empty if nothing
 
 _TAPE_NAME = re.compile(r"(?P<role>.+)-(?P<incarnation>\d+)\.jsonl")
 _METRICS_NAME = re.compile(r"island-(?P<island>\d+)\.jsonl")
@@ -82,19 +85,28 @@ class Follower:
     problems: list[errors.UserError] = []
     roles: dict[str, list[Line]] = {}
     for match, path in _listed(self._root / recorder.TAPE_DIR, _TAPE_NAME):
-      lines = self._lines(path, "event", problems)
-      roles.setdefault(match["role"], []).extend(lines)
+      role = match["role"]
+      fault = functools.partial(
+        schema.fault_of_event, role=role, incarnation=int(match["incarnation"])
+      )
+      lines = self._lines(path, "event", fault, problems)
+      roles.setdefault(role, []).extend(lines)
     metrics: dict[int, list[Line]] = {}
     folder = self._root / recorder.METRICS_DIR
     for match, path in _listed(folder, _METRICS_NAME):
-      if steps := self._lines(path, "step", problems):
+      fault = schema.fault_of_metric
+      if steps := self._lines(path, "step", fault, problems):
         metrics[int(match["island"])] = steps
     return Record(interleave(roles.values()), metrics, problems)
 
   def _lines(
-    self, path: pathlib.Path, needed: str, problems: list[errors.UserError]
+    self,
+    path: pathlib.Path,
+    needed: str,
+    fault: Fault,
+    problems: list[errors.UserError],
   ) -> list[Line]:
-    reader = self._files.setdefault(path, _LineReader(path, needed))
+    reader = self._files.setdefault(path, _LineReader(path, needed, fault))
     return reader.read(problems)
 
 
@@ -139,9 +151,10 @@ def _listed(
 class _LineReader:
   """One file, read up to its last whole line."""
 
-  def __init__(self, path: pathlib.Path, needed: str):
+  def __init__(self, path: pathlib.Path, needed: str, fault: Fault):
     self._path = path
     self._needed = needed
+    self._fault = fault
     self._offset = 0
     self._count = 0  # lines before the offset
 
@@ -171,14 +184,17 @@ class _LineReader:
       line = json.loads(text)
     except ValueError:
       line = None
+    why = f"it is no JSON object with {self._needed!r} and numeric 'wall_secs'"
     if (
       isinstance(line, dict)
       and self._needed in line
       and isinstance(line.setdefault("wall_secs", 0.0), int | float)
     ):
+      why = self._fault(line)
+    if not why:
       return line
     return errors.UserError(
       f"{self._path}, line {self._count}",
-      f"it is no JSON object with {self._needed!r} and numeric 'wall_secs'",
+      why,
       "the line is left out; restore the file or delete that line",
     )

@@ -103,7 +103,7 @@ def measure(
       jax.devices(),
     )
     num_params = sum(int(np.prod(s)) for s in island.param_shapes.values())
-    with _syncer(run_dir):
+    with running_syncer(run_dir):
       rates = _measure(island, block_steps, trials)
       island.drain(30.0)
       island.close("measured")
@@ -154,7 +154,8 @@ def _summary(
 
 
 @contextlib.contextmanager
-def _syncer(run_dir: pathlib.Path) -> Iterator[None]:
+def running_syncer(run_dir: pathlib.Path) -> Iterator[None]:
+  """A syncer process beside the island that is measured."""
   args = ["--run_dir", str(run_dir), "--incarnation", "1"]
   with (run_dir / "syncer.log").open("wb") as log:
     syncer = subprocess.Popen(

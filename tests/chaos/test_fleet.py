@@ -105,7 +105,7 @@ def test_progress_is_what_the_logs_say(tmp_path, fleet):
   for step in (1, 2):
     log.record(step=step, tokens=10, incarnation=1, wall_secs=float(step))
   tape = recorder.Recorder(tmp_path, "syncer", 1, clock=lambda: 7.0)
-  tape.record("merged", fragment=0, version=1)
+  tape.record("merged", fragment=0, version=1, contributions=[])
   fleet.look()
   fleet.look()
   assert fleet.islands[1] == fleet_lib.Progress(1, 2, 2.0)

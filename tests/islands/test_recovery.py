@@ -12,7 +12,7 @@ import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import process
-from diloco.islands import checkpoints, core
+from diloco.islands import adopter, checkpoints, core, notices
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint, keys, records, store
 from diloco.tape import reader
@@ -414,6 +414,35 @@ def test_poisoned_island_is_told_and_heals(tmp_path, run_dir):
     assert all(np.isfinite(v).all() for v in _values(island).values())
     assert all(np.isfinite(m).all() for m in _moments(island))
     island.close("test")
+
+
+def test_version_at_hand_when_an_island_is_told_is_not_adopted_alone(
+  tmp_path, run_dir, monkeypatch
+):
+  island = make_island(make_config(tmp_path), run_dir)
+  island.train(2)
+  island.poison(2)
+  exchange = island._exchange
+  take = exchange._adopter.take
+  anchor = exchange._trainer.anchors[0]
+  at_hand = adopter.Fetched(
+    0, 0, 0, 0, anchor, exchange._trainer.put(anchor), 0, "", 0.0
+  )
+  told = [adopter.News(None, [at_hand], notices.Notices(offences=1))]
+  monkeypatch.setattr(
+    exchange._adopter, "take", lambda: told.pop() if told else take()
+  )
+
+  def healed():
+    island.train(1)
+    return _events(run_dir, "resynced")
+
+  _wait_for(healed)
+  island.train(2)
+  (resynced,) = _events(run_dir, "resynced")
+  assert {f["fragment"] for f in resynced["fragments"]} == {0, 1, 2, 3}
+  assert all(np.isfinite(v).all() for v in _values(island).values())
+  island.close("test")
 
 
 def test_zero_is_a_start_like_any_other(tmp_path, run_dir):

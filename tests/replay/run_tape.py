@@ -23,6 +23,7 @@ class RunTape:
     bases = versions or [0] * self.num_fragments
     told = {
       "step": step,
+      "tokens_per_step": 10,
       "topology": "1",
       "cores": [0],
       "environ": {},
@@ -69,9 +70,7 @@ class RunTape:
     told = {
       "fragment": fragment,
       "version": version,
-      "contributions": [
-        {"key": key, "weight": weight, "norm": 1.0} for key, weight in shares
-      ],
+      "contributions": [_share(key, weight) for key, weight in shares],
       "digest": f"d{version}",
     }
     self._line("syncer", events.MERGED, incarnation, **told | fields)
@@ -93,6 +92,20 @@ class RunTape:
 
   def plan(self, heads=(), until_version=None):
     return plan.make(self.record(), heads, until_version)
+
+
+def _share(key, weight):
+  numbers = key.split(".") if key.count(".") == 3 else "0 0 1 8".split()
+  _, island, incarnation, step = map(int, numbers)
+  return {
+    "key": key,
+    "island": island,
+    "incarnation": incarnation,
+    "first_step": 0,
+    "step": step,
+    "weight": weight,
+    "norm": 1.0,
+  }
 
 
 A, B = (0, 1), (1, 1)

@@ -255,3 +255,26 @@ def test_part_that_the_store_refused_is_written_at_the_next_look(
 
 def _refuse(*args):
   raise OSError("the disk is full")
+
+
+def test_cut_that_completes_between_two_looks_keeps_its_pins(tmp_path):
+  run = CutRun(tmp_path)
+  sent = run.publish(0, 0, 0, 0, 8)
+  seat = Seat(run)
+  seat.scan()
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  first = run.head(0).payload
+  save_all(run, 1, published=8)
+  seat.look()
+  run.perform(cuts.complete(asked))
+  run.commit(0, 1, {0: 8}, value=1.0, cut=1)
+  seat.delete(sent)  # merged
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  assert seat.core.cut == 2
+  assert seat.keeper.is_pinned_payload(first)
+  run.perform(cuts.abandon(2, "for a test"))
+  seat.look()
+  assert run.store.keys(sent.payload)
+  assert run.perform(restore.verified(1))

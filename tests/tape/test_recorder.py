@@ -77,7 +77,7 @@ def test_threads_never_mix_lines(tmp_path):
 
   def write(name):
     for number in range(200):
-      tape.record("merged", name=name, number=number, pad="x" * number)
+      tape.record("written", name=name, number=number, pad="x" * number)
 
   threads = [threading.Thread(target=write, args=(n,)) for n in range(6)]
   for thread in threads:
@@ -169,7 +169,7 @@ from diloco.tape import recorder
 tape = recorder.Recorder(sys.argv[1], "syncer", 1)
 number = 0
 while True:
-  tape.record("merged", number=number)
+  tape.record("written", number=number)
   number += 1
 """
 

@@ -186,7 +186,7 @@ class Syncer:
               yield from self._do(actions)
         if self.litter or self.untold:
           yield from self._tidy()
-        yield from self._scan(now)
+        yield from self._scan()
         now = kernel.clock(life)
         deadline = self.core.next_deadline()
         if world.draining:
@@ -217,11 +217,13 @@ class Syncer:
       for m, member in self.members.live(found, now).items()
       if member.present
     }
-    actions = self.core.handle(core_lib.Membership(present), now)
+    actions = self.core.handle(
+      core_lib.Membership(present), self.kernel.clock(self.life)
+    )
     if actions:
       yield from self._do(actions)
 
-  def _scan(self, now: float) -> kernel_lib.Script:
+  def _scan(self) -> kernel_lib.Script:
     names, found, broken = yield from protocol.scan(self.known)
     self.known.intersection_update(names)
     for name, _ in broken:
@@ -231,7 +233,7 @@ class Syncer:
       return
     self.known.update([name for name, _ in found])
     arrived = core_lib.Arrived([record for _, record in found])
-    actions = self.core.handle(arrived, now)
+    actions = self.core.handle(arrived, self.kernel.clock(self.life))
     if actions:
       yield from self._do(actions)
 

@@ -1,0 +1,82 @@
+"""Lines that are JSON and yet not what a tape has."""
+
+import pytest
+
+from diloco.tape import events, schema
+
+SENT = {"fragment": 0, "first_step": 0, "step": 8}
+MERGED = {
+  "event": events.MERGED,
+  "fragment": 0,
+  "version": 1,
+  "contributions": [
+    {"island": 0, "incarnation": 1, "first_step": 0, "step": 8}
+  ],
+}
+
+# Line, whose tape -> what is wrong.
+LINES = {
+  "whole": (MERGED, "syncer", ""),
+  "unknown event": ({"event": "of_tomorrow"}, "syncer", ""),
+  "event of a number": ({"event": 7}, "syncer", "no name"),
+  "field missing": (
+    {k: v for k, v in MERGED.items() if k != "version"},
+    "syncer",
+    "'version' is missing",
+  ),
+  "field of a wrong type": (
+    MERGED | {"version": "1"},
+    "syncer",
+    "'version' is '1'",
+  ),
+  "item that is none": (
+    MERGED | {"contributions": [7]},
+    "syncer",
+    "in 'contributions'",
+  ),
+  "item without a field": (
+    MERGED | {"contributions": [{"island": 0}]},
+    "syncer",
+    "in 'contributions': its 'incarnation' is missing",
+  ),
+  "another's line": (MERGED | {"role": "standby"}, "syncer", "'standby'"),
+  "another life's": (MERGED | {"incarnation": 2}, "syncer", "life 2"),
+  "island's line": ({"event": events.PUBLISHED, **SENT}, "island-0", ""),
+  "island's line of a syncer": (
+    {"event": events.PUBLISHED, **SENT},
+    "syncer",
+    "only an island",
+  ),
+  "versions that do not pair": (
+    {"event": events.RESTORED, "version_from": [1], "version_to": []},
+    "controller",
+    "do not pair",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_line_is_whole_or_its_fault_is_named(name):
+  line, role, why = LINES[name]
+  found = schema.fault_of_event(dict(line), role, 1)
+  assert (why in found) if why else not found
+
+
+def test_line_without_a_writer_is_of_the_tapes_own():
+  line = dict(MERGED)
+  assert not schema.fault_of_event(line, "syncer", 3)
+  assert (line["role"], line["incarnation"]) == ("syncer", 3)
+
+
+@pytest.mark.parametrize(
+  ("line", "why"),
+  [
+    ({"step": 3}, ""),
+    ({"step": 3, "incarnation": 2, "tokens": 8}, ""),
+    ({"step": None}, "'step' is None"),
+    ({"step": 3, "incarnation": "x"}, "'incarnation' is 'x'"),
+  ],
+)
+def test_metrics_have_a_step_and_a_life(line, why):
+  found = schema.fault_of_metric(dict(line))
+  assert (why in found) if why else not found
