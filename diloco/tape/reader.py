@@ -86,7 +86,7 @@ class Follower:
     roles: dict[str, list[Line]] = {}
     for match, path in _listed(self._root / recorder.TAPE_DIR, _TAPE_NAME):
       role = match["role"]
-      fault = functools.partial(
+      fault: Fault = functools.partial(
         schema.fault_of_event, role=role, incarnation=int(match["incarnation"])
       )
       lines = self._lines(path, "event", fault, problems)

@@ -24,7 +24,11 @@ _OF_ISLANDS: Mapping[str, Kinds] = {
   events.PUBLISH_DROPPED: _SENT,
   events.ADOPTED: {"fragment": int},
   events.RESYNCED: {"step": int, "fragments": list},
-  events.EVALUATED: {"step": int, "target": str, "loss": (*_NUMBER, type(None))},
+  events.EVALUATED: {
+    "step": int,
+    "target": str,
+    "loss": (*_NUMBER, type(None)),
+  },
   events.SAVING: {"step": int, "serial": int},
   events.CHECKPOINTED: {"step": int},
   events.REBASED: {"step": int, "fragment": int},

@@ -95,7 +95,7 @@ class RunTape:
 
 
 def _share(key, weight):
-  numbers = key.split(".") if key.count(".") == 3 else "0 0 1 8".split()
+  numbers = key.split(".") if key.count(".") == 3 else ["0", "0", "1", "8"]
   _, island, incarnation, step = map(int, numbers)
   return {
     "key": key,

@@ -137,4 +137,3 @@ def test_verdict_that_could_not_be_written_is_told_again(leader):
   assert leader.run.waiting() == {}
   told = leader.events("quarantined")
   assert [e["offences"] for e in told] == [1]
-

@@ -1,0 +1,103 @@
+"""What a run did to stay safe: shown by status, live view and summary."""
+
+import io
+
+from rich import console
+
+from diloco.report import dashboard, live, narrative, view
+from diloco.report import status as status_lib
+from diloco.tape import reader
+
+
+def line(event, role="syncer", wall_secs=1.0, **fields):
+  return {
+    "event": event,
+    "role": role,
+    "incarnation": 1,
+    "wall_secs": wall_secs,
+    **fields,
+  }
+
+
+STARTED = line("started", "island-1", step=0, tokens_per_step=8)
+TOLD = line(
+  "quarantined",
+  island=1,
+  island_incarnation=1,
+  reason="not_finite",
+  offences=3,
+  suspended_secs=10.0,
+)
+RESTORED = line("restored", "controller", cut=4, epoch=2, why="--cut=4")
+
+
+def shown(*lines):
+  made = view.RunView()
+  made.update(reader.Record(list(lines), {}, []))
+  return made
+
+
+def state(*lines, now=5.0):
+  return status_lib.status_of(shown(*lines), alive=True, now=now)
+
+
+def text_of(status):
+  screen = console.Console(file=io.StringIO(), width=200)
+  screen.print(dashboard.render(status, "run"))
+  return screen.file.getvalue()
+
+
+def test_suspension_is_shown_while_it_lasts():
+  status = state(STARTED, TOLD)
+  island = status["islands"]["1"]
+  assert (island["quarantines"], island["suspended_secs"]) == (1, 6.0)
+  assert "island 1: quarantined 1 times, refused unseen" in text_of(status)
+  later = state(STARTED, TOLD, now=12.0)
+  assert later["islands"]["1"]["suspended_secs"] == 0.0
+  assert "refused unseen" not in text_of(later)
+
+
+def test_suspension_ends_with_the_life_it_was_told_to():
+  again = STARTED | {"incarnation": 2}
+  status = state(STARTED, TOLD, again)
+  assert status["islands"]["1"]["suspended_secs"] == 0.0
+
+
+def test_takeovers_roll_backs_and_the_age_of_the_last_cut_are_told():
+  leads = [line("lease_acquired", token=n) for n in (1, 2)]
+  cut = line("cut_completed", "controller", wall_secs=3.0, cut=4)
+  # A restore that was finished by a second attempt is one.
+  status = state(STARTED, *leads, cut, RESTORED, RESTORED)
+  assert status["takeovers"] == status["rollbacks"] == 1
+  assert status["last_cut_age_secs"] == 2.0
+  text = text_of(status)
+  assert "1 takeovers" in text and "1 rollbacks" in text
+  assert "cut 4, 2 s ago" in text
+  quiet = text_of(state(STARTED))
+  assert "takeovers" not in quiet and "cut" not in quiet
+
+
+def test_broken_lines_of_the_tape_are_shown():
+  status = state(STARTED) | {"problems": ["tape/a, line 3: torn"]}
+  assert "tape/a, line 3: torn" in text_of(status)
+
+
+def test_story_tells_of_refusals_cuts_and_roll_backs():
+  cut = line("cut_completed", "controller", cut=4)
+  resynced = line("resynced", "island-1", step=3, fragments=[])
+  told = " ".join(
+    narrative._safety(shown(STARTED, TOLD, resynced, cut, RESTORED))
+  )
+  assert "islands 1 quarantined, 1 time in all" in told
+  assert "1 consistent cut taken" in told
+  assert "set back to cut 4: --cut=4" in told
+  assert narrative._safety(shown(STARTED)) == []
+
+
+def test_live_view_tells_of_them_as_they_happen(tmp_path):
+  stream = io.StringIO()
+  shows = live.LiveView(tmp_path, stream)
+  shows._print_events(reader.Record([TOLD, RESTORED], {}, []))
+  text = stream.getvalue()
+  assert "quarantined island=1 reason=not_finite" in text
+  assert "restored cut=4" in text
