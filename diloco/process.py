@@ -17,6 +17,7 @@ from diloco import config as config_lib
 from diloco import crash, errors
 
 FORMAT = "diloco-run-2"  # of a run directory
+UNFINISHED = "config.tmp"  # a run killed in its very first write has only this
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
@@ -30,6 +31,15 @@ ISLAND_ENV = {
   "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
   "MALLOC_TOP_PAD_": str(1 << 26),
 }
+
+
+def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
+  """Writes a run's config.json, whole or not at all."""
+  run_dir.mkdir(parents=True, exist_ok=True)
+  temporary = run_dir / UNFINISHED
+  content = {"format": FORMAT, "config": config.to_dict()}
+  temporary.write_text(json.dumps(content, indent=2) + "\n")
+  temporary.rename(run_dir / "config.json")
 
 
 def read_config(run_dir: str | os.PathLike[str]) -> config_lib.RunConfig:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import fcntl
-import json
 import logging
 import os
 import pathlib
@@ -28,8 +27,6 @@ from diloco.tasks import registry
 from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
-
-_TMP = "config.tmp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +85,7 @@ def train(
         run_dir, config, plan, engine.kill_leftovers, incarnation
       ).prepare(cut)
     # Before any role, so that a run killed at any later instant can go on.
-    write_config(config, run_dir)
+    process.write_config(config, run_dir)
     snapshots.write_plan(plan)
     times = timing.settle(snapshots, config, anew=not engine.survivors())
     view = None if quiet else live.LiveView(run_dir)
@@ -190,7 +187,9 @@ def _check_directory(
       "choose another directory",
     ) from error
   # Killed in its very first write, a run has left no more than config.tmp.
-  if not run_dir.exists() or {p.name for p in run_dir.iterdir()} <= {_TMP}:
+  if not run_dir.exists() or (
+    {path.name for path in run_dir.iterdir()} <= {process.UNFINISHED}
+  ):
     return
   if not (run_dir / "config.json").exists():
     raise errors.UserError(
@@ -226,16 +225,6 @@ def _without_past_faults(
     else:
       left.append(fault)
   return dataclasses.replace(config, faults=tuple(left))
-
-
-def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
-  """Writes a run's config.json."""
-  run_dir.mkdir(parents=True, exist_ok=True)
-  path = run_dir / "config.json"
-  temporary = run_dir / _TMP
-  content = {"format": process.FORMAT, "config": config.to_dict()}
-  temporary.write_text(json.dumps(content, indent=2) + "\n")
-  temporary.rename(path)
 
 
 def _run(

@@ -11,7 +11,6 @@ import pytest
 
 from diloco import channel, cli, launch, process
 from diloco import config as config_lib
-from diloco import run as run_lib
 from diloco.fragments import partition
 from diloco.islands import inner_step
 from diloco.report import liveness
@@ -331,7 +330,7 @@ def run_dir(place):
   """A run directory as `train` leaves it when it is killed early."""
   config = config_lib.from_mapping(launch.load_config("config.py"))
   folder = place / "run"
-  run_lib.write_config(config, folder)
+  process.write_config(config, folder)
   task = registry.make_task(config.task.name, config.task.options)
   tensors = inner_step.ParamTree(task, config.seed).tensors()
   plan = partition.partition(tensors, config.sync.num_fragments)

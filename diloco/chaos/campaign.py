@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco import config as config_lib
-from diloco import crash, errors
-from diloco import run as run_lib
+from diloco import crash, errors, process
 from diloco.chaos import (
   checks,
   injector,
@@ -154,7 +153,7 @@ class Campaign:
     """Makes a run, does faults to it, keeps its books; returns those left."""
     trial_dir = self._workdir / f"run-{index:03d}"
     config = config_lib.from_mapping(values(len(faults)))
-    run_lib.write_config(config, trial_dir / "run")
+    process.write_config(config, trial_dir / "run")
     # All runs compile the same programs.
     (self._workdir / _CACHE).mkdir(exist_ok=True)
     (trial_dir / "run" / _CACHE).symlink_to(self._workdir / _CACHE)

@@ -22,7 +22,6 @@ import jax
 import numpy as np
 
 from diloco import process
-from diloco import run as run_lib
 from diloco.islands import island as island_lib
 from diloco.tape import recorder
 from diloco.tasks import registry
@@ -93,7 +92,7 @@ def measure(
   lines = _TimedLines()
   with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
     run_dir = pathlib.Path(directory)
-    run_lib.write_config(config, run_dir)
+    process.write_config(config, run_dir)
     island = island_lib.Island(
       island_lib.Spec(
         run_dir, process.store_url(run_dir), 0, 1, config.fleet.slices[0]

@@ -27,7 +27,6 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco import process
-from diloco import run as run_lib
 from diloco.islands import island as island_lib
 from diloco.tape import events, reader
 from diloco.tasks import registry
@@ -92,7 +91,7 @@ def measure(
   config = make_config(model, _SYNC)
   with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
     run_dir = pathlib.Path(directory)
-    run_lib.write_config(config, run_dir)
+    process.write_config(config, run_dir)
     task = registry.make_task(config.task.name, config.task.options)
     island = island_lib.Island(
       island_lib.Spec(

@@ -39,9 +39,7 @@ class Seats:
     self.num_fragments = num_fragments
     sync = {"num_fragments": num_fragments}
     config = config_lib.from_mapping({"sync": sync})
-    run_dir.mkdir()
-    content = {"config": config.to_dict()}
-    (run_dir / "config.json").write_text(json.dumps(content))
+    process.write_config(config, run_dir)
     self.store = store.SnapshotStore(process.store_url(run_dir))
     tensors = [
       partition.Tensor(f"t{i}", (4,), "rda") for i in range(num_fragments)

@@ -158,9 +158,7 @@ def test_goodput_counts_needed_seconds_of_steps_that_were_kept():
   lines.train(0, 4, 1, island=1, step_secs=3.0)  # slower than any pace
   lines.control(20.0, events.RUN_FINISHED, status="finished")
   # The first life of island 0 lost steps 4 and 5 of one of two fragments.
-  result = goodput.goodput(
-    lines.view(), {0: [painting.LifeSpan(1, 3, 5)]}, 2
-  )
+  result = goodput.goodput(lines.view(), {0: [painting.LifeSpan(1, 3, 5)]}, 2)
   assert result.useful_chip_secs == pytest.approx(4 * 2.0 * 4 + 1 * 3.0 * 4)
   assert result.allocated_chip_secs == pytest.approx(4 * 20 + 1 * 20)
   assert result.ratio == pytest.approx(44 / 100)
