@@ -7,6 +7,7 @@ Reference: Streaming DiLoCo, arXiv 2501.18512, section 2.3.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 
@@ -35,10 +36,25 @@ class Schedule:
         a fragment not yet published, the step this island joined at, less H
         when nobody has trained before.
     """
-    every, count = self.sync_every, self.num_fragments
     return [
-      p
-      for p in range(count)
-      if (step - p * every // count) % every == 0
-      and step - last_published[p] >= every
+      p for p in self.on_grid(step) if self.is_due(step, last_published[p])
     ]
+
+  def on_grid(self, step: int) -> tuple[int, ...]:
+    """Fragments with a grid point at `step`, due or not."""
+    every = self.sync_every
+    return _grid(every, self.num_fragments)[step % every]
+
+  def is_due(self, step: int, last_published: int) -> bool:
+    """Whether a fragment with a grid point at `step` is due; see `due`."""
+    return step - last_published >= self.sync_every
+
+
+@functools.cache
+def _grid(every: int, count: int) -> tuple[tuple[int, ...], ...]:
+  """[H], fragments with a grid point at steps of that remainder."""
+  offsets = [p * every // count for p in range(count)]
+  return tuple(
+    tuple(p for p, offset in enumerate(offsets) if offset == remainder)
+    for remainder in range(every)
+  )

@@ -83,7 +83,7 @@ class Ready(NamedTuple):
 # Events
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Board:
   """The syncer's state as last seen: a hint, possibly old."""
 
@@ -91,7 +91,7 @@ class Board:
   open_rounds: Mapping[int, Sequence[int]]  # fragment -> islands in it
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Stepped:
   """The moment between two steps.
 
@@ -133,7 +133,7 @@ class Cut:
   positions: tuple[Position, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Publish:
   """Publish the progress of steps (first_step, step] since `base_version`."""
 
@@ -145,7 +145,7 @@ class Publish:
   cut: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Adopt:
   """Swap `version` in; steps (lost_from, lost_to] are given up by it.
 
@@ -240,6 +240,7 @@ class IslandCore:
       for base, first_step in origins
     ]
     self._cut = cut
+    self._some_muted = any(state.muted for state in self._fragments)
 
   @property
   def step(self) -> int:
@@ -267,6 +268,8 @@ class IslandCore:
 
   def handle(self, event: Event) -> list[Action]:
     """Takes one event; returns what to do, in order."""
+    if type(event) is Stepped:  # by far the most
+      return self._stepped(event)
     match event:
       case Stepped():
         return self._stepped(event)
@@ -282,27 +285,28 @@ class IslandCore:
         return [Resync(self._step)]
 
   def _stepped(self, event: Stepped) -> list[Action]:
-    step = event.step
+    step, board = event.step, event.board
     assert self._step <= step <= self._step + 1
     stepped, self._step = step > self._step, step
     actions: list[Action] = []
     cut = event.cut
     for ready in event.ready:
-      cut = max(cut, ready.cut)
+      if ready.cut > cut:
+        cut = ready.cut
     if cut > self._cut:
       self._cut = cut
       actions.append(Cut(cut, step, self.positions))
-    if stepped:
+    if stepped and self._some_muted:
       actions += self._unmute()
     # Adoption first: what is published after it starts from the new base.
     for ready in event.ready:
       actions += self._adopt(ready.fragment, ready.version, ready.merged_step)
-    if event.board is not None:
-      self._look_at(event.board)
-    if stepped:
-      actions += self._due()
-    if event.board is not None and self._follow:
-      actions += self._follow_rounds(event.board.open_rounds)
+    if board is not None:
+      self._look_at(board)
+    if stepped and (due := self._when.on_grid(step)):
+      actions += self._due(due)
+    if board is not None and board.open_rounds and self._follow:
+      actions += self._follow_rounds(board.open_rounds)
     return actions
 
   def _unmute(self) -> list[Action]:
@@ -311,19 +315,23 @@ class IslandCore:
       if state.muted and self._step >= state.first_step:
         state.muted = False
         actions.append(Rebase(fragment, self._step, state.base))
+    self._some_muted = any(state.muted for state in self._fragments)
     return actions
 
   def _look_at(self, board: Board) -> None:
-    for state, version in zip(self._fragments, board.versions, strict=True):
-      state.newest = max(state.newest, version)
+    fragments = self._fragments
+    for state, version in zip(fragments, board.versions, strict=True):
+      if version > state.newest:
+        state.newest = version
 
-  def _due(self) -> list[Action]:
-    due = self._when.due(self._step, [f.scheduled for f in self._fragments])
-    return [
-      self._publish(p, "schedule")
-      for p in due
-      if self._has_news(self._fragments[p])
-    ]
+  def _due(self, on_grid: Sequence[int]) -> list[Action]:
+    actions: list[Action] = []
+    for fragment in on_grid:
+      state = self._fragments[fragment]
+      due = self._when.is_due(self._step, state.scheduled)
+      if due and self._has_news(state):
+        actions.append(self._publish(fragment, "schedule"))
+    return actions
 
   def _has_news(self, state: _Fragment, *, draining: bool = False) -> bool:
     # Once a newer version exists, what was published for the old one may be
@@ -331,19 +339,25 @@ class IslandCore:
     if (state.newest > state.base and state.published) or state.resyncing:
       return False
     # A contribution is named after its step: of one step there is only one.
+    step = self._step
+    if step <= state.spoken:
+      return False
     last = state.published[-1] if state.published else state.first_step
     if self._adoption == "carry" and not draining:
       unanswered = len(state.published) >= PUBLICATIONS_KEPT - 1
       last += unanswered * _PATIENCE * self._when.sync_every
-    return self._step > last and self._step > state.spoken
+    return step > last
 
   def _publish(self, fragment: int, trigger: Trigger) -> Publish:
     state = self._fragments[fragment]
-    kept = state.published[: PUBLICATIONS_KEPT - 1]
-    state.published = (*kept, self._step)
-    state.scheduled = state.spoken = self._step
+    step = self._step
+    if state.published:
+      state.published = (*state.published[: PUBLICATIONS_KEPT - 1], step)
+    else:
+      state.published = (step,)
+    state.scheduled = state.spoken = step
     return Publish(
-      fragment, state.base, state.first_step, self._step, trigger, self._cut
+      fragment, state.base, state.first_step, step, trigger, self._cut
     )
 
   def _follow_rounds(
@@ -379,6 +393,7 @@ class IslandCore:
       # life's progress cannot be told from them.
       until = max(merged_step, state.first_step if state.muted else 0)
       state.first_step, state.muted = max(until, step), until > step
+      self._some_muted = self._some_muted or state.muted
       lost_from = min(until, step)
       return [Adopt(fragment, version, step, lost_from, step, until, resync)]
     if merged_step in published:

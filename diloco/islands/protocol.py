@@ -61,7 +61,7 @@ def fetch(
   """
   tried = None
   while True:
-    head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+    head, _ = yield operations.read_head(fragment)
     if head is None or head.version <= newer_than:
       return None
     try:
@@ -100,7 +100,7 @@ def survey(
       waiting.append(record)
   heads: list[records.Head] = []
   for fragment in range(num_fragments):
-    head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+    head, _ = yield operations.read_head(fragment)
     if head is None:
       raise LookupError(f"fragment {fragment} has no head")
     heads.append(head)

@@ -16,16 +16,23 @@ Layout, relative to the store's root:
     peers/...                             optimizer states for those without
 """
 
+import functools
+import re
+
 BOARD = "board"
 SYNCER_LEASE = "leases/syncer"
 EPOCH = "epoch"
 
+_CONTRIBUTION_NAME = re.compile(r"\d+\.\d+\.\d+\.\d+").fullmatch
 
+
+@functools.cache
 def head_key(fragment: int) -> str:
   """Key of a fragment's head."""
   return f"heads/{fragment:04d}"
 
 
+@functools.cache
 def member_key(island: int) -> str:
   """Key of an island's sign of life."""
   return f"members/{island:04d}"
@@ -41,8 +48,7 @@ def is_contribution_name(name: str) -> bool:
 
   File systems leave things of their own in a directory.
   """
-  parts = name.split(".")
-  return len(parts) == 4 and all(part.isdecimal() for part in parts)
+  return _CONTRIBUTION_NAME(name) is not None
 
 
 def is_member_name(name: str) -> bool:
@@ -60,6 +66,7 @@ def global_prefix(fragment: int, version: int, writer: str) -> str:
   return f"globals/{fragment:04d}/{version:09d}.{writer}"
 
 
+@functools.cache
 def verdict_key(island: int) -> str:
   """Key of what the syncer has against an island."""
   return f"verdicts/{island:04d}"

@@ -10,9 +10,15 @@ owner raises the token of every head it will commit to, so that the
 compare-and-set of a deposed owner fails.
 """
 
+import functools
 from collections.abc import Callable
 
 from diloco.snapshots import operations, records
+
+
+@functools.cache
+def _read(key: str) -> operations.Read:
+  return operations.Read(key, records.Lease)
 
 
 class LeaseWatch:
@@ -55,7 +61,7 @@ def acquire(
   Returns:
     The fencing token; 0 when somebody else holds the lease.
   """
-  lease, generation = yield operations.Read(key, records.Lease)
+  lease, generation = yield _read(key)
   # After the look, which may have taken long: a beat that is new now would
   # otherwise count as old as the look.
   now = clock()
@@ -72,7 +78,7 @@ def acquire(
 
 def renew(key: str, owner: str, token: int) -> operations.Procedure[bool]:
   """Moves the beat; False when somebody else holds the lease now."""
-  lease, generation = yield operations.Read(key, records.Lease)
+  lease, generation = yield _read(key)
   if lease is None or lease.token != token or lease.owner != owner:
     return False
   mine = records.Lease(owner, token, lease.beat + 1)

@@ -10,11 +10,12 @@ after it took effect, or be the last thing its process ever did.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
 from diloco import errors
-from diloco.snapshots import records
+from diloco.snapshots import keys, records
 
 T = TypeVar("T")
 
@@ -24,6 +25,12 @@ class Read(NamedTuple):
 
   key: str
   kind: type[records.Record]
+
+
+@functools.cache
+def read_head(fragment: int) -> Read:
+  """Reads a fragment's head; made once for each."""
+  return Read(keys.head_key(fragment), records.Head)
 
 
 class Write(NamedTuple):

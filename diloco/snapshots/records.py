@@ -36,8 +36,13 @@ class Record:
 
   def to_bytes(self) -> bytes:
     """Serialises as JSON with a checksum of the content."""
-    fields = dataclasses.asdict(self)
+    fields = self.to_fields()
     return json.dumps({"crc32": _checksum(fields), "record": fields}).encode()
+
+  def to_fields(self) -> dict[str, Any]:
+    """Gives what `from_fields` takes; what the fields hold is shared."""
+    names = _hints(type(self))  # type: ignore[arg-type]
+    return {name: getattr(self, name) for name in names}
 
   @classmethod
   def from_bytes(cls, data: bytes) -> Self:
@@ -62,7 +67,7 @@ class Record:
 
   @classmethod
   def from_fields(cls, fields: Any) -> Self:
-    """Makes a record of what `dataclasses.asdict` gave, and checks it.
+    """Makes a record of what `to_fields` gave, and checks it.
 
     Raises:
       CorruptSnapshotError: a field is missing, unknown or of the wrong type.

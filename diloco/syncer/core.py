@@ -59,7 +59,7 @@ class Contribution(Protocol):
 # Events
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Arrived:
   """Commit records became visible, together as far as one look can tell.
 
@@ -70,14 +70,14 @@ class Arrived:
   contributions: Sequence[Contribution]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Membership:
   """Islands that are training now, with their seconds per step."""
 
   step_secs: Mapping[int, float]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Committed:
   """The version asked for by `Close` is the fragment's head."""
 
@@ -140,7 +140,7 @@ Event = (
 # Actions
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Open:
   """A round opened; islands that would miss it may now follow."""
 
@@ -149,7 +149,7 @@ class Open:
   island: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Chosen:
   """One contribution in a closing round."""
 
@@ -159,7 +159,7 @@ class Chosen:
   waited_secs: float  # arrival after the round opened; negative: before
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Close:
   """Merge these and commit the result as `version`."""
 
@@ -177,7 +177,7 @@ class Close:
   cut: int  # stamp of the version; if a later one came, the merge must fail
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Discard:
   """This contribution will never be merged."""
 
@@ -205,7 +205,7 @@ class Cut:
   number: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Forget:
   """This contribution was merged already; only its record is left over."""
 
@@ -321,12 +321,13 @@ class SyncerCore:
 
   def next_deadline(self) -> float | None:
     """Earliest time at which a `Tick` can close a round, if any."""
-    times = [
-      f.quorum_at + f.grace_secs
-      for f in self._fragments
-      if f.quorum_at is not None and f.closing is None
-    ]
-    return min(times, default=None)
+    earliest: float | None = None
+    for state in self._fragments:
+      if state.quorum_at is not None and state.closing is None:
+        deadline = state.quorum_at + state.grace_secs
+        if earliest is None or deadline < earliest:
+          earliest = deadline
+    return earliest
 
   def handle(self, event: Event, now: float) -> list[Action]:
     """Takes one event at `now` (monotonic seconds); returns what to do."""
@@ -371,16 +372,20 @@ class SyncerCore:
   ) -> list[Action]:
     # Before anything of it is taken in: what was sent after a cut must not be
     # in it.
-    actions = self._take_part(max((c.cut for c in contributions), default=0))
+    newest = max([c.cut for c in contributions], default=0)
+    actions = self._take_part(newest) if newest > self._cut else []
     for new in contributions:
       actions += self._admit(new, now)
+    if len(contributions) == 1:
+      return actions + self._evaluate(contributions[0].fragment, now)
     for fragment in sorted({c.fragment for c in contributions}):
       actions += self._evaluate(fragment, now)
     return actions
 
   def _admit(self, new: Contribution, now: float) -> list[Action]:
     state = self._fragments[new.fragment]
-    if new.key in state.waiting:
+    key = new.key
+    if key in state.waiting:
       return []
     merged_step = state.clock.get(new.island, 0)
     if new.epoch < self._epoch:
@@ -396,15 +401,15 @@ class SyncerCore:
       reason = "overlaps_merged"
     elif state.version - new.base_version > self._settings.max_staleness:
       reason = "too_stale"
-    elif self._is_suspended(new.island, now):
+    elif self._offenders and self._is_suspended(new.island, now):
       reason = "suspended"
     if reason:
       return [Discard(new, reason, now)]
     if reason := state.gate.judge(new):
       return [Discard(new, reason, now), *self._offence(new, reason, now)]
-    state.waiting[new.key] = (new, now)
+    state.waiting[key] = (new, now)
     if self._channel is not None and new.cut < self._cut:
-      self._channel[new.key] = new
+      self._channel[key] = new
     return []
 
   def _is_suspended(self, island: int, now: float) -> bool:
@@ -465,13 +470,16 @@ class SyncerCore:
     for chosen in state.closing.chosen:
       del state.waiting[chosen.contribution.key]
       state.gate.accepted(chosen.contribution)
-      self._offenders.pop(chosen.contribution.island, None)
+      if self._offenders:
+        self._offenders.pop(chosen.contribution.island, None)
     state.version = state.closing.version
     state.clock = dict(state.closing.clock)
     state.opened_at = state.quorum_at = state.closing = None
     self._sync_secs = self._sync_secs.observe(sync_secs)
     # What is left was meant for the round that just closed.
     actions: list[Action] = []
+    if not state.waiting:
+      return actions
     for key, (left, arrived_at) in list(state.waiting.items()):
       late = state.version - left.base_version > self._settings.max_staleness
       if late or left.first_step < state.clock.get(left.island, 0):
@@ -497,8 +505,9 @@ class SyncerCore:
 
   def _evaluate_all(self, now: float) -> list[Action]:
     actions: list[Action] = []
-    for fragment in range(self._settings.num_fragments):
-      actions += self._evaluate(fragment, now)
+    for fragment, state in enumerate(self._fragments):
+      if state.waiting and state.closing is None:
+        actions += self._evaluate(fragment, now)
     return actions
 
   def _is_fresh(self, state: _Fragment, contribution: Contribution) -> bool:
@@ -516,12 +525,10 @@ class SyncerCore:
     if len(present) < len(state.waiting):
       actions = self._supersede(state)
     if state.opened_at is None:
-      waiting = [c for c, _ in state.waiting.values()]
-      fresh = [c for c in waiting if c.base_version == state.version]
-      if not fresh and not self._draining:
+      opener = self._opener(state)
+      if opener is None:
         return actions
       state.opened_at = now
-      opener = (fresh or waiting)[-1]
       actions.append(Open(fragment, state.version + 1, opener.island))
     if not self._settings.quorum.reached(len(present)):
       state.quorum_at = None
@@ -531,7 +538,7 @@ class SyncerCore:
       self._quorum_secs = self._quorum_secs.observe(now - state.opened_at)
       state.facts = self._facts()
       state.grace_secs = self._settings.grace.grace_secs(state.facts)
-    absent = set(self._step_secs) - present
+    absent = self._step_secs.keys() - present
     if self._offenders:
       absent = {m for m in absent if not self._is_suspended(m, now)}
     # The same sum as in `next_deadline`, or a tick then could come too early.
@@ -541,30 +548,43 @@ class SyncerCore:
     state.closing = self._close(fragment, state, sorted(absent), now)
     return [*actions, state.closing]
 
+  def _opener(self, state: _Fragment) -> Contribution | None:
+    """Whose contribution opens a round: the last fresh one."""
+    version, last = state.version, None
+    for contribution, _ in reversed(state.waiting.values()):
+      if contribution.base_version == version:
+        return contribution
+      last = last or contribution
+    return last if self._draining else None
+
   def _close(
     self, fragment: int, state: _Fragment, absent: list[int], now: float
   ) -> Close:
-    assert state.opened_at is not None and state.quorum_at is not None
+    version, opened_at = state.version, state.opened_at
+    assert opened_at is not None and state.quorum_at is not None
     assert state.facts is not None
     ordered = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, w[0].step)
     )
     clock = dict(state.clock)
     for contribution, _ in ordered:
-      island = contribution.island
-      clock[island] = max(clock.get(island, 0), contribution.step)
+      island, step = contribution.island, contribution.step
+      if step > clock.get(island, 0):
+        clock[island] = step
     return Close(
       fragment=fragment,
-      version=state.version + 1,
+      version=version + 1,
       chosen=tuple(
-        Chosen(c, state.version - c.base_version, at, at - state.opened_at)
-        for c, at in ordered
+        [
+          Chosen(c, version - c.base_version, at, at - opened_at)
+          for c, at in ordered
+        ]
       ),
       absent=tuple(absent),
       clock=clock,
-      opened_at=state.opened_at,
+      opened_at=opened_at,
       closed_at=now,
-      quorum_secs=state.quorum_at - state.opened_at,
+      quorum_secs=state.quorum_at - opened_at,
       grace_secs=state.grace_secs,
       grace_spent_secs=now - state.quorum_at,
       facts=state.facts,

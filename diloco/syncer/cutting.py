@@ -114,7 +114,7 @@ class CutKeeper:
       cut=number,
       epoch=max(head.epoch for head in heads),
       token=max(head.token for head in heads),
-      heads=[dataclasses.asdict(head) for head in heads],
+      heads=[head.to_fields() for head in heads],
     )
     # Held in memory first: from now on nothing of it may be deleted.
     self._open = _Open(part, list(heads))
@@ -241,7 +241,7 @@ def _add_channel(
     if unseen is not None and unseen.key == name:
       sent[name] = unseen
   on_their_way = [
-    dataclasses.asdict(sent[name])
+    sent[name].to_fields()
     for name in sorted(sent)
     if _is_of_the_channel(sent[name], part, heads, positions)
   ]

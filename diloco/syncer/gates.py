@@ -88,7 +88,8 @@ class NormGate:
 
   def accepted(self, contribution: Judged) -> None:
     """Takes a merged contribution as a measure for later ones."""
-    self._refused.clear()
+    if self._refused:
+      self._refused.clear()
     square = 0.0
     for norm in contribution.norms:
       square += norm * norm

@@ -18,7 +18,7 @@ import dataclasses
 from typing import Protocol
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class GraceFacts:
   """What a grace policy may look at; all in seconds."""
 
@@ -64,7 +64,7 @@ class FixedGrace:
     return self.secs
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class MovingAverage:
   """Exponential moving average; the first observation counts in full."""
 

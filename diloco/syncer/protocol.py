@@ -20,6 +20,7 @@ _AFTER_HEAD_CAS = operations.Point("after_head_cas")
 _AFTER_MERGE = operations.Point("after_merge")
 _BEFORE_DELETE = operations.Point("before_delete")
 _BEFORE_HEAD_CAS = operations.Point("before_head_cas")
+_CONTRIBUTIONS = operations.Names("contributions")
 _MID_FENCE = operations.Point("mid_fence")
 
 
@@ -104,8 +105,8 @@ def commit(held: Held, head: records.Head) -> operations.Procedure[Held]:
       f"version {head.version} of fragment {head.fragment} was not committed:"
       f" its head moved under token {head.token}"
     )
-  found, generation = yield operations.Read(key, records.Head)
-  if found != head:
+  found, generation = yield operations.read_head(head.fragment)
+  if found is not head and found != head:
     raise errors.FencedError(f"fragment {head.fragment} was taken over")
   yield _AFTER_HEAD_CAS
   return Held(head, generation)
@@ -127,7 +128,7 @@ class Scanned(NamedTuple):
 
 def scan(known: Collection[str]) -> operations.Procedure[Scanned]:
   """Reads commit records that are not known yet."""
-  names = yield operations.Names("contributions")
+  names = yield _CONTRIBUTIONS
   found: list[tuple[str, records.Contribution]] = []
   broken: list[tuple[str, str]] = []
   for name in names:

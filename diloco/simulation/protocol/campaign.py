@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -142,7 +143,9 @@ def run(
       total.merge(play(start, size, plant))
       progress(total)
     return total
-  with futures.ProcessPoolExecutor(jobs) as pool:
+  # Not by fork: who calls this may have threads, of JAX for one.
+  spawn = multiprocessing.get_context("spawn")
+  with futures.ProcessPoolExecutor(jobs, spawn) as pool:
     pending = [pool.submit(play, start, size, plant) for start, size in chunks]
     for done in futures.as_completed(pending):
       total.merge(done.result())

@@ -32,6 +32,9 @@ class Controller:
     self.life = life
     self.random = life.role.random
 
+  def forget(self) -> None:
+    """Holds nothing that holds it."""
+
   def run(self) -> kernel_lib.Script:
     """The main thread: what died while there was no controller is started."""
     yield 0.0

@@ -15,13 +15,17 @@ from diloco.simulation.protocol import values
 from diloco.snapshots import operations, records
 
 Handler = Callable[[Any, Any], Any]
+NOTHING = (None, 0)  # what a read gives where no record is
 
 
 class Observer(Protocol):
   """Who is told what happens to the store, at the instant it happens."""
 
-  def record_written(self, key: str, record: Any, life: Any) -> None:
-    """A record is there."""
+  def contribution_written(self, key: str, record: Any, life: Any) -> None:
+    """A commit record is there."""
+
+  def board_written(self, record: records.Board) -> None:
+    """The board is there."""
 
   def head_moved(self, old: Any, new: Any, life: Any) -> None:
     """A head is about to move."""
@@ -29,7 +33,7 @@ class Observer(Protocol):
   def lease_moved(self, new: records.Lease, life: Any) -> None:
     """A lease is about to move."""
 
-  def payload_deleted(self, prefix: str, life: Any) -> None:
+  def payload_deleted(self, prefix: str, content: Any) -> None:
     """A payload is about to go."""
 
   def record_lost(self, record: Any) -> None:
@@ -52,6 +56,8 @@ class FaultyStore:
     self.payloads: dict[str, Any] = {}
     self.directories: dict[str, dict[str, None]] = collections.defaultdict(dict)
     self.damaged: set[str] = set()  # keys and prefixes
+    # The records while nothing is damaged: a plain look-up is a read then.
+    self.plain: dict[str, tuple[Any, int]] | None = self.records
     self.full = 0  # intervals of full disk under way
     self.stale: dict[str, dict[str, list[str]]] = {}  # by role, old listings
     self._generation = 0
@@ -91,16 +97,27 @@ class FaultyStore:
     key = operation[0]
     if self.damaged and key in self.damaged and key in self.records:
       raise errors.CorruptSnapshotError(f"{key} does not match its checksum")
-    return self.records.get(key) or (None, 0)
+    return self.records.get(key, NOTHING)
 
   def _write(self, operation: operations.Write, life: Any) -> None:
+    record: Any
     key, record = operation
-    self._put(key, record)
-    self.observer.record_written(key, record, life)
+    self._generation += 1
+    if key not in self.records:
+      self._enter(key)
+    if self.damaged:
+      self.damaged.discard(key)
+    self.records[key] = (record, self._generation)
+    kind = type(record)
+    if kind is records.Contribution:
+      self.observer.contribution_written(key, record, life)
+    elif kind is records.Board:
+      self.observer.board_written(record)
 
   def _compare_and_set(
     self, operation: operations.CompareAndSet, life: Any
   ) -> bool:
+    record: Any
     key, record, generation = operation
     found = self.records.get(key)
     if (found[1] if found else 0) != generation:
@@ -108,11 +125,11 @@ class FaultyStore:
     kind = type(record)
     if kind is records.Head:
       self.observer.head_moved(found and found[0], record, life)
-    elif isinstance(record, records.Lease):
+    elif kind is records.Lease:
       self.observer.lease_moved(record, life)
     self._put(key, record)
-    if kind is not records.Lease:
-      self.observer.record_written(key, record, life)
+    if kind is records.Contribution:
+      self.observer.contribution_written(key, record, life)
     return True
 
   def _put(self, key: str, record: Any) -> None:
@@ -142,10 +159,13 @@ class FaultyStore:
 
   def _delete_tree(self, operation: operations.DeleteTree, life: Any) -> None:
     prefix = operation[0]
-    if self.payloads.get(prefix) is not None:
-      self.observer.payload_deleted(prefix, life)
-    if self.payloads.pop(prefix, None) is not None:
+    payload = self.payloads.get(prefix)
+    if payload is not None:
+      self.observer.payload_deleted(prefix, payload)
+      del self.payloads[prefix]
       self._remove(prefix)
+    elif prefix in self.payloads:
+      del self.payloads[prefix]  # the store has lost it
     if prefix in self.directories:
       for key in [k for k in self.records if k.startswith(prefix + "/")]:
         self._delete(operations.Delete(key), life)
@@ -243,6 +263,7 @@ class FaultyStore:
   def damage(self, operation: Any, *, lost: bool) -> None:
     """Spoils what an operation just wrote."""
     key = operation[0]
+    self.plain = None
     if not lost:
       self.damaged.add(key)
     elif isinstance(operation, operations.WritePayload):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from diloco import errors
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.simulation.protocol import row_ledger, values
 from diloco.snapshots import keys, operations, records
@@ -44,25 +43,29 @@ class Checker:
 
   # The store
 
-  def record_written(self, key: str, record: Any, life: Any) -> None:
-    """A record is in the store; commit records must prove something."""
-    kind = type(record)
-    if kind is records.Contribution:
-      name = key[14:]  # after "contributions/"
-      if name not in self.recorded:
-        self.recorded.add(name)
-        if (
-          record.payload not in self._store.payloads
-          and record.step > self._merged(record.fragment, record.island)
-        ):
-          raise Violation(f"the record {name} was written without its payload")
-      self._world.nudge_syncers()
-    elif kind is records.Board and (
-      # Of an open round only those who may follow it want to know.
-      self._schedule.follow or record.versions != self._shown
-    ):
+  def contribution_written(self, key: str, record: Any, life: Any) -> None:
+    """A commit record is in the store; it must prove something."""
+    name = key[14:]  # after "contributions/"
+    if name not in self.recorded:
+      self.recorded.add(name)
+      if (
+        record.payload not in self._store.payloads
+        and record.step > self._merged(record.fragment, record.island)
+      ):
+        raise Violation(f"the record {name} was written without its payload")
+    self._world.nudge_syncers()
+
+  def board_written(self, record: records.Board) -> None:
+    """The board is in the store; islands will find it."""
+    if record.versions != self._shown:
       self._shown = record.versions
-      self._world.nudge_islands()
+      self._world.nudge_islands(())
+    elif self._schedule.follow and record.open_rounds:
+      # Of open rounds only those who may follow one want to know.
+      inside = set(range(self._schedule.islands))
+      for islands in record.open_rounds.values():
+        inside.intersection_update(islands)
+      self._world.nudge_islands(inside)
 
   def record_lost(self, record: Any) -> None:
     """The store broke its promise; nobody in the run can know."""
@@ -149,8 +152,9 @@ class Checker:
     self.last_commit = self._kernel.now
 
   def _check_clock(self, new: records.Head, content: values.Version) -> None:
+    clock = new.clock
     for island, spans in content.rows.items():
-      if new.clock.get(str(island)) != spans[-1][1]:
+      if clock.get(str(island)) != spans[-1][1]:
         raise Violation(
           f"the clock of version {new.version} of fragment {new.fragment} has"
           f" island {island} at {new.clock.get(str(island))}, its values at"
@@ -190,7 +194,11 @@ class Checker:
     self.seen["set_back"] += 1
     self.seen["reinjected"] += len(facts.reinjected)
     for island, part in parts.islands.items():
-      self.ledger.forget_after(island, part.step)
+      # A muted fragment says nothing of the rows up to its first step again.
+      steps = [
+        max(part.step, first_step) for _, first_step, _ in part.positions
+      ]
+      self.ledger.forget_after(island, steps)
 
   def inconsistent(self, cut: int, why: str) -> None:
     """All parts of a cut are there, and do not fit each other."""
@@ -199,10 +207,9 @@ class Checker:
       return
     raise Violation(f"cut {cut} is not consistent: {why}")
 
-  def payload_deleted(self, prefix: str, life: Any) -> None:
+  def payload_deleted(self, prefix: str, content: Any) -> None:
     """A payload goes; nobody may need it any more."""
-    if prefix.startswith("globals/"):
-      content = self._store.payloads[prefix]
+    if type(content) is values.Version:
       if not content.committed:
         return
       fragment = content.fragment
@@ -214,7 +221,7 @@ class Checker:
           f" {newest} is current: contributions may still start from it"
         )
       return
-    if prefix.startswith("payloads/") and prefix[9:] not in self.recorded:
+    if prefix[9:] not in self.recorded:  # after "payloads/"
       self._unrecorded_deleted(prefix[9:])
 
   def _unrecorded_deleted(self, name: str) -> None:
@@ -238,9 +245,10 @@ class Checker:
     """
     head = operation.head
     parent = self._store.version_of(head)
+    pairs = list(zip(operation.contributions, contents, strict=True))
     refused = {}
-    for record, content in zip(operation.contributions, contents, strict=True):
-      if isinstance(content, errors.CorruptSnapshotError):
+    for record, content in pairs:
+      if type(content) is not values.Delta:
         refused[record.key] = f"corrupt: {content}"
       elif not content.finite:
         refused[record.key] = "not_finite"
@@ -248,7 +256,7 @@ class Checker:
       raise protocol.RefusedError(refused)
     rows = dict(parent.rows)
     added = []
-    for record, content in zip(operation.contributions, contents, strict=True):
+    for record, content in pairs:
       self._check_merged(record, content, parent, head.epoch)
       island = record.island
       try:
@@ -350,7 +358,8 @@ class Checker:
 
   def discarded(self, syncer: Any, record: Any, reason: str) -> None:
     """A contribution will never be merged."""
-    reason = reason.partition(":")[0]
+    if ":" in reason:
+      reason = reason.partition(":")[0]
     self.seen[reason] += 1
     if self._kernel.trace is not None:
       self._kernel.log("", f"{record.key} is discarded: {reason}")

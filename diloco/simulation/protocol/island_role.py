@@ -10,7 +10,9 @@ only by what the core's actions do to real tensors, never by what they claim.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
@@ -21,10 +23,16 @@ from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.simulation.protocol import values
 from diloco.snapshots import cuts, keys, operations, records
 
+_READ_BOARD = operations.Read(keys.BOARD, records.Board)
 _RETRY_SECS = 0.2
-_POLL_SECS = 1.0
-_HEADS_EVERY_SECS = 2.0
+_POLL_SECS = 2.0
+_HEADS_EVERY_SECS = 3.0
 _MISSED_SECS = 0.05  # until another look, after news during the last one
+
+
+@functools.cache
+def _read_verdict(island: int) -> operations.Read:
+  return operations.Read(keys.verdict_key(island), records.Verdict)
 
 
 class Saved(NamedTuple):
@@ -114,6 +122,10 @@ class Island:
     self.publisher: kernel_lib.Thread | None = None
     self.saver: kernel_lib.Thread | None = None
 
+  def forget(self) -> None:
+    """Lets go of its threads, which hold it."""
+    self.adopter = self.publisher = self.saver = None
+
   # Coming back
 
   def run(self) -> kernel_lib.Script:
@@ -191,10 +203,11 @@ class Island:
   def steps(self) -> kernel_lib.Script:
     """The main thread."""
     world, random = self.world, self.random
-    step_secs, state = self.step_secs, self.core
+    state, between_steps = self.core, self.between_steps
+    shortest, spread = 0.9 * self.step_secs, 0.2 * self.step_secs
     while not world.draining:
-      yield step_secs * (0.9 + 0.2 * random())
-      self.between_steps(state.step + 1)
+      yield shortest + spread * random()
+      between_steps(state.step + 1)
     for _ in range(6):
       if not state.in_flight:
         break
@@ -212,26 +225,28 @@ class Island:
     if self.poisoned:
       self._spread_poison(step)
     ready, board = self.ready, self.board
-    fetched: tuple[core_lib.Ready, ...] = ()
+    fetched: Sequence[core_lib.Ready] = ()
     if ready and (not self.together or len(ready) == len(self.fragments)):
       self.together = False
-      fetched = tuple(
-        core_lib.Ready(
-          p, f.head.version, f.head.merged_step(self.index), f.head.cut
-        )
-        for p, f in ready.items()
-      )
+      mine = str(self.index)
+      fetched = [
+        core_lib.Ready(p, head.version, head.clock.get(mine, 0), head.cut)
+        for p, (head, _) in ready.items()
+      ]
       self.ready = {}
     seen = None
     if board is not None:
       self.board = None
-      rounds = {int(p): m for p, m in board.open_rounds.items()}
+      rounds: Any = board.open_rounds
+      if rounds:
+        rounds = {int(p): m for p, m in rounds.items()}
       seen = core_lib.Board(board.versions, rounds)
     if self.told:
       self._resync()
-    stepped = core_lib.Stepped(step, fetched, seen, self.cut)
     action: Any
-    for action in self.core.handle(stepped):
+    for action in self.core.handle(
+      core_lib.Stepped(step, fetched, seen, self.cut)
+    ):
       kind = type(action)
       if kind is core_lib.Publish:
         self.publish(action)
@@ -241,8 +256,8 @@ class Island:
         self.rebase(action)
       elif kind is core_lib.Cut:
         self.save(step, action)
-    world = self.world
-    if step % world.save_every == self.index % world.save_every:
+    every = self.world.save_every
+    if step % every == self.index % every:
       self.save(step)
 
   def _spread_poison(self, step: int) -> None:
@@ -287,14 +302,18 @@ class Island:
       self.epoch,
     )
     self.world.checker.publishing(self, content)
-    first, *later = held.references
-    kept = later[: core_lib.PUBLICATIONS_KEPT - 1]
-    held.references = (first, *kept, step)
+    # The first, of an adoption, and the publications since.
+    held.references = (
+      *held.references[: core_lib.PUBLICATIONS_KEPT],
+      step,
+    )
     old = self.waiting.pop(action.fragment, None)
     self.waiting[action.fragment] = (action, content)
     if old is not None:
       self.world.checker.dropped(self, old[0], "superseded")
-    self.kernel.nudge(self.publisher, 0.15 * self.random())
+    publisher = self.publisher
+    if publisher is not None and not publisher.nudged:
+      self.kernel.nudge(publisher, 0.15 * self.random())
 
   def adopt(self, action: core_lib.Adopt, fetched: protocol.Fetched) -> None:
     """Swaps a version in, as `trainer.Trainer.adopt` does."""
@@ -359,28 +378,32 @@ class Island:
     self, action: core_lib.Publish, content: values.Delta
   ) -> records.Contribution:
     """The commit record of a publication."""
-    fragment, step = action.fragment, action.step
-    name = (
-      f"{fragment:04d}.{self.index:04d}.{self.life.incarnation:04d}.{step:09d}"
-    )
+    fragment, step, island = action.fragment, action.step, self.index
+    incarnation = self.life.incarnation
+    name = f"{fragment:04d}.{island:04d}.{incarnation:04d}.{step:09d}"
     c_steps = step - action.first_step
     record = _new(records.Contribution)
-    record.__dict__.update(
-      island=self.index,
-      incarnation=self.life.incarnation,
-      fragment=fragment,
-      base_version=action.base_version,
-      first_step=action.first_step,
-      step=step,
-      c_tokens=c_steps,
-      codec="f32",
-      plan_hash="plan",
-      payload="payloads/" + name,
-      chunks=_CHUNKS,
-      num_bytes=4,
-      norms=_norms(c_steps) if content.finite else _NOT_FINITE,
-      epoch=self.epoch,
-      cut=action.cut,
+    _set(
+      record,
+      "__dict__",
+      {
+        "island": island,
+        "incarnation": incarnation,
+        "fragment": fragment,
+        "base_version": action.base_version,
+        "first_step": action.first_step,
+        "step": step,
+        "c_tokens": c_steps,
+        "codec": "f32",
+        "plan_hash": "plan",
+        "payload": "payloads/" + name,
+        "chunks": _CHUNKS,
+        "num_bytes": 4,
+        "norms": _norms(c_steps) if content.finite else _NOT_FINITE,
+        "epoch": self.epoch,
+        "cut": action.cut,
+        "key": name,
+      },
     )
     return record
 
@@ -396,7 +419,7 @@ class Island:
       pause = _POLL_SECS
       try:
         try:
-          board, _ = yield operations.Read(keys.BOARD, records.Board)
+          board, _ = yield _READ_BOARD
         except errors.CorruptSnapshotError:
           board = None
         versions = board.versions if board else []
@@ -427,7 +450,7 @@ class Island:
   def _head_versions(self) -> kernel_lib.Script:
     versions = []
     for fragment in range(self.world.schedule.fragments):
-      head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+      head, _ = yield operations.read_head(fragment)
       versions.append(head.version if head else 0)
     return versions
 
@@ -472,7 +495,7 @@ class Island:
       yield operations.Point("mid_checkpoint")
       # Usable once all that it takes for published is.
       while not self.flushed():
-        yield 0.25
+        yield 0.4
       if saved.cut:
         world.cut_states[saved.cut, self.index] = saved
       world.saved[self.index].append(saved)
@@ -510,13 +533,17 @@ class Island:
     while True:
       beat += 1
       member = _new(records.Member)
-      member.__dict__.update(
-        island=self.index,
-        incarnation=self.life.incarnation,
-        beat=beat,
-        step=self.core.step,
-        step_secs=self.step_secs,
-        present=not self.draining,
+      _set(
+        member,
+        "__dict__",
+        {
+          "island": self.index,
+          "incarnation": self.life.incarnation,
+          "beat": beat,
+          "step": self.core.step,
+          "step_secs": self.step_secs,
+          "present": not self.draining,
+        },
       )
       with contextlib.suppress(OSError):
         yield operations.Write(key, member)
@@ -530,9 +557,7 @@ class Island:
 
   def _look_at_notices(self) -> kernel_lib.Script:
     """What others want this island to know."""
-    verdict, generation = yield operations.Read(
-      keys.verdict_key(self.index), records.Verdict
-    )
+    verdict, generation = yield _read_verdict(self.index)
     if verdict is not None and generation != self.verdict:
       self.verdict = generation
       mine = verdict.incarnation == self.life.incarnation
@@ -548,6 +573,7 @@ def _newest_cut() -> kernel_lib.Script:
 
 # What frozen dataclasses check while they are made costs too much here.
 _new = object.__new__
+_set = object.__setattr__
 _CHUNKS = [[1]]
 _NOT_FINITE = [math.nan]
 _NORMS: dict[int, list[float]] = {}

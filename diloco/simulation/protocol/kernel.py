@@ -29,6 +29,9 @@ Script = Generator[Any, Any, Any]
 
 _FAILURES = (*operations.FAILURES, protocol.RefusedError)
 _Point = operations.Point
+_Read = operations.Read
+_NOTHING = faulty_store.NOTHING
+_push = heapq.heappush
 _AT_ONCE = (
   faults_lib.KILL_BEFORE,
   faults_lib.KILL_AFTER,
@@ -187,7 +190,9 @@ class Kernel:
       thread.missed = True
     else:
       thread.nudged = True
-      self.wake(thread, delay)
+      self._order += 1
+      time = self.now + delay
+      _push(self._heap, (time, self._order, thread, thread.token, None, None))
 
   def log(self, role: str, text: str) -> None:
     """Adds a line to the trace."""
@@ -215,6 +220,11 @@ class Kernel:
   def clock(self, life: Life) -> float:
     """A process's own monotonic clock."""
     return life.offset + life.rate * self.now
+
+  def forget(self) -> None:
+    """Lets go of all threads."""
+    self._heap.clear()
+    self.__dict__.clear()
 
   # The loop
 
@@ -247,54 +257,45 @@ class Kernel:
     """Runs a thread until it sleeps, waits or ends."""
     thread.token += 1
     life, send, execute = thread.life, thread.send, self._execute
-    role = life.role
-    while True:
-      try:
+    role, plain, careful = life.role, self._store.plain, self._careful
+    try:
+      while True:
         if error is None:
           operation = send(value)
         else:
           operation = thread.throw(error)
-      except StopIteration:
-        thread.token = -1
-        return
-      except Died:
-        return
-      except errors.FencedError as fenced:
-        self.kill(life, f"fenced: {fenced}")
-        return
-      kind = type(operation)
-      if kind is float:
-        self._order += 1
-        heapq.heappush(
-          self._heap,
-          (
-            self.now + operation / life.rate,
-            self._order,
-            thread,
-            thread.token,
-            None,
-            None,
-          ),
-        )
-        return
-      if operation is None:
-        return
-      role.operations = number = role.operations + 1
-      if number >= role.strike_at or self._careful:
-        if self._disturbed(thread, operation):
+          error = None
+        kind = type(operation)
+        if kind is float:
+          self._order += 1
+          time = self.now + operation / life.rate
+          entry = (time, self._order, thread, thread.token, None, None)
+          _push(self._heap, entry)
           return
-        if not life.alive:
+        if operation is None:
           return
-      elif kind is _Point:
-        value = error = None
-        continue
-      error = None
-      try:
-        value = execute[kind](operation, life)
-      except _FAILURES as failure:
-        value, error = None, failure
-      if self.trace is not None:
-        self._log_operation(role, operation, value, error)
+        role.operations = number = role.operations + 1
+        if number >= role.strike_at or careful:
+          if self._disturbed(thread, operation) or not life.alive:
+            return
+        elif kind is _Point:
+          value = None
+          continue
+        elif kind is _Read and plain:
+          value = plain.get(operation[0], _NOTHING)
+          continue
+        try:
+          value = execute[kind](operation, life)
+        except _FAILURES as failure:
+          value, error = None, failure
+        if careful and self.trace is not None:
+          self._log_operation(role, operation, value, error)
+    except StopIteration:
+      thread.token = -1
+    except Died:
+      pass
+    except errors.FencedError as fenced:
+      self.kill(life, f"fenced: {fenced}")
 
   def perform(self, life: Life, procedure: operations.Procedure[Any]) -> Any:
     """Performs a procedure at once, for production code that calls the store.
@@ -372,8 +373,11 @@ class Kernel:
       self._fail(thread, failure, _TIMEOUT_SECS)
       return True
     if self._fine:
-      there = role.random() ** 2 * _FINE_SECS
-      back = role.random() ** 2 * _FINE_SECS
+      # Before it takes effect, after it, or both: mostly one will do, and
+      # costs one event.
+      chosen = role.random()
+      there = role.random() ** 2 * _FINE_SECS if chosen < 0.6 else 0.0
+      back = role.random() ** 2 * _FINE_SECS if chosen >= 0.4 else 0.0
       self._perform_later(thread, operation, there, back)
       return True
     return False
@@ -494,13 +498,19 @@ class Kernel:
         error = failure
       if self.trace is not None:
         self._log_operation(life.role, operation, value, error)
-      self._order += 1
-      heapq.heappush(
-        self._heap,
-        (self.now + back, self._order, thread, token, value, error),
-      )
+      if thread.token == token:
+        if back or life.stopped_until > self.now:
+          self._order += 1
+          time = self.now + back
+          _push(self._heap, (time, self._order, thread, token, value, error))
+        else:
+          self.events += 1
+          self._drive(thread, value, error)
 
-    self.at(self.now + there, act)
+    if there:
+      self.at(self.now + there, act)
+    else:
+      act()
 
   def _log_operation(
     self, role: Role, operation: Any, value: Any, error: Any

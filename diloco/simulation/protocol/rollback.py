@@ -27,6 +27,9 @@ class Restorer:
     self.world = world
     self.life = life
 
+  def forget(self) -> None:
+    """Holds nothing that holds it."""
+
   def run(self) -> kernel_lib.Script:
     """Chooses a cut, restores it and starts everything."""
     while True:

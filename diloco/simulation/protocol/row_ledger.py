@@ -7,6 +7,7 @@ by its island, or was given up by somebody who said so and why.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 from diloco.simulation.protocol import values
 
@@ -48,9 +49,14 @@ class RowLedger:
     named = self._named.get((island, fragment), [])
     return values.missing(values.union([*accounted, *named]), trained)
 
-  def forget_after(self, island: int, step: int) -> None:
-    """An island is set back: what it gave up after a step did not happen."""
+  def forget_after(self, island: int, steps: Sequence[int]) -> None:
+    """An island is set back: what it gave up after that did not happen.
+
+    Args:
+      island: which.
+      steps: [P], for each fragment the step after which rows are done again.
+    """
     for (owner, fragment), spans in self._named.items():
       if owner == island:
-        kept = [span for span in spans if span[1] <= step]
+        kept = [span for span in spans if span[1] <= steps[fragment]]
         self._named[owner, fragment] = kept

@@ -8,6 +8,7 @@ lease. Decisions are the core's, orders of operations the procedures'.
 from __future__ import annotations
 
 import collections
+import functools
 from typing import Any
 
 from diloco import errors
@@ -16,10 +17,16 @@ from diloco.snapshots import keys, lease, operations, records
 from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, members, protocol, weighting
 
+_MEMBERS = operations.Names("members")
 _RETRY_SECS = 0.2
-_POLL_SECS = 0.5
+_POLL_SECS = 0.8
 _LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
-_STANDBY_POLL_SECS = 0.7
+_STANDBY_POLL_SECS = 0.9
+
+
+@functools.cache
+def _read_member(name: str) -> operations.Read:
+  return operations.Read(f"members/{name}", records.Member)
 
 
 class StoreAtOnce:
@@ -91,6 +98,10 @@ class Syncer:
     self.weighting = weighting.Weighting(
       0.9, max_staleness=world.schedule.max_staleness
     )
+
+  def forget(self) -> None:
+    """Lets go of its thread, which holds it."""
+    self.thread = None
 
   def run(self) -> kernel_lib.Script:
     """The main thread."""
@@ -167,11 +178,13 @@ class Syncer:
 
   def _lead(self) -> kernel_lib.Script:
     world, kernel, life = self.world, self.kernel, self.life
+    rate, offset = life.rate, life.offset
     self.thread = thread = life.threads[0]
     members_due, shown = 0.0, False
     while True:
-      self._check_lease()
-      now = kernel.clock(life)
+      if self.fenced:
+        self._check_lease()
+      now = offset + rate * kernel.now
       thread.missed = False
       try:
         if not shown:
@@ -182,12 +195,12 @@ class Syncer:
           yield from self._look_at_members(now)
           if self.cuts is not None:
             for event in self.cuts.look(self.core.channel):
-              actions = self.core.handle(event, kernel.clock(life))
+              actions = self.core.handle(event, offset + rate * kernel.now)
               yield from self._do(actions)
         if self.litter or self.untold:
           yield from self._tidy()
         yield from self._scan()
-        now = kernel.clock(life)
+        now = offset + rate * kernel.now
         deadline = self.core.next_deadline()
         if world.draining:
           yield from self._do(self.core.handle(core_lib.Drain(), now))
@@ -198,16 +211,16 @@ class Syncer:
       pause = 0.05 + _LOOK_SECS * self.random() if thread.missed else _POLL_SECS
       deadline = self.core.next_deadline()
       if deadline is not None:
-        pause = min(pause, max(deadline - kernel.clock(life), 0.01))
+        pause = min(pause, max(deadline - offset - rate * kernel.now, 0.01))
       thread.nudged = False
       yield pause
       thread.nudged = True
 
   def _look_at_members(self, now: float) -> kernel_lib.Script:
     found = []
-    for name in (yield operations.Names("members")):
+    for name in (yield _MEMBERS):
       try:
-        member, _ = yield operations.Read(f"members/{name}", records.Member)
+        member, _ = yield _read_member(name)
       except errors.CorruptSnapshotError:
         continue
       if member is not None:
@@ -224,14 +237,16 @@ class Syncer:
       yield from self._do(actions)
 
   def _scan(self) -> kernel_lib.Script:
-    names, found, broken = yield from protocol.scan(self.known)
-    self.known.intersection_update(names)
+    known = self.known
+    names, found, broken = yield from protocol.scan(known)
+    if known:
+      known.intersection_update(names)
     for name, _ in broken:
       self.world.checker.rejected(self, name)
       yield from self._delete(name)
     if not found:
       return
-    self.known.update([name for name, _ in found])
+    known.update([name for name, _ in found])
     arrived = core_lib.Arrived([record for _, record in found])
     actions = self.core.handle(arrived, self.kernel.clock(self.life))
     if actions:
@@ -302,8 +317,11 @@ class Syncer:
       yield from self._delete(name)
 
   def _show_board(self) -> kernel_lib.Script:
-    rounds = {str(p): m for p, m in self.core.open_rounds.items()}
-    board = records.Board(self.core.versions, rounds)
+    opened = self.core.open_rounds
+    rounds = {str(p): m for p, m in opened.items()} if opened else opened
+    board = _new(records.Board)
+    fields = {"versions": self.core.versions, "open_rounds": rounds}
+    _set(board, "__dict__", fields)
     yield operations.Write(keys.BOARD, board)
 
   def _close_round(self, close: core_lib.Close) -> kernel_lib.Script:
@@ -328,24 +346,29 @@ class Syncer:
 
     def head_of(merged: Any) -> records.Head:
       head = _new(records.Head)
-      head.__dict__.update(
-        fragment=fragment,
-        version=version,
-        token=self.token,
-        payload=payload,
-        chunks=_CHUNKS,
-        clock={str(m): step for m, step in close.clock.items()},
-        merged=_NO_FACTS,
-        epoch=held.head.epoch,
-        cut=close.cut,
-        digest="",
+      _set(
+        head,
+        "__dict__",
+        {
+          "fragment": fragment,
+          "version": version,
+          "token": self.token,
+          "payload": payload,
+          "chunks": _CHUNKS,
+          "clock": {str(m): step for m, step in close.clock.items()},
+          "merged": _NO_FACTS,
+          "epoch": held.head.epoch,
+          "cut": close.cut,
+          "digest": "",
+        },
       )
       return head
 
     try:
       if not world.schedule.fine:
         yield 0.08 * self.random()
-      self._check_lease()
+      if self.fenced:
+        self._check_lease()
       self.heads[fragment] = yield from protocol.close_round(
         held, merge, head_of
       )
@@ -406,5 +429,6 @@ def _nothing_pinned(prefix: str) -> bool:
 
 # What frozen dataclasses check while they are made costs too much here.
 _new = object.__new__
+_set = object.__setattr__
 _CHUNKS = [[1]]
 _NO_FACTS: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from diloco.simulation.protocol import (
@@ -78,23 +78,25 @@ def run(
       trace.append(traceback.format_exc())
   if violation:
     world.kernel.log("", f"VIOLATION {violation}")
-  checker = world.checker
-  return Outcome(
+  kernel, checker = world.kernel, world.checker
+  outcome = Outcome(
     violation,
     checker.rounds,
-    world.kernel.now,
-    world.kernel.events,
-    world.kernel.struck,
+    kernel.now,
+    kernel.events,
+    kernel.struck,
     dict(checker.seen),
   )
+  world.forget()
+  return outcome
 
 
 class World:
   """State of one simulated run."""
 
   boot_secs = 0.3
-  heartbeat_secs = 1.3
-  renew_secs = 0.5
+  heartbeat_secs = 2.0
+  renew_secs = 0.6
   lease_ttl_secs = 1.5
   member_ttl_secs = 5.0
   save_every = 9
@@ -112,7 +114,7 @@ class World:
     self.draining = False
     self.calm_since = 0.0
     uniform = random.Random(schedule.seed).random
-    self.step_secs = [0.25 * 3 ** uniform() for _ in range(schedule.islands)]
+    self.step_secs = [0.27 * 2.5 ** uniform() for _ in range(schedule.islands)]
     self._uniform = uniform
     slowest = max(self.step_secs)
     self.liveness_secs = 15.0 + 4 * schedule.sync_every * slowest
@@ -235,13 +237,27 @@ class World:
     """A commit record appeared; a syncer's next look will find it."""
     for role in self.seats:
       if role.life is not None and (thread := role.life.shell.thread):
-        self.kernel.nudge(thread, 0.03 + 0.12 * role.random())
+        if thread.nudged:
+          thread.missed = True
+        else:
+          self.kernel.nudge(thread, 0.03 + 0.12 * role.random())
 
-  def nudge_islands(self) -> None:
-    """The board changed; the islands' next look will find it."""
+  def nudge_islands(self, but: Collection[int]) -> None:
+    """The board changed; the islands' next look will find it.
+
+    Args:
+      but: islands that would find nothing of interest.
+    """
     for role in self.islands:
-      if role.life is not None and (thread := role.life.shell.adopter):
-        self.kernel.nudge(thread, 0.03 + 0.2 * role.random())
+      if role.index in but or role.life is None:
+        continue
+      thread = role.life.shell.adopter
+      if thread is None:
+        continue
+      if thread.nudged:
+        thread.missed = True
+      else:
+        self.kernel.nudge(thread, 0.02 + 0.1 * role.random())
 
   # Faults of time
 
@@ -346,6 +362,18 @@ class World:
     self.store.full = 0
     self.store.stale.clear()
     self.kernel.trouble(-self.kernel.troubled)
+
+  def forget(self) -> None:
+    """Lets go of everything, so that its memory is used again at once."""
+    for role in self.roles:
+      life, role.life = role.life, None
+      if life is not None:
+        life.threads.clear()
+        life.shell.forget()
+    self.kernel.forget()
+    self.checker.__dict__.clear()
+    self.store.__dict__.clear()
+    self.__dict__.clear()
 
   def resolved(self) -> bool:
     """Whether nothing published waits for anything but a quorum."""
