@@ -111,7 +111,7 @@ class ControllerConfig:
   port: int = 0  # 0 lets the system choose
   start_secs: float = 0.0  # to import, compile and report ready
   gather_secs: float = 30.0  # the first island ready waits for the others
-  hang_secs: float = 0.0  # without a step while training
+  hang_secs: float = 0.0  # without a sign of life or progress
   restart_base_secs: float = 0.5
   restart_max_secs: float = 60.0
   max_restarts: int = 20  # per island, then it is given up

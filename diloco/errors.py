@@ -4,6 +4,8 @@ A `UserError` is the caller's mistake or the machine's shortage. The command
 line prints it as one line and exits with code 2; nothing has been touched.
 """
 
+from typing import Any
+
 
 class UserError(ValueError):
   """What was asked, why it cannot be, and what to do, in one line."""
@@ -27,4 +29,10 @@ class FencedError(RuntimeError):
 
 
 class CorruptSnapshotError(RuntimeError):
-  """A stored object is torn, missing or does not match its checksum."""
+  """A stored object is torn, missing or does not match its checksum.
+
+  Attributes:
+    generation: of a damaged record, to write over it by compare-and-set.
+  """
+
+  generation: Any = None

@@ -6,6 +6,7 @@ first and R the second,
 
     heartbeat   h = T / 6            sign of life of every role
     lease       4 h                  a leader that is silent so long is deposed
+    deposed     6 h                  a replaced leader so long silent is killed
     membership  8 h                  an island that is silent so long is gone
     standby     h / 5                between two looks at the lease
     the rest of T                    for fencing P heads: (2 P + 16) R
@@ -53,11 +54,20 @@ class Timing(records.Record):
   member_ttl_secs: float  # an island that stands still so long is gone
   standby_poll_secs: float  # between two looks at a lease
   retry_secs: float  # pause after a failure of the store
-  hang_secs: float  # without a sign of life, or a step while training
+  hang_secs: float  # without a sign of life, or without progress
   start_secs: float  # to import, compile and report ready
   orphan_secs: float  # a role lives so long without controller
   drain_secs: float  # for each of draining, saving and stopping
   foreign_secs: float  # a lease renewed so long by a stranger is an error
+
+  @property
+  def deposed_secs(self) -> float:
+    """A deposed leader says that it is fenced, and ends, before so long.
+
+    It is one that has not renewed its lease for the time to live. Two beats
+    more are for another attempt, which tells it that it is fenced.
+    """
+    return self.lease_ttl_secs + 2 * self.heartbeat_secs
 
 
 def derive(

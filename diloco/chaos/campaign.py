@@ -16,6 +16,7 @@ from diloco import crash, errors, process
 from diloco.chaos import (
   checks,
   injector,
+  leftovers,
   measures,
   store_faults,
 )
@@ -87,7 +88,7 @@ class Campaign:
     kinds: Sequence[str] = tuple(faults_lib.KINDS),
     per_run: int = FAULTS_PER_RUN,
   ):
-    """Plans; starts nothing.
+    """Plans; starts nothing. Clears what a killed campaign left here.
 
     Args:
       workdir: gets a directory for each run; new or empty.
@@ -109,6 +110,8 @@ class Campaign:
         "a run without faults shows nothing",
         "give 1 or more",
       )
+    if workdir.is_dir():
+      leftovers.clear_dead(workdir.absolute())
     if workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
       raise errors.UserError(
         f"--workdir={workdir}",
@@ -126,7 +129,16 @@ class Campaign:
     self._skipped: dict[str, str] = {}
 
   def run(self) -> dict[str, Any]:
-    """Does all of it; returns the result as plain JSON values."""
+    """Does all of it; returns the result as plain JSON values.
+
+    Raises:
+      KeyboardInterrupt: a signal told it to stop; nothing is left running or
+        mounted.
+    """
+    with leftovers.interruptible(), leftovers.own(self._workdir):
+      return self._run()
+
+  def _run(self) -> dict[str, Any]:
     queue = self._without_impossible(self._plan)
     idle = 0
     while queue and idle < _IDLE_RUNS:

@@ -5,11 +5,16 @@ import dataclasses
 import os
 import pathlib
 import signal
+import time
+from collections.abc import Iterator
 from typing import Any
 
 from diloco import process
 from diloco.report import liveness
 from diloco.tape import events, reader
+
+_END_SECS = 10.0
+_POLL_SECS = 0.02
 
 
 @dataclasses.dataclass
@@ -101,12 +106,32 @@ class Fleet:
 
 def processes_of(run_dir: pathlib.Path) -> list[int]:
   """Living processes with the run's directory among their arguments."""
-  found = []
+  return [pid for pid, _ in _commands_on(run_dir)]
+
+
+def end_processes(run_dir: pathlib.Path) -> None:
+  """Kills the command and the roles of a run, known to a record or not."""
+  deadline = time.monotonic() + _END_SECS
+  while time.monotonic() < deadline:
+    # Others, such as somebody's `diloco status`, only look.
+    working = [
+      pid
+      for pid, words in _commands_on(run_dir)
+      if "--run_dir" in words or "resume" in words
+    ]
+    if not working:
+      return
+    for pid in working:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(_POLL_SECS)
+
+
+def _commands_on(run_dir: pathlib.Path) -> Iterator[tuple[int, list[str]]]:
   for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     with contextlib.suppress(OSError):
       words = path.read_bytes().decode(errors="replace").split("\0")
       pid = int(path.parent.name)
       alive = liveness.start_ticks(pid) is not None
       if str(run_dir) in words and alive and pid != os.getpid():
-        found.append(pid)
-  return found
+        yield pid, words

@@ -107,7 +107,7 @@ class Trial:
     finished = self.keeper.tend() == "finished"
     left = fleet_lib.processes_of(self.run_dir) if finished else []
     self.keeper.kill()
-    self.fleet.kill_all()
+    fleet_lib.end_processes(self.run_dir)
     return left
 
   def _may_go_on(self, fault: faults_lib.Fault) -> bool:

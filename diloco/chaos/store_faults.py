@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 from diloco.snapshots import keys
 
+_SOURCE = "diloco-chaos"  # by which a small disk is known among all mounts
 _SIZE_MIB = 96
 _BALLAST = "ballast"
 _RETRY_SECS = 0.02
@@ -30,7 +32,7 @@ class SmallDisk:
     """
     self._path = path
     path.mkdir(parents=True, exist_ok=True)
-    _mount("-t", "tmpfs", "-o", f"size={_SIZE_MIB}m", "tmpfs", str(path))
+    _mount("-t", "tmpfs", "-o", f"size={_SIZE_MIB}m", _SOURCE, str(path))
 
   @contextlib.contextmanager
   def full(self) -> Iterator[None]:
@@ -65,12 +67,39 @@ class SmallDisk:
 
   def keep_and_unmount(self) -> None:
     """Takes the file system away and leaves its content in its place."""
-    copy = self._path.with_name(self._path.name + ".copy")
-    shutil.copytree(self._path, copy)
-    subprocess.run(["umount", "-l", str(self._path)], check=False)
-    with contextlib.suppress(OSError):
-      self._path.rmdir()
-      copy.rename(self._path)
+    keep_and_unmount(self._path)
+
+
+def mounted_below(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Where small disks are mounted below a directory, the newest first."""
+  found = []
+  for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
+    place, _, device = line.partition(" - ")
+    # Blanks in a path are written as octal numbers.
+    path = pathlib.Path(
+      re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), place.split()[4])
+    )
+    mine = device.split()[1] == _SOURCE
+    if mine and path.is_relative_to(directory.resolve()):
+      found.append(path)
+  return found[::-1]
+
+
+def keep_and_unmount(path: pathlib.Path) -> None:
+  """Takes a small disk away and leaves its content in its place.
+
+  Raises:
+    OSError: the content could not be kept, or it could not be unmounted.
+  """
+  copy = path.with_name(path.name + ".copy")
+  ballast = shutil.ignore_patterns(_BALLAST)
+  try:
+    shutil.copytree(path, copy, ignore=ballast, dirs_exist_ok=True)
+  finally:
+    _command("umount", "-l", str(path))
+  with contextlib.suppress(OSError):
+    path.rmdir()
+    copy.rename(path)
 
 
 def _fill(path: pathlib.Path) -> None:
@@ -101,12 +130,19 @@ def may_mount(path: pathlib.Path) -> str:
 
 
 def _mount(*args: str) -> None:
+  _command("mount", *args)
+
+
+def _command(name: str, *args: str) -> None:
   try:
-    done = subprocess.run(["mount", *args], capture_output=True, text=True)
+    # In a session of its own: a Ctrl-C in the terminal is not meant for it.
+    done = subprocess.run(
+      [name, *args], capture_output=True, text=True, start_new_session=True
+    )
   except FileNotFoundError as error:
-    raise OSError("there is no mount command") from error
+    raise OSError(f"there is no {name} command") from error
   if done.returncode:
-    raise OSError(" ".join(done.stderr.split()) or "mount failed")
+    raise OSError(" ".join(done.stderr.split()) or f"{name} failed")
 
 
 def damage_one(

@@ -85,6 +85,7 @@ class Controller:
         max_restarts=config.controller.max_restarts,
         start_secs=times.start_secs,
         hang_secs=times.hang_secs,
+        deposed_secs=times.deposed_secs,
       ),
       self.roles.names,
     )
@@ -191,7 +192,7 @@ class Controller:
       self._status(peer, message, now)
     elif kind == "done":
       if peer in self.islands and "step" in message["result"]:
-        self.pilot.observe(self.islands[peer], message["result"]["step"])
+        self._observe(peer, message["result"]["step"])
       self.dispatcher.done(peer, message["seq"], message["result"])
     elif kind == "lost":
       self.dispatcher.lost(peer)
@@ -204,15 +205,19 @@ class Controller:
           self.supervisor.settled(seat)
       self._merges[peer] = message["merges"]
       return
-    moved = self.pilot.observe(self.islands[peer], message["step"])
-    if moved or not message["training"]:
-      self.supervisor.progressed(peer, now, busy=message["training"])
-    else:
-      self.supervisor.working(peer, now)
+    self._observe(peer, message["step"])
+    self.supervisor.told(peer, now, message["progress"], message["extra_secs"])
+
+  def _observe(self, role: str, step: int) -> None:
+    """Takes in how far an island has trained, which is what it is for."""
+    if self.pilot.observe(self.islands[role], step):
+      self.supervisor.settled(role)
 
   def _ready(self, role: str, message: channel.Message, now: float) -> None:
     if role in self.roles.seats:
       self.roles.says_it_leads(role, message["token"])
+      for seat in self.roles.deposed:
+        self.supervisor.deposed(seat)
       if message.get("draining") and self._supplying:
         # It was told to by a controller that wound the run down.
         logger.warning("draining_seat_ended role=%s", role)

@@ -105,6 +105,16 @@ class Roles:
     leading = {s: t for s, t in self._tokens.items() if t and self.alive(s)}
     return max(leading, key=lambda s: leading[s], default=None)
 
+  @property
+  def deposed(self) -> list[str]:
+    """Living seats that led until another did, under a newer token.
+
+    The heads refuse their tokens for good.
+    """
+    newest = max(self._tokens.values(), default=0)
+    tokens = self._tokens.items()
+    return [s for s, token in tokens if 0 < token < newest and self.alive(s)]
+
   def attach(self) -> list[str]:
     """Takes up roles that an earlier controller of this run left alive.
 

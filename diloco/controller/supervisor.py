@@ -22,7 +22,8 @@ class Policy:
   restart_max_secs: float
   max_restarts: int
   start_secs: float  # from start to ready
-  hang_secs: float  # without a sign of life, or of progress owed
+  hang_secs: float  # without a sign of life, or without progress
+  deposed_secs: float  # without a sign of life, once another leads
 
   def delay_secs(self, deaths: int) -> float:
     """Pause before the next start after `deaths` in a row."""
@@ -51,10 +52,13 @@ class Kill:
 class _Role:
   state: State = "waiting"
   due: float = 0.0  # when to start, while waiting
-  since: float = 0.0  # start or last progress
   deaths: int = 0  # in a row
+  began: float = 0.0  # last start
   heard: float = 0.0  # last sign of life
-  busy: bool = False  # whether progress is expected
+  progress: int | None = None  # last told; syncers tell none
+  moved: float = 0.0  # when it was first told
+  extra_secs: float = 0.0  # that it may stand still for beyond `hang_secs`
+  deposed: bool = False  # whether it led, and another leads now
 
 
 class Supervisor:
@@ -64,6 +68,7 @@ class Supervisor:
     """All roles are due to start at once."""
     self._policy = policy
     self._roles = {role: _Role() for role in roles}
+    self._looked: float | None = None  # when orders were last asked for
 
   def state(self, role: str) -> State:
     """Current state of a role."""
@@ -72,36 +77,45 @@ class Supervisor:
   def started(self, role: str, now: float) -> None:
     """The role's process exists."""
     entry = self._roles[role]
-    entry.state, entry.since, entry.busy = "starting", now, False
-    entry.heard = now
+    entry.state, entry.began, entry.heard = "starting", now, now
+    entry.deposed = False
 
   def ready(self, role: str, now: float) -> None:
     """The role reported that it can work."""
     entry = self._roles[role]
     if entry.state == "starting":
-      entry.state, entry.since = "running", now
+      entry.state = "running"
+      entry.progress = None  # a life before may have told it
     entry.heard = now
 
   def heard(self, role: str, now: float) -> None:
     """The role said something: it lives, whether or not it gets on."""
     self._roles[role].heard = now
 
-  def progressed(self, role: str, now: float, *, busy: bool) -> None:
-    """The role did something, or has nothing to do (`busy` is False)."""
+  def told(
+    self, role: str, now: float, progress: int, extra_secs: float
+  ) -> None:
+    """The role said how far it is.
+
+    Args:
+      role: whose main thread it is.
+      now: in seconds.
+      progress: a count that moves while the thread does; only that it
+        changes matters.
+      extra_secs: how long the thread may stand still now, beyond `hang_secs`.
+    """
     entry = self._roles[role]
-    entry.since, entry.busy = now, busy
-    if busy:
-      entry.deaths = 0
+    if progress != entry.progress:
+      entry.progress, entry.moved = progress, now
+    entry.extra_secs = extra_secs
+
+  def deposed(self, role: str) -> None:
+    """Another leads in the role's place; what it still does is refused."""
+    self._roles[role].deposed = True
 
   def settled(self, role: str) -> None:
     """The role did what it is there for: its deaths so far are forgotten."""
     self._roles[role].deaths = 0
-
-  def working(self, role: str, now: float) -> None:
-    """The role has work under way and owes progress from now on."""
-    entry = self._roles[role]
-    if not entry.busy:
-      entry.since, entry.busy = now, True
 
   def died(self, role: str, now: float) -> tuple[int, float] | None:
     """The role's process is gone.
@@ -127,17 +141,40 @@ class Supervisor:
 
   def orders(self, now: float) -> list[Start | Kill]:
     """What to do at `now`."""
+    self._excuse(now)
     orders: list[Start | Kill] = []
     for role, entry in self._roles.items():
-      waited = now - entry.since
+      waited = now - entry.began
       if entry.state == "waiting" and now >= entry.due:
         orders.append(Start(role))
       elif entry.state == "starting" and waited > self._policy.start_secs:
         orders.append(Kill(role, f"not ready after {waited:.0f} s"))
-      elif entry.state == "running":
-        silent = now - entry.heard
-        if entry.busy and waited > self._policy.hang_secs:
-          orders.append(Kill(role, f"no step for {waited:.0f} s"))
-        elif silent > self._policy.hang_secs:
-          orders.append(Kill(role, f"no sign of life for {silent:.0f} s"))
+      elif entry.state == "running" and (cause := self._hangs(entry, now)):
+        orders.append(Kill(role, cause))
     return orders
+
+  def _excuse(self, now: float) -> None:
+    """Blames nobody for time in which nobody listened.
+
+    A controller that was stopped by a signal finds no role silent when it
+    wakes.
+    """
+    away = 0.0 if self._looked is None else now - self._looked
+    self._looked = now
+    if away > self._policy.hang_secs / 2:
+      for entry in self._roles.values():
+        entry.began = min(entry.began + away, now)
+        entry.heard = min(entry.heard + away, now)
+        entry.moved = min(entry.moved + away, now)
+
+  def _hangs(self, entry: _Role, now: float) -> str:
+    """Why a running role must be killed; empty if it need not be."""
+    still, silent = now - entry.moved, now - entry.heard
+    limit_secs = self._policy.hang_secs
+    if entry.progress is not None and still > limit_secs + entry.extra_secs:
+      return f"no progress for {still:.0f} s"
+    if silent > limit_secs:
+      return f"no sign of life for {silent:.0f} s"
+    if entry.deposed and silent > self._policy.deposed_secs:
+      return f"deposed, and no sign of life for {silent:.1f} s"
+    return ""

@@ -87,7 +87,6 @@ class Adopter:
     self._fetcher = fetching.Fetcher(snapshots, plan, placement)
     self._lock = threading.Lock()
     self._ready: dict[int, Fetched] = {}
-    self._together = False  # hold versions back until all are there
     self._board: records.Board | None = None
     self._notices = notices.Notices()
     self._stop = threading.Event()
@@ -102,20 +101,13 @@ class Adopter:
       board, self._board = self._board, None
       found = self._notices
       self._notices = notices.Notices(cut=found.cut)
-      ready: list[Fetched] = []
-      if not self._together or len(self._ready) == self._plan.num_fragments:
-        self._together = False
-        ready = list(self._ready.values())
-        self._ready.clear()
+      ready = list(self._ready.values())
+      self._ready.clear()
     return News(board, ready, found)
 
   def fetch_all_anew(self) -> None:
-    """Fetches every fragment, to be taken all together.
-
-    One fragment that is not finite would spoil the others in the next step.
-    """
+    """Fetches every fragment; what it has, or is reading, is given up."""
     with self._lock:
-      self._together = True
       self._ready.clear()
       self._versions = [-1] * self._plan.num_fragments
 
@@ -130,10 +122,8 @@ class Adopter:
       pause_secs = self._poll_secs()
       try:
         board = self._read_board()
-        with self._lock:
-          anew = self._together
         versions = board.versions if board else []
-        if anew or time.monotonic() >= heads_due:
+        if min(self._versions) < 0 or time.monotonic() >= heads_due:
           versions = self._head_versions()
           heads_due = time.monotonic() + _HEADS_EVERY_SECS
         for fragment, version in enumerate(versions):
@@ -161,9 +151,8 @@ class Adopter:
   def _look_at_notices(self) -> None:
     found = self._notice_board.look()
     with self._lock:
-      # What it is told while it mends is about the time before.
       offences = found.offences or self._notices.offences
-      self._notices = found._replace(offences=0 if self._together else offences)
+      self._notices = found._replace(offences=offences)
 
   def _head_versions(self) -> list[int]:
     heads = [
@@ -174,7 +163,8 @@ class Adopter:
 
   def _fetch(self, fragment: int) -> None:
     started = time.monotonic()
-    found = self._fetcher.fetch(fragment, self._versions[fragment])
+    newest = self._versions[fragment]
+    found = self._fetcher.fetch(fragment, newest)
     if found is None:
       return
     head, anchor = found
@@ -192,5 +182,6 @@ class Adopter:
       time.monotonic() - started,
     )
     with self._lock:
-      self._ready[fragment] = fetched
-      self._versions[fragment] = head.version
+      if newest == self._versions[fragment]:  # else it is wanted anew
+        self._ready[fragment] = fetched
+        self._versions[fragment] = head.version

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from diloco import errors
 from diloco.fragments import partition
 from diloco.islands import placement
 from diloco.snapshots import arrays, digest, keys, records, store
@@ -31,6 +32,9 @@ def publish_initial(
     writer: unique to this process, part of the payload's name.
     first_fragment: where to start, so that islands starting together rarely
       write the same fragment.
+
+  Raises:
+    CorruptSnapshotError: a head is damaged, or was there and is lost.
   """
   for i in range(plan.num_fragments):
     fragment = (first_fragment + i) % plan.num_fragments
@@ -38,8 +42,20 @@ def publish_initial(
     head, generation = snapshots.read_for_update(key, records.Head)
     if head is not None:
       continue
+    if _has_trained(snapshots, fragment):
+      if snapshots.read(key, records.Head) is not None:
+        continue  # made and merged into since the first look
+      raise errors.CorruptSnapshotError(
+        f"{key} is lost: a new version 0 would undo what was merged; stop the"
+        " run and give 'diloco resume' to go back to its last cut"
+      )
     first = write_initial(snapshots, plan, fragment, initial[fragment], writer)
     snapshots.compare_and_set(key, first, generation)
+
+
+def _has_trained(snapshots: store.SnapshotStore, fragment: int) -> bool:
+  """Whether a fragment had versions after its first."""
+  return keys.newest_version(snapshots.names(keys.globals_prefix(fragment))) > 0
 
 
 def write_initial(

@@ -12,7 +12,9 @@ of p that was published when it was saved. The island goes on after
 
 and a fragment with s_p > start trains along but publishes nothing until s_p.
 If a publication up to k_p was refused or lost, k_p > s_p, its steps are in
-nobody's hands: the island goes back to min_p s_p and does them again.
+nobody's hands: the island goes back to min_p s_p and does them again. It does
+so too if k_p < s_p < s_c: then a publication of an earlier life came late, and
+the saved progress of p holds steps on both sides of its end.
 Every fragment is published at least every H steps, so an island loses at most
 H steps of progress, saved state or not.
 
@@ -107,13 +109,15 @@ def decide(saved: Saved | None, known: Known, sync_every: int) -> Comeback:
 
 
 def _has_hole(saved: Saved, known: Known) -> bool:
-  """Whether a publication made before saving has come to nothing.
+  """Whether steps before the saved one would be in nobody's hands.
 
-  The steps since the last one that counts are in none, and what they did to
-  the parameters cannot be told from what came later: they are done again.
+  Either a publication made before saving has come to nothing, or one that was
+  not known when saving counts, and ends before the saved step. The steps since
+  the last one that counts are in none, and what they did to the parameters
+  cannot be told from the rest: they are done again.
   """
   return any(
-    first_step < kept and reached < kept
+    (first_step < kept and reached < kept) or kept < reached < saved.step
     for first_step, kept, reached in zip(
       saved.first_steps, saved.published, known.published, strict=True
     )

@@ -181,7 +181,12 @@ class Rebase:
 
 @dataclasses.dataclass(frozen=True)
 class Resync:
-  """Mend the inner optimizer, and fetch every fragment anew."""
+  """Fetch every fragment anew, and mend the inner optimizer once they are in.
+
+  What was fetched before does not count. Until one `Stepped` brings all of the
+  fragments none is adopted: in the next step one that is not finite would spoil
+  those that are new.
+  """
 
   step: int
 
@@ -198,7 +203,6 @@ class _Fragment:
   published: tuple[int, ...] = ()  # last publications with this base
   spoken: int = -1  # step of the last publication in this life
   newest: int = 0  # newest version heard of
-  resyncing: bool = False  # waits to be fetched anew
 
 
 class IslandCore:
@@ -240,12 +244,19 @@ class IslandCore:
       for base, first_step in origins
     ]
     self._cut = cut
+    self._resyncing = False
+    self._just_told = False  # what is ready was fetched before
     self._some_muted = any(state.muted for state in self._fragments)
 
   @property
   def step(self) -> int:
     """Inner steps done, over all incarnations."""
     return self._step
+
+  @property
+  def resyncing(self) -> bool:
+    """Whether it waits for every fragment to be fetched anew."""
+    return self._resyncing
 
   @property
   def in_flight(self) -> list[int]:
@@ -279,9 +290,10 @@ class IslandCore:
           for p, f in enumerate(self._fragments)
           if self._has_news(f, draining=True)
         ]
+      case Told() if self._resyncing:
+        return []  # of what it published before
       case Told():
-        for state in self._fragments:
-          state.resyncing = True
+        self._resyncing = self._just_told = True
         return [Resync(self._step)]
 
   def _stepped(self, event: Stepped) -> list[Action]:
@@ -289,8 +301,10 @@ class IslandCore:
     assert self._step <= step <= self._step + 1
     stepped, self._step = step > self._step, step
     actions: list[Action] = []
-    cut = event.cut
-    for ready in event.ready:
+    cut, found = event.cut, event.ready
+    if self._resyncing:
+      found = self._all_or_nothing(found)
+    for ready in found:
       if ready.cut > cut:
         cut = ready.cut
     if cut > self._cut:
@@ -299,8 +313,10 @@ class IslandCore:
     if stepped and self._some_muted:
       actions += self._unmute()
     # Adoption first: what is published after it starts from the new base.
-    for ready in event.ready:
+    for ready in found:
       actions += self._adopt(ready.fragment, ready.version, ready.merged_step)
+    if found:
+      self._resyncing = False
     if board is not None:
       self._look_at(board)
     if stepped and (due := self._when.on_grid(step)):
@@ -308,6 +324,18 @@ class IslandCore:
     if board is not None and board.open_rounds and self._follow:
       actions += self._follow_rounds(board.open_rounds)
     return actions
+
+  def _all_or_nothing(self, found: Sequence[Ready]) -> Sequence[Ready]:
+    """What a resync may adopt: all fragments, fetched anew, or none."""
+    if self._just_told:
+      self._just_told = False
+      return ()
+    new = {
+      ready.fragment
+      for ready in found
+      if ready.version >= self._fragments[ready.fragment].base
+    }
+    return found if len(new) == len(self._fragments) else ()
 
   def _unmute(self) -> list[Action]:
     actions: list[Action] = []
@@ -336,7 +364,7 @@ class IslandCore:
   def _has_news(self, state: _Fragment, *, draining: bool = False) -> bool:
     # Once a newer version exists, what was published for the old one may be
     # part of it; publishing those steps again would count them twice.
-    if (state.newest > state.base and state.published) or state.resyncing:
+    if (state.newest > state.base and state.published) or self._resyncing:
       return False
     # A contribution is named after its step: of one step there is only one.
     step = self._step
@@ -379,13 +407,11 @@ class IslandCore:
     self, fragment: int, version: int, merged_step: int
   ) -> list[Action]:
     state = self._fragments[fragment]
-    if version <= state.base and not state.resyncing:
+    resync = self._resyncing
+    if version < state.base or (version == state.base and not resync):
       return []
-    if version < state.base:
-      return []  # fetched before the version the fragment already has
     state.newest = max(state.newest, version)
     step, published = self._step, state.published
-    resync, state.resyncing = state.resyncing, False
     kept_from = published[-1] if published else state.first_step
     state.base, state.published = version, ()
     if merged_step > kept_from or state.muted:

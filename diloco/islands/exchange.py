@@ -19,8 +19,8 @@ from diloco.islands import (
   checkpoints,
   core,
   notices,
+  peer_protocol,
   peers,
-  protocol,
   publisher,
   recovery,
   saver,
@@ -80,7 +80,8 @@ class Exchange:
     self._saves = 0
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
     self._answering = False  # a peer's call
-    self._offences = 0  # what a resync under way is for
+    self._offences = 0  # what the last resync is for
+    self._fetched: dict[int, adopter.Fetched] = {}  # on the device, to adopt
     self._publisher = publisher.Publisher(
       life.snapshots, life.trainer.plan, who, sync.codec, life.tape
     )
@@ -124,34 +125,31 @@ class Exchange:
   def between_steps(self) -> None:
     """Publishes, adopts and saves what is due."""
     news = self._adopter.take()
-    fetched = {f.fragment: f for f in news.fetched}
+    self._fetched |= {f.fragment: f for f in news.fetched}
     if news.notices.offences:
-      self._offences = news.notices.offences
       for action in self._core.handle(core.Told()):
-        self._carry_out(action, fetched)
-      # Taken alone, it would be spoilt by the others in the next step. All are
-      # fetched anew, to be taken together.
-      fetched.clear()
+        self._offences = news.notices.offences
+        self._carry_out(action)
     stepped = core.Stepped(
       self._trainer.step,
       ready=[
         core.Ready(f.fragment, f.version, f.merged_step, f.cut)
-        for f in fetched.values()
+        for f in self._fetched.values()
       ],
       board=_board_event(news.board),
       cut=news.notices.cut,
     )
     actions = self._core.handle(stepped)
     for action in actions:
-      self._carry_out(action, fetched)
+      self._carry_out(action)
     if any(isinstance(a, core.Adopt) and a.resync for a in actions):
-      self._mend(actions, fetched)
+      self._mend(actions)
+    if not self._core.resyncing:
+      self._fetched.clear()  # adopted, or not newer than what is there
     if news.notices.request is not None:
       self._answer(news.notices.request)
 
-  def _carry_out(
-    self, action: core.Action, fetched: dict[int, adopter.Fetched]
-  ) -> None:
+  def _carry_out(self, action: core.Action) -> None:
     match action:
       case core.Cut(number, _, positions):
         self._cut = number
@@ -159,13 +157,14 @@ class Exchange:
       case core.Publish():
         self._publish(action)
       case core.Adopt():
-        self._adopt(action, fetched[action.fragment])
+        self._adopt(action, self._fetched[action.fragment])
       case core.Rebase(fragment, step, version):
         self._trainer.rebase(fragment)
         self._tape.record(
           events.REBASED, fragment=fragment, step=step, version=version
         )
       case core.Resync():
+        self._fetched.clear()
         self._adopter.fetch_all_anew()
 
   def _publish(self, action: core.Publish) -> None:
@@ -202,11 +201,7 @@ class Exchange:
       **_adopted(action, fetched),
     )
 
-  def _mend(
-    self,
-    actions: Sequence[core.Action],
-    fetched: dict[int, adopter.Fetched],
-  ) -> None:
+  def _mend(self, actions: Sequence[core.Action]) -> None:
     """Ends a resync: the parameters are new, now the optimizer."""
     healthy, source = None, None
     if not self._trainer.optimizer_is_finite():
@@ -217,14 +212,13 @@ class Exchange:
       step=self._core.step,
       offences=self._offences,
       fragments=[
-        _adopted(a, fetched[a.fragment])
+        _adopted(a, self._fetched[a.fragment])
         for a in actions
         if isinstance(a, core.Adopt) and a.resync
       ],
       replaced=replaced,
       checkpoint=source,
     )
-    self._offences = 0
 
   def _saved_optimizer(self) -> tuple[Any, dict[str, int] | None]:
     who = self._life.identity
@@ -244,8 +238,8 @@ class Exchange:
     versions = [p.base for p in positions]
     if (
       self._answering
-      or self._offences
-      or not protocol.can_serve(versions, request.versions)
+      or self._core.resyncing
+      or not peer_protocol.can_serve(versions, request.versions)
     ):
       return
     offer = peers.Offer(
@@ -300,7 +294,7 @@ class Exchange:
   def publish_all(self) -> None:
     """Publishes all progress that is not published yet."""
     for action in self._core.handle(core.Drain()):
-      self._carry_out(action, {})
+      self._carry_out(action)
 
   def flush(self, timeout_secs: float) -> bool:
     """Waits for all publications to be committed; False on time-out."""

@@ -1,17 +1,54 @@
 """An island's sign of life in the store, from a thread of its own.
 
 A long step, a compilation or a checkpoint must not read as death, so the beat
-does not depend on the main thread; whether that makes progress is judged by
-the step it carries.
+does not depend on the main thread. Whether that gets on is told by its
+*progress*, which the controller hears with every beat.
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from diloco.snapshots import keys, records, store
 
 logger = logging.getLogger(__name__)
+
+
+class Progress:
+  """How far an island's main thread is, whatever it does.
+
+  The main thread alone changes it, any thread may read it.
+  """
+
+  def __init__(self) -> None:
+    """Nothing is done yet."""
+    # One object: a count told with the extra time of another is a hang.
+    self._standing = 0, 0.0
+
+  @property
+  def standing(self) -> tuple[int, float]:
+    """How far it is, and how long it may now stand still.
+
+    Returns:
+      A count that moves with every step, batch, poll and program, and seconds
+      beyond those for which the main thread may always stand still.
+    """
+    return self._standing
+
+  def moved(self) -> None:
+    """The main thread did something."""
+    count, extra_secs = self._standing
+    self._standing = count + 1, extra_secs
+
+  @contextlib.contextmanager
+  def may_take(self, secs: float) -> Iterator[None]:
+    """Surrounds what may take so long: to compile, or to wait with an end."""
+    self._standing = self._standing[0] + 1, secs
+    try:
+      yield
+    finally:
+      self._standing = self._standing[0] + 1, 0.0
 
 
 class Heartbeat:

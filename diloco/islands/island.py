@@ -60,7 +60,9 @@ class Island:
     config: config_lib.RunConfig,
     task: task_lib.Task,
     devices: Sequence[jax.Device],
-    after_beat: Callable[[records.Member, bool], None] = lambda *_: None,
+    after_beat: Callable[
+      [records.Member, tuple[int, float]], None
+    ] = lambda *_: None,
   ):
     """Joins the run: builds, restores, compiles, and starts the threads.
 
@@ -70,7 +72,7 @@ class Island:
       task: what to train.
       devices: devices of its slice.
       after_beat: called on a thread of its own with every sign of life, and
-        whether a train window is under way.
+        where the main thread stands: `heartbeat.Progress.standing`.
 
     Raises:
       UserError: the task does not fit the run's fragment plan or the mesh.
@@ -83,6 +85,7 @@ class Island:
     )
     self._store = store.SnapshotStore(spec.store_url)
     self.times = timing.read(self._store, config.controller)
+    self.progress = heartbeat.Progress()
     self._trainer = trainer_lib.Trainer(
       config, task, spec.island, spec.slice.shape, devices
     )
@@ -92,7 +95,7 @@ class Island:
       self._store,
       self._member,
       self.times.heartbeat_secs,
-      lambda member: after_beat(member, self._stepping),
+      lambda member: after_beat(member, self.progress.standing),
     )
 
   @property
@@ -122,7 +125,13 @@ class Island:
     ).run(self._config.sync.every, self.times.heartbeat_secs)
     trainer.compile()
     self._evaluator = evaluation.Evaluator(
-      self._task, trainer.tree, self._store, trainer.plan, trainer.placement
+      self._task,
+      trainer.tree,
+      self._store,
+      trainer.plan,
+      trainer.placement,
+      self.progress,
+      self.times.start_secs,
     )
     speed = spec.slice.relative_speed
     self._pace_secs = self._config.fleet.pace_step_secs / speed
@@ -132,7 +141,7 @@ class Island:
       spec.incarnation,
       tokens_per_step,
     )
-    self._present = self._stepping = False
+    self._present = False
     self._tape.record(
       events.STARTED,
       tokens_per_step=tokens_per_step,
@@ -187,7 +196,7 @@ class Island:
       Steps done now and in all, and the last training loss in nats.
     """
     started_at = self._exchange.step
-    self._present = self._stepping = True
+    self._present = True
     slot = time.monotonic()
     for _ in range(num_steps):
       self._one_step()
@@ -198,7 +207,6 @@ class Island:
       if interrupted():
         break
     self._log.finish()
-    self._stepping = False
     step = self._exchange.step
     return {"steps": step - started_at, "step": step, "loss": self._log.loss}
 
@@ -208,6 +216,7 @@ class Island:
     metrics = self._trainer.do_step(batch)
     self._exchange.between_steps()
     self._log.dispatched(self._trainer.step, metrics, dispatched_secs)
+    self.progress.moved()
 
   def idle(self) -> None:
     """Adopts what is new and takes part in cuts while it does no steps."""
@@ -236,9 +245,12 @@ class Island:
     in_flight_until = min(deadline, time.monotonic() + patience)
     while self._exchange.in_flight and time.monotonic() < in_flight_until:
       self._exchange.between_steps()
+      self.progress.moved()
       time.sleep(_POLL_SECS[0])
     self._exchange.publish_all()
-    flushed = self._exchange.flush(max(0.0, deadline - time.monotonic()))
+    left_secs = max(0.0, deadline - time.monotonic())
+    with self.progress.may_take(left_secs):
+      flushed = self._exchange.flush(left_secs)
     self._present = False
     self._heartbeat.nudge()
     return {"flushed": flushed, "step": self._exchange.step}
@@ -274,12 +286,17 @@ class Island:
       self._log.pause()
     started = time.monotonic()
     serial = self._exchange.save()
-    durable = wait and self._exchange.wait_saved(serial, self.times.drain_secs)
+    durable = wait and self._wait_saved(serial)
     return {
       "step": self.step,
       "durable": durable,
       "secs": time.monotonic() - started,
     }
+
+  def _wait_saved(self, serial: int) -> bool:
+    limit_secs = self.times.drain_secs
+    with self.progress.may_take(limit_secs):
+      return self._exchange.wait_saved(serial, limit_secs)
 
   def poison(self, fragment: int) -> dict[str, Any]:
     """Makes a fragment's values not finite: a fault to be healed from."""

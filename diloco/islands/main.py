@@ -55,14 +55,16 @@ def _run(args: argparse.Namespace) -> int:
     {"island": args.island, "incarnation": args.incarnation, "ready": False},
   )
 
-  def report(member: records.Member, stepping: bool) -> None:
+  def report(member: records.Member, standing: tuple[int, float]) -> None:
     channel.set_hello(step=member.step)
+    progress, extra_secs = standing
     channel.send(
       {
         "type": "status",
         "step": member.step,
-        "training": stepping,
         "step_secs": member.step_secs,
+        "progress": progress,
+        "extra_secs": extra_secs,
       }
     )
 

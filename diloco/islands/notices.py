@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from diloco.snapshots import keys, records, store
+from diloco.islands import peer_protocol, protocol
+from diloco.snapshots import cuts, records, store
 
 
 class Notices(NamedTuple):
@@ -40,64 +41,23 @@ class NoticeBoard:
       clock: monotonic seconds.
     """
     self._store = snapshots
-    self._island = island
-    self._incarnation = incarnation
-    self._wait_secs = wait_secs
     self._clock = clock
-    self._verdict = b""  # generation of the last one seen
-    self._asked: dict[tuple[int, int], float] = {}  # request -> first seen
+    self._listener = peer_protocol.Listener(island, wait_secs)
+    self._verdicts = protocol.VerdictWatch(island, incarnation)
 
   def look(self) -> Notices:
     """Reads what there is.
 
     Raises:
-      OSError, CorruptSnapshotError: the store could not be read.
+      OSError: the store could not be read.
     """
-    return Notices(newest_cut(self._store), self._offences(), self._request())
-
-  def _offences(self) -> int:
-    verdict, generation = self._store.read_for_update(
-      keys.verdict_key(self._island), records.Verdict
-    )
-    known, self._verdict = self._verdict, generation
-    if (
-      verdict is None
-      or generation == known
-      or verdict.incarnation != self._incarnation
-    ):
-      return 0
-    return verdict.offences
-
-  def _request(self) -> records.PeerRequest | None:
-    for name in self._store.names(keys.PEER_REQUESTS):
-      if not name.isdecimal() or int(name) == self._island:
-        continue
-      request = self._store.read(
-        keys.peer_request_key(int(name)), records.PeerRequest
-      )
-      if request is not None and self._is_my_turn(request):
-        return request
-    return None
-
-  def _is_my_turn(self, request: records.PeerRequest) -> bool:
-    """The peer of the lowest number answers; the next ones if it does not."""
-    who = (request.island, request.incarnation)
-    now = self._clock()
-    first_seen = self._asked.setdefault(who, now)
-    lower = [
-      name
-      for name in self._store.names("members")
-      if keys.is_member_name(name)
-      and int(name) < self._island
-      and int(name) != request.island
-    ]
-    if now < first_seen + self._wait_secs * len(lower):
-      return False
-    answer = keys.peer_state_key(*who)
-    return self._store.read(answer, records.PeerState) is None
+    perform = self._store.perform
+    request = perform(self._listener.listen(self._clock))
+    cut = newest_cut(self._store)
+    # Last: a verdict counts as seen once it was read.
+    return Notices(cut, perform(self._verdicts.look()), request)
 
 
 def newest_cut(snapshots: store.SnapshotStore) -> int:
   """Number of the newest cut that was asked for, 0 without any."""
-  names = snapshots.names("cuts")
-  return max((int(name) for name in names if name.isdecimal()), default=0)
+  return max(snapshots.perform(cuts.numbers()), default=0)

@@ -1,9 +1,9 @@
 """An inner optimizer's state from a healthy peer, through the store.
 
-An island that comes back without a recent saved state asks; the living island
-of the lowest number that has adopted all the versions asked for answers with
-its optimizer state alone. Parameters always come from the global versions: the
-peer's own hold progress that is not published yet, which would count twice.
+The shell around `diloco.islands.peer_protocol`: what moves tensors, and waits.
+A peer sends its optimizer state alone. Parameters always come from the global
+versions: the peer's own hold progress that is not published yet, which would
+count twice.
 """
 
 import time
@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco import errors
+from diloco.islands import peer_protocol
 from diloco.islands import placement as placement_lib
-from diloco.islands import protocol
-from diloco.snapshots import arrays, digest, keys, records, store
+from diloco.snapshots import arrays, digest, keys, operations, records, store
 
 _POLL_SECS = 0.05
 
@@ -39,17 +39,12 @@ def _named(opt_state: Any) -> dict[str, jax.Array]:
 def answer(
   snapshots: store.SnapshotStore, request: records.PeerRequest, offer: Offer
 ) -> None:
-  """Writes an answer: the tensors first, the record that names them last.
+  """Writes an answer, unless its values are not finite.
 
   Raises:
     OSError: the store did not take it.
     ValueError: the state holds what the store cannot.
   """
-  asked = snapshots.read(
-    keys.peer_request_key(request.island), records.PeerRequest
-  )
-  if asked != request:
-    return  # answered by another meanwhile, or given up
   scalars: dict[str, int] = {}
   tensors = []
   for name, leaf in _named(offer.opt_state).items():
@@ -57,8 +52,11 @@ def answer(
       scalars[name] = int(leaf)
       continue
     held = placement_lib.to_host(name, leaf)
+    whole = held.whole()
+    if not np.isfinite(whole.astype(np.float32)).all():
+      return  # it would make the caller as ill as this island is
     layout = arrays.Layout.of(leaf.shape, leaf.dtype, held.shard_shape)
-    tensors.append((arrays.Tensor(name, layout, held.pieces), held.whole()))
+    tensors.append((arrays.Tensor(name, layout, held.pieces), whole))
   payload = keys.peer_payload_prefix(
     request.island,
     request.incarnation,
@@ -66,7 +64,6 @@ def answer(
     offer.incarnation,
     offer.step,
   )
-  snapshots.arrays.write(payload, [tensor for tensor, _ in tensors])
   state = records.PeerState(
     island=request.island,
     incarnation=request.incarnation,
@@ -79,50 +76,67 @@ def answer(
     chunks={t.name: list(t.layout.chunk_shape) for t, _ in tensors},
     digest=digest.tensors((t.name, whole) for t, whole in tensors),
   )
-  key = keys.peer_state_key(request.island, request.incarnation)
-  snapshots.write(key, state)
+
+  def execute(operation: operations.Operation) -> Any:
+    if isinstance(operation, operations.WritePayload):
+      return snapshots.arrays.write(operation.prefix, operation.content)
+    return snapshots.execute(operation)
+
+  content = [tensor for tensor, _ in tensors]
+  operations.perform(peer_protocol.answer(request, state, content), execute)
 
 
 def ask(
   snapshots: store.SnapshotStore,
   request: records.PeerRequest,
+  like: Any,
+  placement: placement_lib.Placement,
   patience_secs: float,
   clock: Callable[[], float] = time.monotonic,
-) -> records.PeerState | None:
-  """Calls for a state and waits for an answer that will do.
+) -> peer_protocol.Heard | None:
+  """Calls for an optimizer state and waits for an answer that will do.
 
-  An answer that is older than the versions asked for is refused.
+  Args:
+    snapshots: the store.
+    request: who calls, and what the answer's sender must have seen.
+    like: an optimizer state of the shapes wanted.
+    placement: where the shards go; the sender's may be another.
+    patience_secs: how long to wait.
+    clock: monotonic seconds.
+
+  Returns:
+    The answer and the optimizer state; None when nobody answered in time.
 
   Raises:
+    CorruptSnapshotError: it is damaged, or of another optimizer.
     OSError: the store could not be reached.
   """
-  key = keys.peer_state_key(request.island, request.incarnation)
-  snapshots.write(keys.peer_request_key(request.island), request)
+
+  def execute(operation: operations.Operation) -> Any:
+    if isinstance(operation, operations.ReadState):
+      return _read(snapshots, operation.state, like, placement)
+    return snapshots.execute(operation)
+
+  snapshots.perform(peer_protocol.call(request))
   deadline = clock() + patience_secs
   try:
     while clock() < deadline:
-      state = snapshots.read(key, records.PeerState)
-      if state and protocol.can_serve(state.versions, request.versions):
-        return state
+      heard = operations.perform(peer_protocol.hear(request), execute)
+      if heard is not None:
+        return heard
       time.sleep(_POLL_SECS)
     return None
   finally:
-    snapshots.delete(keys.peer_request_key(request.island))
+    snapshots.perform(peer_protocol.hang_up(request))
 
 
-def read(
+def _read(
   snapshots: store.SnapshotStore,
   state: records.PeerState,
   like: Any,
   placement: placement_lib.Placement,
 ) -> Any:
   """Reads the optimizer state an answer names.
-
-  Args:
-    snapshots: the store.
-    state: the answer.
-    like: an optimizer state of the shapes wanted.
-    placement: where the shards go; the sender's may be another.
 
   Raises:
     CorruptSnapshotError: it is damaged, or of another optimizer.
@@ -166,13 +180,3 @@ def _read_leaf(
     pieces.append((box, values))
   shard_shape = placement.param(leaf.shape).shard_shape(leaf.shape)
   return placement_lib.HostTensor(name, leaf.shape, shard_shape, tuple(pieces))
-
-
-def clean_up(snapshots: store.SnapshotStore, island: int) -> None:
-  """Deletes all answers to an island, also those to its earlier lives."""
-  mine = f"{island:04d}."
-  for prefix in (keys.PEER_STATES, keys.PEER_PAYLOADS):
-    for name in snapshots.names(prefix):
-      if name.startswith(mine):
-        snapshots.delete_tree(f"{prefix}/{name}")
-        snapshots.delete(f"{prefix}/{name}")

@@ -41,6 +41,7 @@ class ProgramRunner:
   def run(self) -> str:
     """Runs programs until told to stop; returns why it stopped."""
     while True:
+      self._island.progress.moved()
       self._receive(wait=not self._queue and self._last_window is None)
       if self._orphaned:
         return self._leave_orphaned()

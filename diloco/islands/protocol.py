@@ -6,7 +6,6 @@ of what the store knows of an island that comes back.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
@@ -115,6 +114,25 @@ def survey(
   return comeback.Known(tuple(published), versions, tuple(merged))
 
 
-def can_serve(bases: Sequence[int], asked: Sequence[int]) -> bool:
-  """Whether a peer with these base versions has seen all that is asked for."""
-  return all(b >= a for b, a in zip(bases, asked, strict=True))
+class VerdictWatch:
+  """Tells one incarnation of an island what the syncer has against it, once."""
+
+  def __init__(self, island: int, incarnation: int):
+    """Has seen no verdict yet."""
+    self._read = operations.Read(keys.verdict_key(island), records.Verdict)
+    self._incarnation = incarnation
+    self._seen: Any = None  # generation of the last one
+
+  def look(self) -> operations.Procedure[int]:
+    """Gives the number of offences if a new verdict tells of any, else 0."""
+    try:
+      verdict, generation = yield self._read
+    except errors.CorruptSnapshotError:
+      return 0  # the next offence brings a new one
+    if verdict is None or generation == self._seen:
+      return 0
+    self._seen = generation
+    if verdict.incarnation != self._incarnation:
+      return 0
+    offences: int = verdict.offences
+    return offences

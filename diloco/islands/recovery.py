@@ -21,6 +21,7 @@ from diloco.islands import (
   core,
   fetching,
   notices,
+  peer_protocol,
   peers,
   protocol,
 )
@@ -192,7 +193,10 @@ class Recovery:
     self._heads: list[records.Head] = []
     for fragment in range(trainer.plan.num_fragments):
       found = fetcher.fetch(fragment, -1)
-      assert found is not None  # the survey found it
+      if found is None:
+        raise errors.CorruptSnapshotError(
+          f"the head of fragment {fragment} is lost"
+        )
       self._heads.append(found.head)
       anchors.append(found.content)
       versions.append(found.head.version)
@@ -241,34 +245,39 @@ class Recovery:
 
   def _from_peer(
     self, versions: Sequence[int], heartbeat_secs: float
-  ) -> tuple[records.PeerState, Any] | None:
+  ) -> peer_protocol.Heard | None:
     """Asks for an optimizer state; what fails here costs only its moments."""
     request = records.PeerRequest(
       self._island, self._incarnation, list(versions)
     )
     try:
-      step_secs = self._peers_step_secs()
-      if not step_secs:
+      healthy = self._store.perform(peer_protocol.healthy(self._island))
+      if not healthy:
         return None
       first, each = _PATIENCE_BEATS
-      beats = first + each * len(step_secs)
-      patience_secs = beats * heartbeat_secs + _PATIENCE_STEPS * max(step_secs)
+      patience_secs = (
+        first + each * len(healthy)
+      ) * heartbeat_secs + _PATIENCE_STEPS * max(m.step_secs for m in healthy)
       trainer = self._trainer
       for _ in range(_READ_ATTEMPTS):
-        state = peers.ask(self._store, request, patience_secs)
-        if state is None:
-          self._pass_over("no peer sent its optimizer state in time")
-          return None
         try:
-          return state, peers.read(
-            self._store, state, trainer.state.opt_state, trainer.placement
+          heard = peers.ask(
+            self._store,
+            request,
+            trainer.state.opt_state,
+            trainer.placement,
+            patience_secs,
           )
         except errors.CorruptSnapshotError as error:
           # Another peer may have answered as well, and be the one to read.
           self._pass_over(str(error))
-          peers.clean_up(self._store, self._island)
+          self._store.perform(peer_protocol.clean_up(self._island))
           time.sleep(_RETRY_SECS)
-    except (OSError, errors.CorruptSnapshotError) as error:
+          continue
+        if heard is None:
+          self._pass_over("no peer sent its optimizer state in time")
+        return heard
+    except OSError as error:
       self._pass_over(f"no peer can be asked: {error}")
     finally:
       self._clean_up()
@@ -276,18 +285,9 @@ class Recovery:
 
   def _clean_up(self) -> None:
     try:
-      peers.clean_up(self._store, self._island)
+      self._store.perform(peer_protocol.clean_up(self._island))
     except OSError as error:
       logger.warning("peer_cleanup_failed error=%s", error)
-
-  def _peers_step_secs(self) -> list[float]:
-    """Seconds of a step of each island that says it trains."""
-    found = []
-    for name in filter(keys.is_member_name, self._store.names("members")):
-      member = self._store.read(keys.member_key(int(name)), records.Member)
-      if member and member.island != self._island and member.present:
-        found.append(member.step_secs)
-    return found
 
   def _pass_over(self, reason: str) -> None:
     logger.warning("passed_over reason=%s", reason)

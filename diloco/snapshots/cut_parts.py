@@ -107,7 +107,10 @@ def _effects_without_cause(parts: Parts) -> str:
       parts.heads, part.positions, strict=True
     ):
       merged, p = head.merged_step(island), head.fragment
-      if merged > published:
+      # Only a first life has all that was published before. Of an earlier
+      # life's last publications one may show up, and be merged, after a later
+      # life has looked; `comeback.decide` knows how to go on from that.
+      if merged > published and part.incarnation == 1:
         return (
           f"fragment {p} has merged step {merged} of island {island}, which"
           f" had published {published}"

@@ -21,7 +21,8 @@ and Yang, On distributed snapshots, Information Processing Letters 25, 1987.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from diloco import errors
@@ -180,15 +181,28 @@ def complete(
   return parts
 
 
-def expired(looks: Sequence[Look]) -> list[int]:
+def expired(
+  looks: Sequence[Look], payloads: Mapping[int, Collection[str]]
+) -> list[int]:
   """Cuts that need not be kept.
 
   Kept are the newest complete ones, and the newest of all: it may be open, and
-  its number must not be used again.
+  its number must not be used again. A version that is damaged stays its
+  fragment's newest, and every cut taken from then on has it: so for each
+  version in the newest complete cut, the newest one without it is kept too.
+
+  Args:
+    looks: at all cuts.
+    payloads: by cut, the payloads it points to, where they are known.
   """
   newest = max((one.cut for one in looks), default=0)
   whole = sorted((one.cut for one in looks if one.is_complete), reverse=True)
   kept = {newest, *whole[:KEPT]}
+  known = [cut for cut in whole if payloads.get(cut)]
+  for payload in payloads.get(whole[0], ()) if whole else ():
+    if keys.is_global(payload):
+      others = (cut for cut in known if payload not in payloads[cut])
+      kept.update(itertools.islice(others, 1))
   return [one.cut for one in looks if one.cut not in kept]
 
 

@@ -9,6 +9,7 @@ Layout, relative to the store's root:
     payloads/<key>/...                    outer gradients they point to
     members/<m>                           signs of life of islands
     leases/syncer                         syncer leadership
+    leases/syncer.token                   the newest fencing token drawn
     board                                 hint: versions and open rounds
     verdicts/<m>                          what the syncer has against island m
     cuts/<n>/...                          parts of cut n, see `cuts`
@@ -18,6 +19,7 @@ Layout, relative to the store's root:
 
 import functools
 import re
+from collections.abc import Iterable
 
 BOARD = "board"
 SYNCER_LEASE = "leases/syncer"
@@ -63,7 +65,18 @@ def payload_prefix(name: str) -> str:
 
 def global_prefix(fragment: int, version: int, writer: str) -> str:
   """Prefix of a global version; unique to the one who writes it."""
-  return f"globals/{fragment:04d}/{version:09d}.{writer}"
+  return f"{globals_prefix(fragment)}/{version:09d}.{writer}"
+
+
+@functools.cache
+def globals_prefix(fragment: int) -> str:
+  """Prefix of all versions of a fragment."""
+  return f"globals/{fragment:04d}"
+
+
+def is_global(prefix: str) -> bool:
+  """Whether a payload is a global version's, and no contribution's."""
+  return prefix.startswith("globals/")
 
 
 @functools.cache
@@ -118,6 +131,12 @@ def payload_version(payload: str) -> int:
   After a return to a cut, the head that points to it has a larger one.
   """
   return int(payload.rpartition("/")[2].partition(".")[0])
+
+
+def newest_version(names: Iterable[str]) -> int:
+  """The largest version among names below `globals_prefix`; 0 if none is."""
+  numbers = (name.partition(".")[0] for name in names)
+  return max((int(n) for n in numbers if n.isdecimal()), default=0)
 
 
 PEER_REQUESTS = "peers/requests"

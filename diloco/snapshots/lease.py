@@ -8,17 +8,32 @@ Wall clocks of two machines are never compared.
 Holding the lease only makes progress likely. What makes it safe is that a new
 owner raises the token of every head it will commit to, so that the
 compare-and-set of a deposed owner fails.
+
+No token is ever given to two processes, for what a syncer writes is named after
+its token. A damaged lease is taken by who could not read it for the time to
+live, a lost one is free. What token they had may be nowhere else, if its owner
+never came to fence a head; so beside the lease lies the newest token that was
+drawn, and the next one is above that one and those of the heads.
 """
 
 import functools
 from collections.abc import Callable
 
+from diloco import errors
 from diloco.snapshots import operations, records
+
+_HEADS = operations.Names("heads")
+_UNREADABLE = ("", -1, -1)  # how a damaged lease looks
 
 
 @functools.cache
 def _read(key: str) -> operations.Read:
   return operations.Read(key, records.Lease)
+
+
+@functools.cache
+def _drawn_key(key: str) -> str:
+  return f"{key}.token"
 
 
 class LeaseWatch:
@@ -40,7 +55,19 @@ class LeaseWatch:
     """
     if lease is None or not lease.owner:
       return True
-    seen = (lease.owner, lease.token, lease.beat)
+    return self._stands((lease.owner, lease.token, lease.beat), now)
+
+  def unreadable(self, now: float) -> bool:
+    """Whether the lease has been damaged for the time to live.
+
+    Nobody can renew a lease that nobody can read.
+
+    Args:
+      now: the observer's monotonic clock, seconds; the lease is damaged now.
+    """
+    return self._stands(_UNREADABLE, now)
+
+  def _stands(self, seen: tuple[str, int, int], now: float) -> bool:
     if seen != self._seen:
       self._seen, self._since = seen, now
       return False
@@ -61,19 +88,55 @@ def acquire(
   Returns:
     The fencing token; 0 when somebody else holds the lease.
   """
-  lease, generation = yield _read(key)
-  # After the look, which may have taken long: a beat that is new now would
-  # otherwise count as old as the look.
-  now = clock()
-  # An acquisition that failed may have taken effect. Its token is lost; the
-  # next one is as good.
-  mine_unknown = lease is not None and lease.owner == owner
-  if not watch.expired(lease, now) and not mine_unknown:
+  try:
+    lease, generation = yield _read(key)
+  except errors.CorruptSnapshotError as error:
+    lease, generation = None, error.generation
+    free = watch.unreadable(clock())
+  else:
+    # The time after the look, which may have taken long: a beat that is new now
+    # would otherwise count as old as the look. An acquisition that failed may
+    # have taken effect; its token is lost, the next one is as good.
+    mine_unknown = lease is not None and lease.owner == owner
+    free = watch.expired(lease, clock()) or mine_unknown
+  if not free:
     return 0
-  token: int = (lease.token if lease else 0) + 1
+  above = lease.token if lease else (yield from _newest_of_heads())
+  token: int = yield from draw(key, above)
+  if not token:
+    return 0
   mine = records.Lease(owner, token, beat=0)
   taken = yield operations.CompareAndSet(key, mine, generation)
   return token if taken else 0
+
+
+def draw(key: str, above: int) -> operations.Procedure[int]:
+  """Draws a token that nobody has, for who is about to take the lease.
+
+  Args:
+    key: of the lease.
+    above: tokens that are known to be taken, at most.
+
+  Returns:
+    The token; 0 when somebody else drew meanwhile.
+  """
+  drawn_key = _drawn_key(key)
+  try:
+    drawn, generation = yield operations.Read(drawn_key, records.DrawnToken)
+  except errors.CorruptSnapshotError as error:
+    drawn, generation = None, error.generation
+  token = max(above, drawn.token if drawn else 0) + 1
+  mine = records.DrawnToken(token)
+  drew = yield operations.CompareAndSet(drawn_key, mine, generation)
+  return token if drew else 0
+
+
+def _newest_of_heads() -> operations.Procedure[int]:
+  tokens = [0]
+  for name in filter(str.isdecimal, (yield _HEADS)):
+    head, _ = yield operations.read_head(int(name))
+    tokens.append(head.token if head else 0)
+  return max(tokens)
 
 
 def renew(key: str, owner: str, token: int) -> operations.Procedure[bool]:

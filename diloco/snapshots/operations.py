@@ -79,6 +79,12 @@ class ReadPayload(NamedTuple):
   head: records.Head
 
 
+class ReadState(NamedTuple):
+  """Reads the optimizer state that a peer's answer points to."""
+
+  state: records.PeerState
+
+
 class Merge(NamedTuple):
   """Merges contributions into the payload of a new version; gives its facts."""
 
@@ -103,6 +109,7 @@ Operation = (
   | Names
   | WritePayload
   | ReadPayload
+  | ReadState
   | Merge
   | Point
 )

@@ -159,6 +159,13 @@ class Lease(Record):
 
 
 @dataclasses.dataclass(frozen=True)
+class DrawnToken(Record):
+  """The newest fencing token of a lease, taken or not; see `lease`."""
+
+  token: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Member(Record):
   """An island's sign of life."""
 

@@ -15,11 +15,12 @@ No role may live meanwhile. One that does is fenced out by the token.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.snapshots import cut_parts, cuts, keys, operations, records
+from diloco.snapshots import lease as lease_lib
 
 # Checks what records point to; gives the reason if it will not do, else "".
 Check = Callable[[cut_parts.Parts], str]
@@ -178,15 +179,19 @@ def _begin(parts: cut_parts.Parts) -> operations.Procedure[records.Epoch]:
     found = None
   if found is not None and found.cut == cut and not found.done:
     return found
+  # Where a head is lost, its last tensors may be too, or not be listed yet.
+  board, _ = yield from _sound(keys.BOARD, records.Board)
   newest, versions = found.epoch if found else 0, []
   for head in parts.heads:
     now = yield from _head(head.fragment)
     newest = max(newest, head.epoch, now.epoch if now else 0)
-    names = yield operations.Names(f"globals/{head.fragment:04d}")
+    names = yield operations.Names(keys.globals_prefix(head.fragment))
     # A head that was set back is newer than its payload's name.
-    ever = [head.version, now.version if now else 0, *_versions(names)]
+    ever = [head.version, now.version if now else 0, keys.newest_version(names)]
     if found is not None and found.versions:
       ever.append(found.versions[head.fragment])
+    if board is not None:
+      ever += board.versions[head.fragment : head.fragment + 1]
     versions.append(max(ever) + 1)
   begun = records.Epoch(newest + 1, cut, versions, done=False)
   yield operations.Write(keys.EPOCH, begun)
@@ -208,19 +213,16 @@ def _close_open_cuts() -> operations.Procedure[int]:
 
 def _take_lease(num_fragments: int) -> operations.Procedure[int]:
   """Deposes whoever leads; gives a token above all there were."""
-  token = 0
+  newest = 0
   for fragment in range(num_fragments):
     head = yield from _head(fragment)
-    token = max(token, head.token if head else 0)
+    newest = max(newest, head.token if head else 0)
   while True:
-    try:
-      lease, generation = yield operations.Read(
-        keys.SYNCER_LEASE, records.Lease
-      )
-    except errors.CorruptSnapshotError:
-      yield operations.Delete(keys.SYNCER_LEASE)
+    lease, generation = yield from _sound(keys.SYNCER_LEASE, records.Lease)
+    newest = max(newest, lease.token if lease else 0)
+    token: int = yield from lease_lib.draw(keys.SYNCER_LEASE, newest)
+    if not token:
       continue
-    token = max(token, lease.token if lease else 0) + 1
     free = records.Lease("", token, 0)
     if (yield operations.CompareAndSet(keys.SYNCER_LEASE, free, generation)):
       return token
@@ -260,31 +262,31 @@ def _discard_old(
     yield operations.DeleteTree(keys.payload_prefix(name))
 
 
-def _versions(names: Collection[str]) -> Iterator[int]:
-  for name in names:
-    version = name.partition(".")[0]
-    if version.isdecimal():
-      yield int(version)
-
-
 def _head(fragment: int) -> operations.Procedure[records.Head | None]:
   """A head; None if it is missing or damaged."""
-  key = keys.head_key(fragment)
-  try:
-    head, _ = yield operations.Read(key, records.Head)
-  except errors.CorruptSnapshotError:
-    return None
+  head, _ = yield from _sound(keys.head_key(fragment), records.Head)
   return head
+
+
+def _sound(
+  key: str, kind: type[records.Record]
+) -> operations.Procedure[tuple[Any, Any]]:
+  """A record, None if it is missing or damaged, and its generation.
+
+  What is damaged is replaced by compare-and-set like anything else. Were it
+  deleted first, a delete that lands late could take what replaced it.
+  """
+  try:
+    found, generation = yield operations.Read(key, kind)
+  except errors.CorruptSnapshotError as error:
+    return None, error.generation
+  return found, generation
 
 
 def _set_head(head: records.Head) -> operations.Procedure[Any]:
   key = keys.head_key(head.fragment)
   while True:
-    try:
-      found, generation = yield operations.Read(key, records.Head)
-    except errors.CorruptSnapshotError:
-      yield operations.Delete(key)  # a damaged record cannot be compared with
-      continue
+    found, generation = yield from _sound(key, records.Head)
     if found is not None and found.epoch == head.epoch:
       return
     if (yield operations.CompareAndSet(key, head, generation)):

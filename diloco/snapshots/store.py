@@ -59,12 +59,20 @@ class SnapshotStore:
     return self.read_for_update(key, kind)[0]
 
   def read_for_update(self, key: str, kind: type[R]) -> tuple[R | None, bytes]:
-    """Returns a record and the generation to compare-and-set against."""
+    """Returns a record and the generation to compare-and-set against.
+
+    Raises:
+      CorruptSnapshotError: it is damaged; the error has the generation.
+    """
     result = _finish(self._kvs.read(key))
     generation = result.stamp.generation
     if result.state == "missing":
       return None, generation
-    return kind.from_bytes(result.value), generation
+    try:
+      return kind.from_bytes(result.value), generation
+    except errors.CorruptSnapshotError as error:
+      error.generation = generation
+      raise
 
   def write(self, key: str, record: records.Record) -> None:
     """Writes a record unconditionally."""

@@ -89,9 +89,9 @@ class Verifier:
     if self._store.names("contributions") or self._store.names("cuts"):
       return True
     for fragment in range(self._plan.num_fragments):
-      for name in self._store.names(f"globals/{fragment:04d}"):
-        if keys.payload_version(name):
-          return True
+      names = self._store.names(keys.globals_prefix(fragment))
+      if keys.newest_version(names):
+        return True
     return False
 
   def check_version(self, head: records.Head) -> None:

@@ -1,15 +1,14 @@
-"""Global versions in the store: merge, commit, retire.
+"""Global versions in the store: merge and commit.
 
 The order of things is in `diloco.syncer.protocol`, the arithmetic in
-`diloco.syncer.round_merge`; here is what is named how, and which versions are
-kept.
+`diloco.syncer.round_merge`; here is what is named how.
 """
 
-import collections
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from diloco import errors
 from diloco.fragments import partition
 from diloco.snapshots import keys, operations, records, store
 from diloco.syncer import (
@@ -34,7 +33,6 @@ class Committer:
     token: int,
     method: merge.Method,
     outer: outer_optimizer.OuterOptimizer,
-    keep_versions: int,
   ):
     """Fences every head.
 
@@ -44,22 +42,20 @@ class Committer:
       token: of the lease held.
       method: how tensors that are not embeddings are averaged.
       outer: the outer optimizer.
-      keep_versions: older global versions are deleted.
 
     Raises:
-      LookupError: a fragment has no head yet.
+      LookupError: a fragment has no head.
+      CorruptSnapshotError: one is damaged.
       FencedError: somebody with a newer token was here.
     """
     self._store = snapshots
     self._token = token
-    self._keep_versions = keep_versions
     self._held = [
       snapshots.perform(protocol.fence(p, token))
       for p in range(plan.num_fragments)
     ]
     self._merger = round_merge.RoundMerger(snapshots, plan, method, outer)
     self._tries = itertools.count()
-    self._retained = [self._find_retained(p) for p in range(plan.num_fragments)]
 
   @property
   def token(self) -> int:
@@ -131,35 +127,33 @@ class Committer:
       return self._merger.merge(operation)
     return self._store.execute(operation)
 
-  def retire(
-    self, fragment: int, pinned: Callable[[str], bool] = lambda prefix: False
-  ) -> None:
-    """Deletes global versions that nobody can be reading any more.
 
-    Args:
-      fragment: whose.
-      pinned: whether a payload belongs to a cut and stays.
-    """
-    head = self._held[fragment].head
-    kept: list[tuple[int, str]] = []
-    for version, payload in self._retained[fragment]:
-      if version >= head.version - self._keep_versions or pinned(payload):
-        kept.append((version, payload))
-      else:
-        self._store.delete_tree(payload)
-    kept.append((head.version, head.payload))
-    self._retained[fragment] = collections.deque(kept)
+class Standstill(NamedTuple):
+  """A fragment nobody can commit to: its head is damaged or lost."""
 
-  def delete_abandoned_payloads(self, pinned: Callable[[str], bool]) -> None:
-    """Deletes payloads whose publisher died before it wrote their record."""
-    self._store.perform(protocol.abandoned(dict(enumerate(self.heads)), pinned))
+  fragment: int
+  version: int  # the newest there are tensors of
+  reason: str
 
-  def _find_retained(self, fragment: int) -> collections.deque[tuple[int, str]]:
-    """Payloads in the store, oldest first, those never committed included."""
-    root = f"globals/{fragment:04d}"
-    names = self._store.names(root)
-    found = [(int(n.split(".")[0]), f"{root}/{n}") for n in names]
-    return collections.deque(sorted(found))
+
+def standstills(
+  snapshots: store.SnapshotStore, num_fragments: int
+) -> list[Standstill]:
+  """Fragments without a head that had one.
+
+  Raises:
+    OSError: the store failed.
+  """
+  found = []
+  for fragment in range(num_fragments):
+    key = keys.head_key(fragment)
+    newest = keys.newest_version(snapshots.names(keys.globals_prefix(fragment)))
+    try:
+      if snapshots.read(key, records.Head) is None and newest:
+        found.append(Standstill(fragment, newest, f"{key} is lost"))
+    except errors.CorruptSnapshotError as error:
+      found.append(Standstill(fragment, newest, f"{key}: {error}"))
+  return found
 
 
 def _record(chosen: core.Chosen) -> records.Contribution:

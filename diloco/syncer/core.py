@@ -199,6 +199,13 @@ class Quarantine:
 
 
 @dataclasses.dataclass(frozen=True)
+class Remind:
+  """See that an island can still read what it was told last."""
+
+  island: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Cut:
   """Write down the heads as they are now: the syncer's part of a cut."""
 
@@ -212,7 +219,7 @@ class Forget:
   contribution: Contribution
 
 
-Action = Open | Close | Discard | Quarantine | Cut | Forget
+Action = Open | Close | Discard | Quarantine | Remind | Cut | Forget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -429,7 +436,7 @@ class SyncerCore:
       and refused.first_step < offender.step
     ):
       offender.step = max(offender.step, refused.step)
-      return []
+      return [Remind(refused.island)]  # or it would go on for ever
     offender.incarnation = refused.incarnation
     offender.step = refused.step
     offender.offences += 1

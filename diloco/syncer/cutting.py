@@ -150,7 +150,7 @@ class CutKeeper:
       self._pins[look.cut] = self._pins_of(look.cut)
     self._open = None
     self._ended.add(look.cut)
-    for number in cuts.expired(self._looks()):
+    for number in cuts.expired(self._looks(), self._pins):
       self._store.perform(cuts.delete(number))
       self._pins.pop(number, None)
     self._release()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from diloco import errors, timing
-from diloco.snapshots import keys, lease, operations, records, store
+from diloco.snapshots import keys, lease, records, store
 
 logger = logging.getLogger(__name__)
 
@@ -49,23 +49,6 @@ class StrangerWatch:
       )
 
 
-def _rebuild() -> operations.Procedure[None]:
-  """Writes a free lease over a damaged one.
-
-  The heads know the highest token that mattered. Should two processes do this
-  at once, one of them finds the other's name at its next renewal; what either
-  commits meanwhile is guarded by the generations of the heads.
-  """
-  names = yield operations.Names("heads")
-  tokens = [0]
-  for name in filter(str.isdecimal, names):
-    head, _ = yield operations.Read(keys.head_key(int(name)), records.Head)
-    tokens.append(head.token if head else 0)
-  yield operations.Write(
-    keys.SYNCER_LEASE, records.Lease("", max(tokens), beat=0)
-  )
-
-
 class Leadership:
   """Of one process; several threads may ask whether it still leads."""
 
@@ -96,7 +79,6 @@ class Leadership:
     self._stop = threading.Event()
     self._fenced = threading.Event()
     self._renewals: threading.Thread | None = None
-    self._damaged_since: float | None = None
     self.token = 0  # 0 until it leads
 
   def wait(self, wanted: Callable[[], bool]) -> bool:
@@ -114,19 +96,15 @@ class Leadership:
         if now >= beat_due:
           beat_due = now + self._times.heartbeat_secs
           self._after_beat()
-          held = self._store.read(keys.SYNCER_LEASE, records.Lease)
-          self._strangers.check(held, now)
+          self._look_for_strangers(now)
         self.token = self._store.perform(
           lease.acquire(
             keys.SYNCER_LEASE, self._owner, self._watch, time.monotonic
           )
         )
-        self._damaged_since = None
-      except OSError as error:
+      except (OSError, errors.CorruptSnapshotError) as error:
         logger.warning("store_unreachable error=%s", error)
         time.sleep(self._times.retry_secs)
-      except errors.CorruptSnapshotError as error:
-        self._found_damaged(error, now)
       if not self.token:
         time.sleep(self._times.standby_poll_secs)
     self._renewals = threading.Thread(
@@ -135,18 +113,14 @@ class Leadership:
     self._renewals.start()
     return True
 
-  def _found_damaged(self, error: Exception, now: float) -> None:
-    """Replaces a lease that nobody could read for its time to live."""
-    if self._damaged_since is None:
-      logger.warning("lease_damaged error=%s", error)
-      self._damaged_since = now
-    if now - self._damaged_since < self._times.lease_ttl_secs:
-      return
+  def _look_for_strangers(self, now: float) -> None:
     try:
-      self._store.perform(_rebuild())
-    except (OSError, errors.CorruptSnapshotError) as failure:
-      logger.warning("lease_not_rebuilt error=%s", failure)
-      time.sleep(self._times.retry_secs)
+      held = self._store.read(keys.SYNCER_LEASE, records.Lease)
+    except errors.CorruptSnapshotError as error:
+      # Nobody renews it; it is replaced once its time to live is over.
+      logger.warning("lease_damaged error=%s", error)
+      held = None
+    self._strangers.check(held, now)
 
   def check(self) -> None:
     """Raises `FencedError` once another process has taken the lease."""
@@ -160,10 +134,14 @@ class Leadership:
     self._stop.set()
     if self._renewals is not None:
       self._renewals.join()
-    if self.token and not self._fenced.is_set():
+    if not self.token or self._fenced.is_set():
+      return
+    try:
       self._store.perform(
         lease.release(keys.SYNCER_LEASE, self._owner, self.token)
       )
+    except (OSError, errors.CorruptSnapshotError) as error:
+      logger.warning("lease_not_released error=%s", error)
 
   def _renew(self) -> None:
     # A beat moves the lease at least this often, or others take it.

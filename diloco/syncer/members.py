@@ -31,3 +31,15 @@ class MemberWatch:
       if now - seen[1] < self._ttl_secs:
         live[member.island] = member
     return live
+
+  def present(
+    self, members: Iterable[records.Member], now: float
+  ) -> dict[int, float]:
+    """Returns the seconds a step takes each island that rounds wait for.
+
+    Args:
+      members: what the store holds now.
+      now: the observer's monotonic clock, seconds.
+    """
+    live = self.live(members, now).values()
+    return {m.island: m.step_secs for m in live if m.present}

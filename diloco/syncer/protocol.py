@@ -9,6 +9,7 @@ version is committed twice.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ _AFTER_MERGE = operations.Point("after_merge")
 _BEFORE_DELETE = operations.Point("before_delete")
 _BEFORE_HEAD_CAS = operations.Point("before_head_cas")
 _CONTRIBUTIONS = operations.Names("contributions")
+_MEMBERS = operations.Names("members")
 _MID_FENCE = operations.Point("mid_fence")
 
 
@@ -143,6 +145,38 @@ def scan(known: Collection[str]) -> operations.Procedure[Scanned]:
     if record is not None:
       found.append((name, record))
   return Scanned(names, found, broken)
+
+
+@functools.cache
+def _read_member(name: str) -> operations.Read:
+  return operations.Read(f"members/{name}", records.Member)
+
+
+class Members(NamedTuple):
+  """What a look at the signs of life found.
+
+  Attributes:
+    found: those that could be read.
+    unreadable: name of those that could not, and why.
+  """
+
+  found: list[records.Member]
+  unreadable: list[tuple[str, str]]
+
+
+def members() -> operations.Procedure[Members]:
+  """Reads the islands' signs of life."""
+  found: list[records.Member] = []
+  unreadable: list[tuple[str, str]] = []
+  for name in filter(keys.is_member_name, (yield _MEMBERS)):
+    try:
+      member, _ = yield _read_member(name)
+    except errors.CorruptSnapshotError as error:
+      unreadable.append((name, str(error)))
+      continue
+    if member is not None:
+      found.append(member)
+  return Members(found, unreadable)
 
 
 def discard(name: str) -> operations.Procedure[None]:

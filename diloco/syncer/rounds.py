@@ -1,8 +1,8 @@
 """What the core decides is done here: merges, refusals, verdicts, the board.
 
 The part of the syncer's shell that changes the store. It decides nothing: the
-order of operations is in `diloco.syncer.protocol`, whom to merge and whom to
-refuse in `diloco.syncer.core`.
+order of operations is in `diloco.syncer.protocol` and `diloco.syncer.chores`,
+whom to merge and whom to refuse in `diloco.syncer.core`.
 """
 
 import dataclasses
@@ -14,8 +14,9 @@ from typing import Any
 
 from diloco import crash, errors
 from diloco.snapshots import keys, records, store
+from diloco.syncer import chores as chores_lib
 from diloco.syncer import committer as committer_lib
-from diloco.syncer import core, cutting, protocol, weighting
+from diloco.syncer import core, cutting, weighting
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class Rounds:
     committer: committer_lib.Committer,
     weights: weighting.Weighting,
     cuts: cutting.CutKeeper,
+    chores: chores_lib.Chores,
     tape: recorder.Recorder,
   ):
     """Does nothing yet.
@@ -40,7 +42,8 @@ class Rounds:
       decisions: the core whose actions are done.
       committer: holds the heads.
       weights: of contributions.
-      cuts: knows what must not be deleted.
+      cuts: takes this syncer's part in cuts.
+      chores: what there is to tell and to delete.
       tape: where decisions go.
     """
     self._store = snapshots
@@ -48,11 +51,9 @@ class Rounds:
     self._committer = committer
     self._weighting = weights
     self._cuts = cuts
+    self._chores = chores
     self._tape = tape
     self._damaged: set[str] = set()  # payloads of heads
-    self.known: set[str] = set()  # commit records the core was told of
-    self._untold: dict[int, records.Verdict] = {}  # by island
-    self._litter: list[str] = []  # contributions that could not be deleted
     self.num_merges = 0
 
   def handle(
@@ -61,7 +62,7 @@ class Rounds:
     """Tells the core, and does what it answers.
 
     All of it is done, whatever the store makes of some of it: a merge that
-    fails is offered again by the core, the rest by `tidy`.
+    fails is offered again by the core, the rest done by `Chores.tidy`.
 
     Args:
       event: what was seen.
@@ -96,10 +97,12 @@ class Rounds:
         self._discard(action)
       case core.Quarantine():
         self._quarantine(action)
+      case core.Remind(island):
+        self._store.perform(self._chores.remind(island))
       case core.Cut(number):
         self._cuts.take_part(number, self._committer.heads)
       case core.Forget(contribution):
-        self._delete(contribution.key)
+        self._store.perform(self._chores.delete(contribution.key))
 
   def _close_round(self, close: core.Close, check: Callable[[], None]) -> None:
     started = time.monotonic()
@@ -150,14 +153,9 @@ class Rounds:
     )
 
   def _clear_up(self, close: core.Close) -> None:
-    """Tells the islands, and deletes what a merge made superfluous."""
-    try:
-      self.publish_board()
-    finally:
-      # The core has forgotten them: nobody would delete them later.
-      for chosen in close.chosen:
-        self._delete(chosen.contribution.key)
-      self._committer.retire(close.fragment, self._cuts.is_pinned_payload)
+    head = self._committer.heads[close.fragment]
+    merged = [chosen.contribution.key for chosen in close.chosen]
+    self._store.perform(self._chores.clear_up(head, self._board(), merged))
 
   def _weight(self, chosen: core.Chosen) -> float:
     record = _record(chosen.contribution)
@@ -179,17 +177,9 @@ class Rounds:
       reason=action.reason,
       arrived_at=action.arrived_at,
     )
-    self._delete(record.key)
+    self._store.perform(self._chores.delete(record.key))
 
   def _quarantine(self, action: core.Quarantine) -> None:
-    verdict = records.Verdict(
-      island=action.island,
-      incarnation=action.incarnation,
-      offences=action.offences,
-      fragment=action.fragment,
-      reason=action.reason,
-      suspended_secs=action.suspended_secs,
-    )
     self._tape.record(
       events.QUARANTINED,
       island=action.island,
@@ -199,14 +189,7 @@ class Rounds:
       offences=action.offences,
       suspended_secs=action.suspended_secs,
     )
-    self._untold[action.island] = verdict
-    self._tell()
-
-  def _tell(self) -> None:
-    """Writes verdicts; the core gives each only once."""
-    for island, verdict in list(self._untold.items()):
-      self._store.write(keys.verdict_key(island), verdict)
-      del self._untold[island]
+    self._store.perform(self._chores.accuse(action))
 
   def reject_record(self, name: str, why: str) -> None:
     """A record that cannot be trusted; its name still says whose it was."""
@@ -223,34 +206,15 @@ class Rounds:
       c_tokens=0,
       reason="corrupt_record",
     )
-    self._delete(name)
-
-  def _delete(self, name: str) -> None:
-    try:
-      if self._cuts.is_pinned(name):
-        # Only the record goes; what a cut needs of it is in the cut's own.
-        self._store.delete(keys.contribution_key(name))
-      else:
-        self._store.perform(protocol.discard(name))
-    except OSError as error:
-      logger.warning("delete_failed name=%s error=%s", name, error)
-      self._litter.append(name)
-      return
-    # Should the store deliver it once more, it is looked at once more.
-    self.known.discard(name)
-
-  def tidy(self) -> None:
-    """Does what the store would not take before: verdicts and deletions."""
-    self._tell()
-    litter, self._litter = self._litter, []
-    for name in litter:
-      self._delete(name)
+    self._store.perform(self._chores.delete(name))
 
   def publish_board(self) -> None:
     """Tells islands where things stand: a hint."""
+    self._store.write(keys.BOARD, self._board())
+
+  def _board(self) -> records.Board:
     rounds = {str(p): m for p, m in self._core.open_rounds.items()}
-    board = records.Board(self._core.versions, rounds)
-    self._store.write(keys.BOARD, board)
+    return records.Board(self._core.versions, rounds)
 
 
 def _record(contribution: core.Contribution) -> records.Contribution:

@@ -16,8 +16,9 @@ from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import crash, errors, timing
 from diloco.fragments import codec, partition
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import records, store
 from diloco.syncer import (
+  chores,
   committer,
   core,
   cutting,
@@ -96,6 +97,7 @@ class Syncer:
     self._draining: int | None = None  # program to answer
     self._step_secs = 0.0
     self._leads = False  # all that leading takes is there
+    self._standing: set[int] = set()  # fragments whose heads are unreadable
 
   @property
   def token(self) -> int:
@@ -141,21 +143,29 @@ class Syncer:
       epoch=max(h.epoch for h in heads),
       cut=self._cuts.recover(heads),
     )
-    fenced.delete_abandoned_payloads(self._cuts.is_pinned)
     sync = self._config.sync
+    kept = chores.versions_kept(sync.max_staleness)
+    self._chores = chores.Chores(self._cuts, kept)
+    self._store.perform(self._chores.take_over(heads))
     self._rounds = rounds.Rounds(
       self._store,
       self._core,
       fenced,
       weighting.Weighting(sync.staleness_decay, sync.max_staleness),
       self._cuts,
+      self._chores,
       self._tape,
     )
     self._rounds.publish_board()
     self._leads = True
 
   def _fence_heads(self) -> committer.Committer | None:
-    """Raises the token of all heads; None while islands still write them."""
+    """Raises the token of all heads.
+
+    Returns:
+      None while islands still write them, or if one is damaged or lost: that
+      takes a return to a cut, and until then islands train on.
+    """
     outer, sync = self._config.outer, self._config.sync
     plan = self._store.read_plan()
     if plan is None:
@@ -170,10 +180,17 @@ class Syncer:
         outer_optimizer.OuterOptimizer(
           outer.learning_rate, outer.momentum, outer.nesterov
         ),
-        keep_versions=max(sync.max_staleness, 1) + 2,
       )
-    except LookupError:
+    except (LookupError, errors.CorruptSnapshotError):
+      self._tell_standstills(plan.num_fragments)
       return None
+
+  def _tell_standstills(self, num_fragments: int) -> None:
+    """Says once of each fragment that its head is damaged or lost."""
+    for found in committer.standstills(self._store, num_fragments):
+      if found.fragment not in self._standing:
+        self._standing.add(found.fragment)
+        self._tape.record(events.GLOBAL_DAMAGED, **found._asdict())
 
   def _tell_again(self, heads: list[records.Head]) -> None:
     """Puts the newest merges on the tape once more.
@@ -207,11 +224,12 @@ class Syncer:
       try:
         if now >= members_due:
           members_due = now + self._times.heartbeat_secs
-          self._look_at_members(now)
+          # Cuts first: a merge that fails again ends this turn.
           for event in self._cuts.look(self._core.channel):
             self._handle(event)
+          self._look_at_members(now)
         draining = self._drain.is_set()
-        self._rounds.tidy()
+        self._store.perform(self._chores.tidy())
         self._scan()
         self._pass_time(draining=draining)
       except OSError as error:
@@ -258,20 +276,10 @@ class Syncer:
     return pause_secs
 
   def _look_at_members(self, now: float) -> None:
-    found = []
-    for name in filter(keys.is_member_name, self._store.names("members")):
-      try:
-        member = self._store.read(f"members/{name}", records.Member)
-      except errors.CorruptSnapshotError as error:
-        logger.warning("member_unreadable name=%s error=%s", name, error)
-        continue
-      if member is not None:
-        found.append(member)
-    present = {
-      m: member.step_secs
-      for m, member in self._members.live(found, now).items()
-      if member.present
-    }
+    found, unreadable = self._store.perform(protocol.members())
+    for name, why in unreadable:
+      logger.warning("member_unreadable name=%s error=%s", name, why)
+    present = self._members.present(found, now)
     known_secs = [secs for secs in present.values() if secs > 0]
     self._step_secs = min(known_secs, default=self._step_secs)
     self._record_membership(set(present))
@@ -287,9 +295,7 @@ class Syncer:
 
   def _scan(self) -> None:
     """Reads commit records that are new."""
-    known = self._rounds.known
-    names, found, broken = self._store.perform(protocol.scan(known))
-    known &= set(names)
+    _, found, broken = self._store.perform(self._chores.look())
     for name, why in broken:
       self._rounds.reject_record(name, why)
     sound = []
@@ -298,7 +304,6 @@ class Syncer:
         self._rounds.reject_record(name, why)
       else:
         sound.append(record)
-    known |= {record.key for record in sound}
     if sound:
       self._handle(core.Arrived(sound))
 

@@ -186,6 +186,27 @@ def test_who_leads_is_who_has_the_newest_token_and_lives(make, tmp_path):
   assert told == [("syncer", False), ("standby", True)]
 
 
+def test_who_led_under_an_older_token_and_lives_is_deposed(make):
+  roles = make()
+  _start_all(roles)
+  assert roles.deposed == []
+  roles.says_it_leads("syncer", 1)
+  roles.says_it_leads("standby", 0)
+  assert roles.deposed == []
+  roles.says_it_leads("standby", 2)
+  assert roles.deposed == ["syncer"]
+  roles.kill("standby")  # its token stays the newest
+  (death,) = roles.deaths()
+  roles.buried(death, expected=False)
+  assert roles.deposed == ["syncer"]
+  roles.kill("syncer")
+  (death,) = roles.deaths()
+  roles.buried(death, expected=False)
+  assert roles.deposed == []
+  roles.start("syncer")
+  assert roles.deposed == []
+
+
 def test_expected_end_is_no_death_on_the_record(make, tmp_path):
   roles = make()
   roles.start("island-0")

@@ -2,6 +2,8 @@
 
 import pytest
 
+from diloco import config as config_lib
+from diloco import timing
 from diloco.controller import supervisor
 
 POLICY = supervisor.Policy(
@@ -10,6 +12,7 @@ POLICY = supervisor.Policy(
   max_restarts=2,
   start_secs=10.0,
   hang_secs=5.0,
+  deposed_secs=1.5,
 )
 
 
@@ -65,18 +68,12 @@ def test_role_is_given_up_after_its_restarts(roles):
   assert orders_of(roles, "island-0", 1e9) == []
 
 
-def test_progress_forgets_earlier_deaths(roles):
-  for _ in range(10):
-    run(roles, "island-0", 0.0)
-    roles.progressed("island-0", 0.0, busy=True)
-    assert roles.died("island-0", 0.0) == (1, 0.5)
-
-
-def test_idleness_is_no_progress(roles):
+def test_idleness_forgets_no_deaths(roles):
   run(roles, "island-0", 0.0)
   assert roles.died("island-0", 0.0) == (1, 0.5)
   run(roles, "island-0", 0.0)
-  roles.progressed("island-0", 0.0, busy=False)
+  for count in range(10):
+    roles.told("island-0", 0.0, count, 0.0)
   assert roles.died("island-0", 0.0) == (2, 1.0)
 
 
@@ -89,39 +86,103 @@ def test_role_that_never_gets_ready_is_killed(roles):
   assert orders_of(roles, "island-0", 100.0) == []
 
 
-def test_role_without_progress_is_killed(roles):
+def beat(roles, role, until, count, extra_secs=0.0, since=0.0):
+  """Tells the same count every second; returns when the role was killed."""
+  now = since
+  while now < until:
+    roles.told(role, now, count, extra_secs)
+    if orders_of(roles, role, now):
+      return now
+    now += 1.0
+  return None
+
+
+def test_role_without_progress_is_killed_whatever_its_beat(roles):
   run(roles, "island-0", 0.0)
-  roles.progressed("island-0", 1.0, busy=True)
-  assert orders_of(roles, "island-0", 6.0) == []
+  assert beat(roles, "island-0", 100.0, count=7) == 6.0
   (order,) = orders_of(roles, "island-0", 6.5)
-  assert order == supervisor.Kill("island-0", "no step for 6 s")
-  roles.progressed("island-0", 6.5, busy=True)
+  assert order == supervisor.Kill("island-0", "no progress for 6 s")
+  roles.told("island-0", 6.5, 8, 0.0)
   assert orders_of(roles, "island-0", 11.0) == []
 
 
-def test_idle_role_may_be_silent(roles):
+def test_any_progress_at_all_keeps_a_role_alive(roles):
   run(roles, "island-0", 0.0)
-  assert orders_of(roles, "island-0", 1e6) == []
-  roles.progressed("island-0", 1e6, busy=True)
-  roles.progressed("island-0", 1e6, busy=False)
-  assert orders_of(roles, "island-0", 2e6) == []
+  for count in range(50):
+    now = 4.0 * count
+    assert beat(roles, "island-0", now + 4.0, count, since=now) is None
 
 
-def test_role_that_hangs_in_its_first_step_is_killed(roles):
+def test_role_that_told_no_progress_owes_none(roles):
+  run(roles, "syncer", 0.0)
+  for now in range(100):
+    assert orders_of(roles, "syncer", float(now)) == []
+
+
+def test_wait_with_an_end_is_no_hang_until_it_is_over(roles):
   run(roles, "island-0", 0.0)
-  for now in (100.0, 102.0, 104.0):  # it says that it works, and no more
-    roles.working("island-0", now)
-  assert orders_of(roles, "island-0", 105.0) == []
-  assert len(orders_of(roles, "island-0", 105.5)) == 1
+  assert beat(roles, "island-0", 100.0, count=1, extra_secs=20.0) == 26.0
+  roles.died("island-0", 26.0)
+  run(roles, "island-0", 27.0)
+  killed = beat(roles, "island-0", 60.0, 1, extra_secs=20.0, since=27.0)
+  assert killed == 53.0
+  roles.died("island-0", 53.0)
+  run(roles, "island-0", 54.0)
+  assert beat(roles, "island-0", 60.0, 1, extra_secs=20.0, since=54.0) is None
+  assert beat(roles, "island-0", 99.0, count=2, since=60.0) == 66.0
 
 
 def test_hang_of_one_life_is_not_held_against_the_next(roles):
   run(roles, "island-0", 0.0)
-  roles.progressed("island-0", 0.0, busy=True)
-  roles.died("island-0", 100.0)
-  run(roles, "island-0", 101.0)
-  assert orders_of(roles, "island-0", 101.0) == []
-  assert orders_of(roles, "island-0", 1e6) == []
+  assert beat(roles, "island-0", 100.0, count=3) == 6.0
+  roles.died("island-0", 6.0)
+  roles.started("island-0", 7.0)
+  roles.told("island-0", 7.0, 3, 0.0)  # still on its way from the dead one
+  for now in range(8, 16):
+    assert orders_of(roles, "island-0", float(now)) == []
+  roles.ready("island-0", 16.0)
+  assert orders_of(roles, "island-0", 16.0) == []
+
+
+def test_leader_that_was_replaced_and_is_silent_is_killed_at_once(roles):
+  for role in ("syncer", "island-0"):
+    run(roles, role, 0.0)
+  roles.deposed("syncer")
+  assert roles.orders(1.5) == []
+  (order,) = roles.orders(1.75)
+  assert order.role == "syncer" and order.cause.startswith("deposed")
+  roles.died("syncer", 2.0)
+  run(roles, "syncer", 2.0)  # the new life leads nobody into error
+  assert roles.orders(3.75) == []
+
+
+def test_leader_that_was_replaced_and_speaks_may_leave_by_itself(roles):
+  run(roles, "syncer", 0.0)
+  roles.deposed("syncer")
+  for now in range(10):
+    assert orders_of(roles, "syncer", float(now)) == []
+
+
+@pytest.mark.parametrize("takeover_secs", [0.1, 1.5, 60.0])
+def test_replaced_leader_has_time_to_notice_but_no_more(takeover_secs):
+  chosen = config_lib.ControllerConfig(takeover_secs=takeover_secs)
+  times = timing.derive(chosen, 0.0)
+  renewal_secs = min(times.heartbeat_secs, times.lease_ttl_secs / 4)
+  assert times.deposed_secs > times.lease_ttl_secs + renewal_secs
+  assert times.deposed_secs < times.hang_secs / 10
+
+
+def test_nobody_is_blamed_while_the_controller_itself_stood_still(roles):
+  for role in ("syncer", "island-0"):
+    run(roles, role, 0.0)
+  roles.told("island-0", 0.0, 1, 0.0)
+  assert roles.orders(1.0) == []
+  assert roles.orders(1000.0) == []
+  assert roles.orders(1002.0) == []
+  assert {order.role for order in roles.orders(1004.5)} == {
+    "syncer",
+    "island-0",
+  }
 
 
 def test_stop_is_no_death(roles):
@@ -158,6 +219,7 @@ POLICY_FOR_SILENCE = supervisor.Policy(
   max_restarts=3,
   start_secs=20.0,
   hang_secs=10.0,
+  deposed_secs=3.0,
 )
 
 

@@ -243,6 +243,10 @@ def test_leader_that_is_stopped_by_a_signal_is_replaced(make_run):
   assert [token for _, token in leaders] == [1, 2]
   facts = run.summary()
   assert facts["syncer"]["takeovers"] == 1
+  # The stopped one can never lead again; another waits in its place.
+  died = [(e["seat"], e["led"]) for e in _events(run, "syncer_died")]
+  assert died == [(leaders[0][0], False)]
+  assert "cause=deposed" in err and facts["syncer"]["starts"] == 3
   late = [e for e in _events(run, "merged") if e["role"] == leaders[1][0]]
   assert len({(e["fragment"], e["version"]) for e in late}) > 8
   _check_books(facts)
@@ -287,6 +291,74 @@ def test_hung_island_is_killed_and_started_again(make_run):
   assert code == 0, err
   facts = run.summary()
   assert facts["islands"]["1"]["restarts"] >= 1
+  _check_books(facts)
+
+
+HANGING = """
+import pathlib
+import threading
+
+from diloco.tasks import registry
+
+
+class Stream:
+  def __init__(self, stream, flag):
+    self._stream, self._flag, self._taken = stream, flag, 0
+
+  def __next__(self):
+    self._taken += 1
+    if self._taken == 2:
+      try:
+        self._flag.open("x").close()
+      except FileExistsError:
+        return next(self._stream)
+      threading.Event().wait()
+    return next(self._stream)
+
+  def close(self):
+    self._stream.close()
+
+
+def make(options):
+  options = dict(options)
+  flag = pathlib.Path(options.pop("flag"))
+  task = registry.make_task("language_model", options)
+  batches = task.batches
+
+  def hanging(split, **share):
+    stream = batches(split, **share)
+    return Stream(stream, flag) if split == "heldout" else stream
+
+  task.batches = hanging
+  return task
+"""
+
+
+def test_island_that_hangs_in_an_evaluation_is_killed_and_started_again(
+  make_run, tmp_path, monkeypatch
+):
+  (tmp_path / "hanging.py").write_text(HANGING)
+  paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+  monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+  run = make_run(
+    total_tokens=24_000,
+    controller={"restart_base_secs": 0.1, "hang_secs": 3.0},
+  )
+  options = run.values["task"]["options"] | {"flag": str(tmp_path / "hung")}
+  run.values["task"] = {"name": "hanging:make", "options": options}
+  run.values["programs"]["eval_batches"] = 2
+  run.write_config()
+  code, _, err = run.start().finish()
+  assert code == 0, err
+  (died,) = _events(run, "island_died")
+  assert died["island"] == 0 and died["cause"] == "SIGKILL"
+  assert "role=island-0 cause=no progress" in err
+  # Heartbeats went on: it was not for silence.
+  assert "no sign of life" not in err
+  again = [e for e in _events(run, "evaluated") if e["incarnation"] == 2]
+  assert again
+  facts = run.summary()
+  assert facts["status"] == "finished"
   _check_books(facts)
 
 

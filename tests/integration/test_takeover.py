@@ -101,6 +101,24 @@ def test_successor_tells_the_newest_merges_again_and_no_others(seats):
   assert [(e["fragment"], e["version"]) for e in told] == [(3, 9)]
 
 
+def test_leader_that_finds_a_damaged_head_says_so_and_waits(seats):
+  seats.start_both()
+  head = seats.store.read(keys.head_key(3), records.Head)
+  (seats.dir / "snapshots" / keys.head_key(3)).write_bytes(b"{}")
+  seats.handles["syncer"].signal(signal.SIGKILL)
+
+  def told():
+    found = reader.read(seats.dir).events
+    return [e["fragment"] for e in found if e["event"] == "global_damaged"]
+
+  seats.listen(told)
+  assert seats.leader(above=1) is None
+  # It is still there, and goes on once somebody has put the head back.
+  seats.store.write(keys.head_key(3), head)
+  seats.listen(lambda: seats.leader(above=1) == "standby")
+  assert told() == [3]
+
+
 def test_benchmark_says_how_long_nobody_led():
   facts = takeover.run(kills=2, num_fragments=2)
   assert facts["kills"] == 2

@@ -1,5 +1,6 @@
 """The thread that watches for new versions, on a store with damage."""
 
+import threading
 import time
 
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from cut_builder import PLAN, CutRun, filled, spoil
 
-from diloco.islands import adopter, notices, placement
+from diloco.islands import adopter, fetching, notices, placement
 from diloco.snapshots import keys, records
 
 _PATIENCE_SECS = 20.0
@@ -81,3 +82,45 @@ def test_damaged_version_is_waited_out(run, make):
   run.commit(0, 2, {0: 8}, value=2.0)
   (fetched,) = _take(thread, 1)
   assert fetched.version == 2
+
+
+def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
+  run, make, monkeypatch
+):
+  monkeypatch.setattr(adopter, "_HEADS_EVERY_SECS", 1e6)
+  run.commit(0, 1, {0: 8}, value=1.0)
+  thread = make([0, 0])
+  assert [f.fragment for f in _take(thread, 1)] == [0]
+  thread.fetch_all_anew()
+  found = _take(thread, 2)
+  assert [(f.fragment, f.version) for f in found] == [(0, 1), (1, 0)]
+  # Once is enough.
+  run.commit(1, 1, {0: 8}, value=2.0)
+  run.store.write(keys.BOARD, records.Board([1, 1], {}))
+  assert [f.version for f in _take(thread, 1)] == [1]
+
+
+def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
+  run, make, monkeypatch
+):
+  reading, go_on = threading.Event(), threading.Event()
+  fetches = []
+  fetch = fetching.Fetcher.fetch
+
+  def held_back(self, fragment, newer_than):
+    found = fetch(self, fragment, newer_than)
+    fetches.append((fragment, newer_than))
+    reading.set()
+    assert go_on.wait(_PATIENCE_SECS)
+    return found
+
+  monkeypatch.setattr(fetching.Fetcher, "fetch", held_back)
+  run.commit(0, 1, {0: 8}, value=1.0)
+  thread = make([0, 0])
+  assert reading.wait(_PATIENCE_SECS)
+  thread.fetch_all_anew()
+  go_on.set()
+  found = _take(thread, 2)
+  assert [(f.fragment, f.version) for f in found] == [(0, 1), (1, 0)]
+  assert fetches[0] == (0, 0)
+  assert sorted(fetches[1:]) == [(0, -1), (1, -1)]

@@ -1,5 +1,7 @@
 """Whole islands against a real syncer and a real store, in one process."""
 
+import queue
+import threading
 import time
 
 import jax
@@ -9,7 +11,7 @@ import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
-from diloco.islands import inner_step
+from diloco.islands import inner_step, programs
 from diloco.snapshots import keys, records, store
 from diloco.syncer import committer
 from diloco.tape import ledger, reader
@@ -148,6 +150,78 @@ def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
       # anchor - (anchor - local) in float32
       np.testing.assert_allclose(np.asarray(value), local[name], atol=1e-6)
     island.close("test")
+
+
+def test_whatever_the_main_thread_does_moves_its_progress(tmp_path, run_dir):
+  island = make_island(make_config(tmp_path), run_dir)
+
+  def moves(work):
+    before, _ = island.progress.standing
+    work()
+    count, extra_secs = island.progress.standing
+    assert extra_secs == 0.0  # nothing of a wait is left over
+    return count - before
+
+  assert moves(lambda: island.train(5)) - moves(lambda: island.train(3)) >= 2
+  local = [moves(lambda n=n: island.evaluate("local", n)) for n in (1, 3)]
+  assert local[1] - local[0] >= 2
+  # One for each fragment that is read.
+  assert moves(lambda: island.evaluate("global", 1)) >= local[0] + 4
+  assert moves(lambda: island.drain(1.0)) >= 1
+  assert moves(lambda: island.checkpoint(wait=True)) >= 1
+  island.close("test")
+
+
+class Channel:
+  """A controller's, in the place of one that has nothing to say."""
+
+  def __init__(self):
+    self.inbox = queue.Queue()
+    self.sent = []
+    self.send = self.sent.append
+
+  def alone_secs(self):
+    return 0.0
+
+
+def test_island_that_has_nothing_to_do_moves_its_progress_too(
+  tmp_path, run_dir
+):
+  config = make_config(tmp_path)
+  island = make_island(config, run_dir)
+  channel = Channel()
+  runner = programs.ProgramRunner(island, channel, config)
+  thread = threading.Thread(target=runner.run)
+  thread.start()
+  try:
+    _wait_for(lambda: island.progress.standing[0] > 3)
+  finally:
+    stop = {"type": "program", "seq": 1, "name": "stop", "args": {}}
+    channel.inbox.put(stop)
+    thread.join()
+  assert [message["seq"] for message in channel.sent] == [1]
+  island.close("test")
+
+
+def test_other_threads_see_how_long_a_wait_may_take(
+  tmp_path, run_dir, monkeypatch
+):
+  island = make_island(make_config(tmp_path), run_dir)
+  island.train(2)
+  told = []
+
+  def look(*_):
+    told.append(island.progress.standing[1])
+    return True
+
+  monkeypatch.setattr(island._exchange, "flush", look)
+  monkeypatch.setattr(island._exchange, "wait_saved", look)
+  island.drain(7.0)
+  island.checkpoint(wait=True)
+  assert 0.0 < told[0] <= 7.0
+  assert told[1] == island.times.drain_secs
+  monkeypatch.undo()
+  island.close("test")
 
 
 def test_another_fragment_plan_is_refused(tmp_path, run_dir):

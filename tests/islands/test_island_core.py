@@ -231,18 +231,75 @@ def test_part_of_a_cut_is_taken_before_a_version_sent_after_it_is_adopted():
   assert cut.number == 5 and cut.positions[1].published == 11
 
 
-def test_told_island_publishes_nothing_until_every_fragment_is_fetched_anew():
+def _told():
+  """An island of two fragments that was told, and that moment is over."""
   state = _restarted([core.Origin(5, 10), core.Origin(6, 10)], step=10)
   _step(state)
   assert state.handle(core.Told()) == [core.Resync(11)]
-  assert not _step(state) and not state.handle(core.Drain())
-  actions = _step(state, ready=[core.Ready(0, 5, 0), core.Ready(1, 4, 0)])
-  # The same version again is taken; one older than the base never is.
-  assert actions == [core.Adopt(0, 5, 10, 10, 13, resync=True)]
-  actions = _step(state)
-  assert {a.fragment for a in actions} <= {0}
-  (adopt, *_) = _step(state, ready=[core.Ready(1, 6, 0)])
-  assert adopt.resync and state.positions[1] == core.Position(6, 15, 15)
+  assert state.handle(core.Stepped(11)) == []
+  return state
+
+
+def test_told_island_takes_all_fragments_together_or_none():
+  state = _told()
+  first, second = core.Ready(0, 5, 0), core.Ready(1, 6, 0)
+  # What is not offered again does not count later.
+  for part in ([first], [second], [first, first], []):
+    assert _step(state, ready=part) == []
+    assert state.resyncing
+  # The same version again is taken.
+  assert _step(state, ready=[first, second]) == [
+    core.Adopt(0, 5, 10, 10, 16, resync=True),
+    core.Adopt(1, 6, 10, 10, 16, resync=True),
+  ]
+  assert not state.resyncing
+  assert state.positions == (core.Position(5, 16, 16), core.Position(6, 16, 16))
+  # From now on one fragment comes after the other again.
+  (adopt, *_) = _step(state, ready=[core.Ready(1, 7, 0)])
+  assert adopt.version == 7 and not adopt.resync
+
+
+def test_told_island_publishes_nothing_until_it_has_all_fragments():
+  state = _told()
+  board = _board([5, 6], p0=[1], p1=[1])
+  published = [_step(state, board=board) for _ in range(8)]
+  assert not any(published) and not state.handle(core.Drain())
+  _step(state, ready=[core.Ready(0, 5, 0), core.Ready(1, 6, 0)])
+  actions = [a for _ in range(4) for a in _step(state, board=board)]
+  assert {a.fragment for a in actions} == {0, 1}
+  assert all(a.first_step == 20 for a in actions)
+
+
+def test_resync_never_goes_back_to_a_version_before_the_one_there_is():
+  state = _told()
+  assert _step(state, [core.Ready(0, 5, 0), core.Ready(1, 5, 0)]) == []
+  assert len(_step(state, [core.Ready(0, 5, 0), core.Ready(1, 6, 0)])) == 2
+
+
+def test_version_at_hand_when_an_island_is_told_does_not_count():
+  at_hand = [core.Ready(0, 6, 0), core.Ready(1, 7, 0)]
+  for offered in (at_hand, at_hand[:1]):
+    state = _restarted([core.Origin(5, 10), core.Origin(6, 10)], step=10)
+    state.handle(core.Told())
+    assert _step(state, ready=offered) == []
+    assert _step(state, ready=[core.Ready(1, 7, 0)]) == []
+    assert len(_step(state, ready=at_hand)) == 2
+
+
+def test_island_that_is_told_again_while_it_mends_goes_on():
+  state = _told()
+  assert state.handle(core.Told()) == []
+  ready = [core.Ready(0, 5, 0), core.Ready(1, 6, 0)]
+  assert len(_step(state, ready=ready)) == 2
+  assert state.handle(core.Told()) == [core.Resync(12)]
+
+
+def test_part_of_a_cut_is_taken_before_the_versions_of_a_resync():
+  state = _told()
+  assert _step(state, ready=[core.Ready(0, 6, 0, cut=4)]) == []
+  ready = [core.Ready(0, 6, 0, cut=4), core.Ready(1, 6, 0, cut=4)]
+  cut, *adopted = _step(state, ready=ready)
+  assert cut.number == 4 and [a.resync for a in adopted] == [True, True]
 
 
 @pytest.mark.parametrize("merged_step", [4, 8, 28])

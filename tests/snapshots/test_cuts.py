@@ -135,6 +135,15 @@ def test_planted_inconsistency_is_found(tmp_path, name):
   assert expected in cut_parts.inconsistency(plant(parts))
 
 
+def test_late_publication_of_an_earlier_life_may_be_in_the_heads(tmp_path):
+  parts = parts_of(tmp_path)._replace(contributions=())
+  parts = with_position(parts, 0, 0, [5, 0, 7])
+  assert "merged step 8" in cut_parts.inconsistency(parts)
+  later = dataclasses.replace(parts.islands[0], incarnation=2)
+  parts = parts._replace(islands={**parts.islands, 0: later})
+  assert not cut_parts.inconsistency(parts)
+
+
 def test_inconsistent_cut_is_never_completed(tmp_path):
   run = CutRun(tmp_path)
   asked = run.perform(cuts.request([0], 2))
@@ -167,7 +176,29 @@ def test_last_two_complete_cuts_and_the_newest_number_stay(states, deleted):
     cuts.Look(n, records.CutRequest(n, 0, []), frozenset(names[state]))
     for n, state in enumerate(states, 1)
   ]
-  assert cuts.expired(looks) == deleted
+  assert cuts.expired(looks, {}) == deleted
+
+
+@pytest.mark.parametrize(
+  ("versions", "deleted"),
+  [
+    ("1a 2b 3c", [1]),
+    ("1a 2b 3c 3c 3c", [1, 3]),
+    ("1a 2b 2c 2c", []),  # were 2 damaged, only the first would do
+    ("1a 1b 1c 2c 2c", [1]),  # the third without 2, the second without c
+    ("1a 1a 1a", [1]),  # all have the same
+    ("1a ?? 2b 2b 2b", [2, 3]),  # what is not known may be damaged too
+  ],
+)
+def test_cut_without_a_version_of_the_newest_stays(versions, deleted):
+  payloads = {
+    n: [f"globals/{p:04d}/{v}" for p, v in enumerate(pair) if v != "?"]
+    for n, pair in enumerate(versions.split(), 1)
+  }
+  payloads[max(payloads)].append("payloads/0000.0000.0001.000000001")
+  names = frozenset([cuts.COMPLETE])
+  looks = [cuts.Look(n, records.CutRequest(n, 0, []), names) for n in payloads]
+  assert cuts.expired(looks, payloads) == deleted
 
 
 def test_half_deleted_cut_is_no_cut(tmp_path):

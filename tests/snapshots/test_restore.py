@@ -132,6 +132,14 @@ def test_version_is_not_used_twice_though_the_newest_head_is_lost(tmp_path):
   assert run.perform(restoring(run)[0]).version_to == [9, 6]
 
 
+def test_version_is_not_used_twice_though_its_tensors_are_lost_too(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  run.store.write(keys.BOARD, records.Board([7, 4], {}))
+  run.store.delete_tree(run.head(0).payload)
+  run.store.delete(keys.head_key(0))
+  assert run.perform(restoring(run)[0]).version_to == [8, 5]
+
+
 def test_damaged_epoch_and_lease_do_not_stop_a_restore(tmp_path):
   run, _ = run_with_a_cut(tmp_path)
   run.perform(restoring(run)[0])
@@ -140,6 +148,27 @@ def test_damaged_epoch_and_lease_do_not_stop_a_restore(tmp_path):
   with pytest.raises(errors.CorruptSnapshotError):
     run.perform(restore.unfinished())
   assert run.perform(restoring(run)[0]).epoch == 2
+
+
+def test_delete_that_lands_late_takes_nothing_that_was_restored(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  run.store.write(keys.SYNCER_LEASE, records.Lease("somebody", 6, 3))
+  spoil(run, keys.head_key(0))
+  spoil(run, keys.SYNCER_LEASE)
+  done = []
+
+  def execute(operation):
+    done.append(operation)
+    return run.store.execute(operation)
+
+  operations.perform(restoring(run)[0], execute)
+  heads, lease = run.heads(), run.store.read(keys.SYNCER_LEASE, records.Lease)
+  for operation in done:
+    # Of a restore that died, after the one that finished what it began.
+    if isinstance(operation, operations.Delete | operations.CompareAndSet):
+      run.store.execute(operation)
+      assert run.heads() == heads
+      assert run.store.read(keys.SYNCER_LEASE, records.Lease) == lease
 
 
 def test_other_cut_may_be_chosen_when_a_restore_cannot_be_finished(tmp_path):

@@ -141,7 +141,8 @@ def test_old_cuts_and_what_they_held_are_deleted(tmp_path):
   assert seat.keeper.is_pinned(sent[0].key)
   assert seat.keeper.is_pinned(sent[1].key)
   seat.delete(sent[1])
-  for _ in range(2):
+  for version in (8, 9):
+    run.commit(0, version, {0: 24, 1: 4}, value=float(version), cut=version - 7)
     asked = run.perform(cuts.request(ISLANDS, 2))
     seat.look()
     save_all(run, asked.cut, published=32)
@@ -151,6 +152,22 @@ def test_old_cuts_and_what_they_held_are_deleted(tmp_path):
   assert run.perform(cuts.numbers()) == [2, 3]
   for contribution in sent:
     assert not run.store.keys(contribution.payload)
+
+
+def test_cut_without_the_newest_version_outlives_others_that_have_it(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  seat = Seat(run)
+  for _ in range(3):  # version 7 may be damaged: nothing follows it
+    asked = run.perform(cuts.request(ISLANDS, 2))
+    seat.look()
+    save_all(run, asked.cut, published=32)
+    seat.look()
+    run.perform(cuts.complete(asked))
+    seat.look()
+  assert run.perform(cuts.numbers()) == [1, 3, 4]
+  seat.delete(sent[0])
+  assert run.store.keys(sent[0].payload)
+  assert run.perform(restore.verified(1)).heads[0].version == 5
 
 
 def test_successor_guards_the_cuts_it_finds(tmp_path):

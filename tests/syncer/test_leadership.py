@@ -48,6 +48,13 @@ def _always():
   return True
 
 
+def _wait_until_fenced(leader):
+  deadline = time.monotonic() + _PATIENCE_SECS
+  with pytest.raises(errors.FencedError):
+    while time.monotonic() < deadline:
+      leader.check()
+
+
 def test_free_lease_is_taken_at_once_and_given_up_in_order(make):
   first, second = make("first"), make("second")
   assert first.wait(_always) and first.token == 1
@@ -88,10 +95,7 @@ def test_silent_leader_is_replaced_and_finds_out(make, snapshots, monkeypatch):
   assert second.token == 2
   first.check()  # it sleeps and cannot know yet
   stopped.set()
-  deadline = time.monotonic() + _PATIENCE_SECS
-  with pytest.raises(errors.FencedError):
-    while time.monotonic() < deadline:
-      first.check()
+  _wait_until_fenced(first)
   second.check()
   first.close()  # must not release what is not its own
   held = snapshots.read(keys.SYNCER_LEASE, records.Lease)
@@ -155,6 +159,33 @@ def test_damaged_lease_is_replaced_above_every_token_in_use(
   only = make("only")
   assert only.wait(_always)
   assert only.token == 8
+
+
+def test_lost_lease_is_taken_at_once_above_every_token_in_use(make, snapshots):
+  first, second = make("first"), make("second")
+  first.wait(_always)
+  snapshots.delete(keys.SYNCER_LEASE)
+  looks = []
+  assert second.wait(lambda: not looks.append(1))
+  assert second.token == 2 and len(looks) == 1
+  _wait_until_fenced(first)
+
+
+def test_damaged_lease_is_taken_from_a_leader_that_lives(make, tmp_path):
+  first, second = make("first"), make("second")
+  first.wait(_always)
+  (tmp_path / keys.SYNCER_LEASE).write_bytes(b"torn")
+  assert second.wait(_always)
+  assert second.token == 2
+  _wait_until_fenced(first)
+  second.check()
+
+
+def test_damaged_lease_does_not_keep_a_leader_from_leaving(make, tmp_path):
+  only = make("only")
+  only.wait(_always)
+  (tmp_path / keys.SYNCER_LEASE).write_bytes(b"torn")
+  only.close()
 
 
 def test_jump_of_the_wall_clock_changes_no_leader(make, monkeypatch):

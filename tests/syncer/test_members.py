@@ -1,5 +1,5 @@
-from diloco.snapshots import records
-from diloco.syncer import members
+from diloco.snapshots import keys, records, store
+from diloco.syncer import members, protocol
 
 
 def _member(beat, island=0, incarnation=1):
@@ -14,3 +14,22 @@ def test_island_is_alive_while_its_beat_moves_by_the_observers_clock():
   assert set(watch.live([_member(2)], 1004.4)) == {0}
   assert watch.live([_member(2)], 1004.5) == {}
   assert set(watch.live([_member(1, incarnation=2)], 1010.0)) == {0}
+
+
+def test_rounds_wait_for_islands_that_live_and_say_they_are_there():
+  watch = members.MemberWatch(ttl_secs=2.0)
+  drained = records.Member(1, 1, 1, 5, 0.2, present=False)
+  assert watch.present([_member(1), drained], 0.0) == {0: 0.1}
+  assert watch.present([_member(1), drained], 2.0) == {}
+
+
+def test_unreadable_sign_of_life_is_named_and_the_others_are_read(tmp_path):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  for island in (0, 2):
+    snapshots.write(keys.member_key(island), _member(1, island))
+  (tmp_path / keys.member_key(1)).write_bytes(b"torn")
+  (tmp_path / "members" / "0003.lock").touch()
+  found, unreadable = snapshots.perform(protocol.members())
+  assert found == [_member(1, 0), _member(1, 2)]
+  ((name, why),) = unreadable
+  assert name == "0001" and "cannot be parsed" in why

@@ -8,6 +8,7 @@ from cut_builder import PLAN, CutRun
 
 from diloco.snapshots import keys, records
 from diloco.syncer import (
+  chores,
   committer,
   core,
   cutting,
@@ -36,12 +37,15 @@ class Leader:
     self._patch = monkeypatch
     keeper = cutting.CutKeeper(self.run.store)
     outer = outer_optimizer.OuterOptimizer(0.5, 0.0)
+    self.chores = chores.Chores(keeper, keep_versions=3)
+    self.run.store.perform(self.chores.take_over(self.run.heads()))
     self.rounds = rounds.Rounds(
       self.run.store,
       core.SyncerCore(SETTINGS, [(0, {}), (0, {})]),
-      committer.Committer(self.run.store, PLAN, 1, "mean", outer, 3),
+      committer.Committer(self.run.store, PLAN, 1, "mean", outer),
       weighting.Weighting(1.0, 4),
       keeper,
+      self.chores,
       self.tape,
     )
     self.rounds.handle(core.Membership({0: 0.1}))
@@ -52,10 +56,13 @@ class Leader:
     norms = [norm or math.sqrt(t.size) for t in PLAN.fragments[0]]
     record = dataclasses.replace(record, norms=norms)
     self.run.store.write(keys.contribution_key(record.key), record)
-    self.rounds.known.add(record.key)
-    self.rounds.handle(core.Arrived([record]))
+    _, found, _ = self.run.store.perform(self.chores.look())
+    self.rounds.handle(core.Arrived([record for _, record in found]))
     self.rounds.handle(core.Tick())
     return record
+
+  def tidy(self):
+    self.run.store.perform(self.chores.tidy())
 
   def break_store(self, name, key=""):
     """The named method fails, for one key or all, until mended."""
@@ -91,10 +98,10 @@ def test_merged_record_that_could_not_be_deleted_is_deleted_later(leader):
   sent = leader.send(8)
   assert leader.run.head(0).version == 1
   assert list(leader.run.waiting()) == [sent.key]
-  leader.rounds.tidy()  # still broken
+  leader.tidy()  # still broken
   leader.mend_store()
   assert sent.key in leader.run.waiting()
-  leader.rounds.tidy()
+  leader.tidy()
   assert leader.run.waiting() == {}
   assert not leader.run.store.keys(sent.payload)
   assert len(leader.events("merged")) == 1
@@ -106,7 +113,7 @@ def test_record_of_a_merge_is_deleted_although_the_board_was_refused(leader):
     leader.send(8)
   leader.mend_store()
   assert leader.run.head(0).version == 1
-  leader.rounds.tidy()
+  leader.tidy()
   assert leader.run.waiting() == {}
 
 
@@ -117,9 +124,9 @@ def test_discarded_record_that_could_not_be_deleted_is_deleted_later(leader):
   leader.mend_store()
   assert [e["key"] for e in leader.events("discarded")] == [sent.key]
   assert list(leader.run.waiting()) == [sent.key]
-  leader.rounds.tidy()
+  leader.tidy()
   assert leader.run.waiting() == {}
-  assert sent.key not in leader.rounds.known
+  assert sent.key not in leader.chores.known
   assert len(leader.events("discarded")) == 1
 
 
@@ -128,10 +135,10 @@ def test_verdict_that_could_not_be_written_is_told_again(leader):
   with pytest.raises(OSError, match="full"):
     leader.send(8, norm=math.nan)
   with pytest.raises(OSError, match="full"):
-    leader.rounds.tidy()
+    leader.tidy()
   leader.mend_store()
   assert leader.verdict() is None
-  leader.rounds.tidy()
+  leader.tidy()
   assert (leader.verdict().island, leader.verdict().offences) == (0, 1)
   assert leader.verdict().reason == "not_finite"
   assert leader.run.waiting() == {}

@@ -257,7 +257,10 @@ def test_not_finite_contribution_is_refused_and_its_island_told_once():
   ]
   # Trained before it could know: the same offence.
   second = Contribution(0, 12, 36, fragment=1, norms=(nan,))
-  assert _kinds(state.handle(core.Arrived([second]), 1.1)) == ["Discard"]
+  assert state.handle(core.Arrived([second]), 1.1) == [
+    core.Discard(second, "not_finite", 1.1),
+    core.Remind(0),
+  ]
   third = Contribution(0, 36, 60, fragment=1, norms=(nan,))
   (_, told) = state.handle(core.Arrived([third]), 1.2)
   assert told.offences == 2

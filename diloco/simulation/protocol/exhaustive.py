@@ -8,7 +8,7 @@ or is overtaken at, and each pair of them too, up to a bound.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from diloco.simulation.protocol import faults, schedules
 
@@ -64,6 +64,24 @@ def pairs(
   found = itertools.combinations(placements(base, operations), 2)
   for first, second in itertools.islice(found, 0, None, every):
     yield _with(base, first, second)
+
+
+def spoiled(
+  seed: int, moments: Sequence[float], lasting: Sequence[float]
+) -> Iterator[schedules.Schedule]:
+  """Tiny runs with cuts in which a newest version is damaged or lost.
+
+  Args:
+    seed: of the runs.
+    moments: when that happens, seconds.
+    lasting: how long it lasts, until the run goes back to a cut.
+  """
+  base = tiny(seed).replace(rounds=40, fragments=2, cuts=1.5, set_back=True)
+  targets = [f"fragment-{p}" for p in range(base.fragments)]
+  for kind, target, at, secs in itertools.product(
+    faults.SPOILING, targets, moments, lasting
+  ):
+    yield _with(base, faults.Fault(kind, target, at, secs))
 
 
 def _with(base: schedules.Schedule, *found: faults.Fault) -> schedules.Schedule:

@@ -34,6 +34,13 @@ STALE = "stale"  # this role sees old listings
 POISON = "poison"  # an island's parameters become non-finite
 UNREADABLE = "unreadable"  # an island's saved state cannot be read
 
+# At a time, to a fragment's newest version, if the run can go back to a cut
+# without it; that happens `secs` later, and until then the fragment stands.
+HEAD_CORRUPT = "head_corrupt"  # its head does not match its checksum
+HEAD_LOST = "head_lost"
+GLOBAL_CORRUPT = "global_corrupt"  # the payload its head points to
+GLOBAL_LOST = "global_lost"
+
 AT_OPERATION = (
   KILL_BEFORE,
   KILL_AFTER,
@@ -57,6 +64,7 @@ AT_TIME = (
   POISON,
   UNREADABLE,
 )
+SPOILING = (HEAD_CORRUPT, HEAD_LOST, GLOBAL_CORRUPT, GLOBAL_LOST)
 # What no store is allowed to do: some of the guarantees end here.
 BEYOND_CONTRACT = (TORN, CORRUPT, LOST)
 
@@ -66,7 +74,7 @@ class Fault(NamedTuple):
 
   Attributes:
     kind: one of this module's constants.
-    role: whom it strikes; "" for all.
+    role: whom it strikes, "fragment-<p>" where it is no role; "" for all.
     at: number of the operation, or seconds of virtual time.
     secs: how long, where that means something.
   """
@@ -150,3 +158,23 @@ def draw(
       secs = 0.0 if kind in (KILL, POISON) else secs
     found.append(Fault(kind, role, at, secs))
   return tuple(found)
+
+
+def draw_spoiling(
+  rng: random.Random, fragments: int, horizon_secs: float
+) -> Fault:
+  """Draws what damages or loses the newest version of a fragment.
+
+  Args:
+    rng: source of randomness.
+    fragments: how many there are.
+    horizon_secs: it strikes before.
+  """
+  uniform = rng.random
+  return Fault(
+    SPOILING[int(uniform() * len(SPOILING))],
+    f"fragment-{int(uniform() * fragments)}",
+    round((0.3 + 0.7 * uniform()) * horizon_secs, 3),
+    # Time for nothing, or for several cuts that nobody can go back to.
+    round(0.3 + 25.0 * uniform() ** 2, 3),
+  )

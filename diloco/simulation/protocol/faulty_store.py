@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from diloco import errors
 from diloco.simulation.protocol import values
-from diloco.snapshots import operations, records
+from diloco.snapshots import keys, operations, records
 
 Handler = Callable[[Any, Any], Any]
 NOTHING = (None, 0)  # what a read gives where no record is
@@ -71,6 +71,7 @@ class FaultyStore:
       operations.Names: self._names,
       operations.WritePayload: self._write_payload,
       operations.ReadPayload: self._read_payload,
+      operations.ReadState: self._read_state,
       operations.Merge: self._merge,
       operations.Point: self._point,
     }
@@ -96,7 +97,9 @@ class FaultyStore:
   def _read(self, operation: operations.Read, life: Any) -> Any:
     key = operation[0]
     if self.damaged and key in self.damaged and key in self.records:
-      raise errors.CorruptSnapshotError(f"{key} does not match its checksum")
+      error = errors.CorruptSnapshotError(f"{key} does not match its checksum")
+      error.generation = self.records[key][1]
+      raise error
     return self.records.get(key, NOTHING)
 
   def _write(self, operation: operations.Write, life: Any) -> None:
@@ -169,6 +172,8 @@ class FaultyStore:
     if prefix in self.directories:
       for key in [k for k in self.records if k.startswith(prefix + "/")]:
         self._delete(operations.Delete(key), life)
+      for key in [k for k in self.payloads if k.startswith(prefix + "/")]:
+        self._delete_tree(operations.DeleteTree(key), life)
       self._remove(prefix)
 
   def _names(self, operation: operations.Names, life: Any) -> list[str]:
@@ -190,6 +195,9 @@ class FaultyStore:
 
   def _read_payload(self, operation: operations.ReadPayload, life: Any) -> Any:
     return self.version_of(operation.head)
+
+  def _read_state(self, operation: operations.ReadState, life: Any) -> Any:
+    return self.content(operation.state.payload)
 
   def version_of(self, head: records.Head) -> Any:
     """The values a head points to, under the head's number.
@@ -251,18 +259,26 @@ class FaultyStore:
   def may_damage(self, operation: Any) -> bool:
     """Whether this writes something that the protocol can lose.
 
-    What it cannot lose and go on, heads and global versions, takes an operator
-    to bring back (`diloco resume --cut=last`).
+    What it cannot lose and go on, heads and global versions, is spoiled on its
+    own (`spoil`): it takes a return to a cut (`diloco resume --cut=last`).
     """
     if isinstance(operation, operations.WritePayload):
-      return operation.prefix.startswith("payloads/")
+      return operation.prefix.startswith(("payloads/", "peers/"))
     if isinstance(operation, operations.Write):
-      return operation.key.startswith(("contributions/", "members/", "board"))
+      return operation.key.startswith(
+        ("contributions/", "members/", "peers/", "verdicts/", "board")
+      )
+    if isinstance(operation, operations.CompareAndSet):
+      return operation.key == keys.SYNCER_LEASE
     return False
 
   def damage(self, operation: Any, *, lost: bool) -> None:
     """Spoils what an operation just wrote."""
     key = operation[0]
+    if isinstance(operation, operations.CompareAndSet):
+      found = self.records.get(key)
+      if found is None or found[0] is not operation.record:
+        return  # it wrote nothing
     self.plain = None
     if not lost:
       self.damaged.add(key)
@@ -271,6 +287,20 @@ class FaultyStore:
     elif (found := self.records.pop(key, None)) is not None:
       self._remove(key)
       self.observer.record_lost(found[0])
+
+  def spoil(self, key: str, *, lost: bool) -> None:
+    """Damages or loses a head, or a payload, that is there."""
+    self.plain = None
+    self.damaged.add(key)
+    if lost:
+      self._remove(key)
+    if key not in self.records:
+      return
+    # Whoever compares generations sees that it is not the same any more.
+    self._generation += 1
+    record, _ = self.records.pop(key)
+    if not lost:
+      self.records[key] = (record, self._generation)
 
   def listings(self) -> dict[str, list[str]]:
     """All listings as they are now, for a role that will see old ones."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
+from diloco import errors
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.simulation.protocol import row_ledger, values
 from diloco.snapshots import keys, operations, records
@@ -36,10 +37,12 @@ class Checker:
     self._lease_moved = 0.0
     self._committers: dict[int, Any] = {}  # token -> life that acquired it
     self.recorded: set[str] = set()  # commit records ever written
+    self._proven: dict[int, int] = {}  # by island that comes back, last row
     self.seen: dict[str, int] = collections.defaultdict(int)
     self.ledger = row_ledger.RowLedger()
     # by life of a syncer: when, and the average time to commit from then on
     self._sync_secs: dict[Any, list[tuple[float, float]]] = {}
+    self._spoiled: dict[int, records.Head] = {}  # heads as they were
 
   # The store
 
@@ -108,6 +111,8 @@ class Checker:
     fragment = new.fragment
     versions = self.versions[fragment]
     where = f"fragment {fragment}"
+    if old is None:
+      old = self._spoiled[fragment]  # the store has lost it
     if self._committers.get(new.token) is not life:
       raise Violation(
         f"{life.role.name}.{life.incarnation} moved the head of {where} under"
@@ -169,9 +174,10 @@ class Checker:
         f"{where} was set back from version {old.version} of epoch {old.epoch}"
         f" to version {new.version} of epoch {new.epoch}"
       )
-    if new.payload not in self._store.payloads:
-      raise Violation(f"{where} was set back to {new.payload}, which is gone")
-    content = self._store.version_of(new)
+    try:
+      content = self._store.version_of(new)
+    except errors.CorruptSnapshotError as error:
+      raise Violation(f"{where} was set back to what is not: {error}") from None
     self._check_clock(new, content)
     content.committed = True
     versions = self.versions[new.fragment]
@@ -182,21 +188,39 @@ class Checker:
 
   def passed_over(self, cuts_: Any, begun: int) -> None:
     """Cuts were found and cannot be used."""
+    spoiled = self._world.spoiled
     for cut, why in cuts_:
       unusable = "never completed" in why or "given up" in why
-      if not unusable and not self._world.damaging:
+      if not unusable and spoiled and spoiled in why:
+        self.seen["spoiled_cuts"] += 1
+      elif not unusable and not self._world.damaging:
         raise Violation(f"cut {cut} is complete and cannot be used: {why}")
       if begun:
         raise Violation(f"the restore of cut {cut} cannot be finished: {why}")
 
+  def refused(self, cuts_: Any) -> None:
+    """A spoiled run cannot go back: there was a cut when that happened."""
+    if not self._world.damaging:
+      raise Violation(f"no cut can be restored: {list(cuts_)}")
+    self.seen["refused"] += 1
+
+  def spoiled(self, fragment: int) -> None:
+    """The newest version of a fragment is about to be damaged or lost."""
+    self._spoiled[fragment] = self._store.peek(keys.head_key(fragment))
+
   def restored(self, parts: Any, facts: Any) -> None:
     """The run is set back; rows after the cut are trained again."""
     self.seen["set_back"] += 1
+    self.seen["mended"] += bool(self._world.spoiled)
     self.seen["reinjected"] += len(facts.reinjected)
     for island, part in parts.islands.items():
-      # A muted fragment says nothing of the rows up to its first step again.
+      # A muted fragment says nothing of the rows up to its first step again,
+      # nor of those that an earlier life published late.
       steps = [
-        max(part.step, first_step) for _, first_step, _ in part.positions
+        max(part.step, first_step, head.merged_step(island))
+        for head, (_, first_step, _) in zip(
+          parts.heads, part.positions, strict=True
+        )
       ]
       self.ledger.forget_after(island, steps)
 
@@ -220,6 +244,8 @@ class Checker:
           f"version {content.number} of fragment {fragment} was deleted while"
           f" {newest} is current: contributions may still start from it"
         )
+      return
+    if type(content) is not values.Delta:
       return
     if prefix[9:] not in self.recorded:  # after "payloads/"
       self._unrecorded_deleted(prefix[9:])
@@ -413,6 +439,12 @@ class Checker:
     """A muted fragment speaks again."""
     self.seen["rebases"] += 1
 
+  def surveyed(self, island: int) -> None:
+    """An island that comes back has looked; later it may wait for a peer."""
+    self._proven[island] = min(
+      [self._merged(p, island) for p in range(self._schedule.fragments)]
+    )
+
   def recovered(self, island: Any, saved: Any, known: Any, back: Any) -> None:
     """An island goes on after an earlier life."""
     index, start = island.index, back.start
@@ -430,18 +462,30 @@ class Checker:
       raise Violation(
         f"island {index} goes on after row {start}, it has trained {trained}"
       )
-    proven = min(
-      [self._proven(index, p) for p in range(self._schedule.fragments)]
-    )
+    proven = self._proven.pop(index)
     if start < proven:
       raise Violation(
         f"island {index} goes back to row {start}, rows up to {proven} of all"
         " its fragments are published"
       )
+    if saved is not None and back.optimizer == "own":
+      behind = proven - saved.state.step
+      if behind > self._schedule.sync_every:
+        raise Violation(
+          f"island {index} takes its own optimizer of step"
+          f" {saved.state.step} without asking a peer, {behind} steps behind"
+        )
 
-  def _proven(self, island: int, fragment: int) -> int:
-    """Last row of an island that is merged, as far as values tell."""
-    return self._merged(fragment, island)
+  def served(self, island: Any, sent: values.Moments) -> None:
+    """An island goes on with a peer's optimizer state."""
+    self.seen["served_by_peers"] += 1
+    for fragment, held in enumerate(island.fragments):
+      if sent.versions[fragment] < held.anchor.number:
+        raise Violation(
+          f"island {island.index} starts from version {held.anchor.number} of"
+          f" fragment {fragment} with an optimizer that island {sent.island}"
+          f" had at version {sent.versions[fragment]}"
+        )
 
   # Time
 

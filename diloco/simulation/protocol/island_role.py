@@ -10,14 +10,13 @@ only by what the core's actions do to real tensors, never by what they claim.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.fragments import schedule
-from diloco.islands import comeback, protocol
+from diloco.islands import comeback, peer_protocol, protocol
 from diloco.islands import core as core_lib
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.simulation.protocol import values
@@ -28,11 +27,9 @@ _RETRY_SECS = 0.2
 _POLL_SECS = 2.0
 _HEADS_EVERY_SECS = 3.0
 _MISSED_SECS = 0.05  # until another look, after news during the last one
-
-
-@functools.cache
-def _read_verdict(island: int) -> operations.Read:
-  return operations.Read(keys.verdict_key(island), records.Verdict)
+_TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
+_PATIENCE_SECS = (6.0, 2.0)  # for an answer, and more for each peer
+_READ_ATTEMPTS = 2
 
 
 class Saved(NamedTuple):
@@ -68,6 +65,7 @@ class Island:
 
   __slots__ = (
     "adopter",
+    "answering",
     "board",
     "core",
     "cut",
@@ -77,6 +75,7 @@ class Island:
     "index",
     "kernel",
     "life",
+    "listener",
     "moments_finite",
     "poisoned",
     "poisoned_at",
@@ -85,12 +84,12 @@ class Island:
     "publishing",
     "random",
     "ready",
+    "request",
     "saver",
     "saving",
     "step_secs",
-    "together",
     "told",
-    "verdict",
+    "verdicts",
     "versions",
     "waiting",
     "world",
@@ -113,8 +112,10 @@ class Island:
     self.saving: list[tuple[Saved, Any]] = []
     self.board: records.Board | None = None
     self.present = self.draining = self.poisoned = self.told = False
-    self.together = False
-    self.verdict = 0
+    self.answering = False
+    self.request: records.PeerRequest | None = None
+    self.listener = peer_protocol.Listener(index, _TURN_SECS)
+    self.verdicts = protocol.VerdictWatch(index, life.incarnation)
     self.moments_finite = True
     self.epoch = self.cut = 0
     self.poisoned_at = 0.0
@@ -157,18 +158,63 @@ class Island:
     if saved is not None and saved.epoch != self.epoch:
       # After a roll-back only the cut's own saved state is older than it.
       saved = world.state_of_cut(epoch.cut, self.index) if epoch else None
-    self._resume(saved, known, fetched)
+    world.checker.surveyed(self.index)
+    state = saved.state if saved else None
+    back = comeback.decide(state, known, world.schedule.sync_every)
+    sent = None
+    if back.optimizer == "peer":
+      sent = yield from self._ask(known.versions)
+    self._resume(saved, known, fetched, back, sent)
+
+  def _ask(self, versions: Sequence[int]) -> kernel_lib.Script:
+    """Gets an optimizer state from a peer; None if there is none to be had."""
+    request = records.PeerRequest(
+      self.index, self.life.incarnation, list(versions)
+    )
+    heard: peer_protocol.Heard | None = None
+    try:
+      for _ in range(_READ_ATTEMPTS):
+        peers = yield from peer_protocol.healthy(self.index)
+        if not peers:
+          return None
+        first, each = _PATIENCE_SECS
+        patience_secs = first + each * len(peers)
+        # Where all are needed for a quorum, all wait with it.
+        self.world.disturbed(patience_secs)
+        yield from peer_protocol.call(request)
+        try:
+          heard = yield from self._wait_for_answer(request, patience_secs)
+          break
+        except errors.CorruptSnapshotError:
+          yield from peer_protocol.clean_up(self.index)
+    except OSError:
+      pass  # it costs only the moments
+    with contextlib.suppress(OSError):
+      yield from peer_protocol.hang_up(request)
+      yield from peer_protocol.clean_up(self.index)
+    return heard and heard.content
+
+  def _wait_for_answer(
+    self, request: records.PeerRequest, patience_secs: float
+  ) -> kernel_lib.Script:
+    until = self.kernel.clock(self.life) + patience_secs
+    while self.kernel.clock(self.life) < until:
+      yield 0.3
+      heard = yield from peer_protocol.hear(request)
+      if heard is not None:
+        return heard
+    return None
 
   def _resume(
     self,
     saved: Saved | None,
     known: comeback.Known,
     fetched: list[Any],
+    back: comeback.Comeback,
+    sent: values.Moments | None,
   ) -> None:
     world, life = self.world, self.life
     shape = world.schedule
-    state = saved.state if saved else None
-    back = comeback.decide(state, known, shape.sync_every)
     for fragment, found in enumerate(fetched):
       first_step = back.origins[fragment].first_step
       held = Fragment(found.content, back.start)
@@ -178,7 +224,9 @@ class Island:
         held.finite = saved is not None and saved.healthy
       self.fragments.append(held)
       self.versions.append(found.head.version)
-    if saved is not None and back.optimizer == "own":
+    if sent is not None:
+      world.checker.served(self, sent)
+    elif saved is not None:
       self.moments_finite = saved.healthy
     self.core = core_lib.IslandCore(
       schedule.Schedule(shape.sync_every, shape.fragments),
@@ -226,14 +274,12 @@ class Island:
       self._spread_poison(step)
     ready, board = self.ready, self.board
     fetched: Sequence[core_lib.Ready] = ()
-    if ready and (not self.together or len(ready) == len(self.fragments)):
-      self.together = False
+    if ready:
       mine = str(self.index)
       fetched = [
         core_lib.Ready(p, head.version, head.clock.get(mine, 0), head.cut)
         for p, (head, _) in ready.items()
       ]
-      self.ready = {}
     seen = None
     if board is not None:
       self.board = None
@@ -256,6 +302,10 @@ class Island:
         self.rebase(action)
       elif kind is core_lib.Cut:
         self.save(step, action)
+    if ready and not self.core.resyncing:
+      self.ready = {}  # adopted, or not newer than what is there
+    if self.request is not None:
+      self._answer(self.request)
     every = self.world.save_every
     if step % every == self.index % every:
       self.save(step)
@@ -269,13 +319,51 @@ class Island:
       for held in self.fragments:
         held.finite = False
 
+  def _answer(self, request: records.PeerRequest) -> None:
+    """Sends the optimizer's state of this step to a peer, if it will do."""
+    self.request = None
+    bases = [p.base for p in self.core.positions]
+    if (
+      self.answering
+      or self.core.resyncing
+      or not self.moments_finite
+      or not peer_protocol.can_serve(bases, request.versions)
+    ):
+      return
+    self.answering = True
+    mine = (self.index, self.life.incarnation)
+    state = records.PeerState(
+      *(request.island, request.incarnation),
+      *mine,
+      self.core.step,
+      bases,
+      keys.peer_payload_prefix(
+        request.island, request.incarnation, *mine, self.core.step
+      ),
+      scalars={},
+      chunks={},
+      digest="",
+    )
+    anchors = tuple(held.anchor.number for held in self.fragments)
+    moments = values.Moments(self.index, anchors)
+    self.kernel.start(self.life, self._send(request, state, moments))
+
+  def _send(
+    self,
+    request: records.PeerRequest,
+    state: records.PeerState,
+    moments: values.Moments,
+  ) -> kernel_lib.Script:
+    yield 0.2 * self.random()
+    with contextlib.suppress(OSError):
+      yield from peer_protocol.answer(request, state, moments)
+    self.answering = False
+
   def _resync(self) -> None:
     """The syncer refuses what this island publishes."""
     self.told = False
-    self.world.checker.seen["resyncs"] += 1
     for _ in self.core.handle(core_lib.Told()):
-      # One fragment that is not finite would spoil the others in a step.
-      self.together = True
+      self.world.checker.seen["resyncs"] += 1
       self.versions = [-1] * len(self.versions)
       self.ready = {}
       self.kernel.nudge(self.adopter, 0.0)
@@ -424,7 +512,7 @@ class Island:
           board = None
         versions = board.versions if board else []
         now = kernel.clock(life)
-        if self.together or now >= heads_due:
+        if now >= heads_due or min(self.versions) < 0:
           versions = yield from self._head_versions()
           heads_due = now + _HEADS_EVERY_SECS
         for fragment, version in enumerate(versions):
@@ -435,6 +523,8 @@ class Island:
               continue
             if not fine and self.random() < 0.2:
               yield 0.3 * self.random()
+            if self.versions[fragment] != newest:
+              continue  # all are wanted anew meanwhile
             self.versions[fragment] = found.head.version
             self.ready[fragment] = found
         if board is not None:
@@ -557,12 +647,10 @@ class Island:
 
   def _look_at_notices(self) -> kernel_lib.Script:
     """What others want this island to know."""
-    verdict, generation = yield _read_verdict(self.index)
-    if verdict is not None and generation != self.verdict:
-      self.verdict = generation
-      mine = verdict.incarnation == self.life.incarnation
-      if mine and not self.together:
-        self.told = True
+    if (yield from self.verdicts.look()):
+      self.told = True
+    kernel, life = self.kernel, self.life
+    self.request = yield from self.listener.listen(lambda: kernel.clock(life))
     if self.world.schedule.cuts:
       self.cut = yield from _newest_cut()
 

@@ -529,6 +529,8 @@ def describe(operation: Any) -> str:
     return f"Merge into {operation.payload}: {keys}"
   if isinstance(operation, operations.ReadPayload):
     return f"ReadPayload {operation.head.payload}"
+  if isinstance(operation, operations.ReadState):
+    return f"ReadState {operation.state.payload}"
   text = f"{kind} {operation[0]}"
   if isinstance(operation, operations.Write | operations.CompareAndSet):
     text += f" {_short(operation.record)}"

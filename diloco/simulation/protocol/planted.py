@@ -13,13 +13,17 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from diloco import errors
-from diloco.islands import comeback
+from diloco.islands import comeback, peer_protocol
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
-from diloco.simulation.protocol import island_role, syncer_role, world
-from diloco.snapshots import keys, lease, operations, records
+from diloco.simulation.protocol import (
+  island_role,
+  rollback,
+  world,
+)
+from diloco.snapshots import cuts, keys, lease, operations, records
+from diloco.syncer import chores, cutting, grace
 from diloco.syncer import core as syncer_core
-from diloco.syncer import cutting, grace
 from diloco.syncer import protocol as syncer_protocol
 
 
@@ -205,6 +209,13 @@ def _resume_from_saved(right: Any) -> Any:
   return decide
 
 
+def _own_optimizer(right: Any) -> Any:
+  def decide(*args: Any) -> Any:
+    return right(*args)._replace(optimizer="own")
+
+  return decide
+
+
 def _any_epoch(right: Any) -> Any:
   def admit(self: Any, new: Any, now: float) -> Any:
     epoch, self._epoch = self._epoch, new.epoch
@@ -226,6 +237,27 @@ def _cut_after_admission(right: Any) -> Any:
     return [*actions, *self._take_part(newest)]
 
   return arrived
+
+
+def _lost_head_made_anew(right: Any) -> Any:
+  def fence(fragment: int, token: int) -> Any:
+    try:
+      return (yield from right(fragment, token))
+    except LookupError:
+      key, payload = keys.head_key(fragment), f"globals/{fragment:04d}/"
+      first = f"{payload}{0:09d}.i0.1"
+      head = records.Head(fragment, 0, token, first, [[1]], {}, {})
+      yield operations.CompareAndSet(key, head, 0)
+      return (yield from right(fragment, token))
+
+  return fence
+
+
+def _expired_by_number(right: Any) -> Any:
+  def expired(looks: Any, payloads: Any) -> Any:
+    return right(looks, {})
+
+  return expired
 
 
 def _unstamped(right: Any) -> Any:
@@ -268,6 +300,22 @@ def _timed_before_look(right: Any) -> Any:
     return right(key, owner, watch, lambda: now)
 
   return acquire
+
+
+def _token_from_lease(right: Any) -> Any:
+  def draw(key: str, above: int) -> Any:
+    yield from ()
+    return above + 1
+
+  return draw
+
+
+def _heads_without_tokens(right: Any) -> Any:
+  def newest() -> Any:
+    yield from ()
+    return 0
+
+  return newest
 
 
 def _told_once(right: Any) -> Any:
@@ -330,9 +378,9 @@ PLANTS: dict[str, Plant] = {
   ),
   "base_deleted": Plant(
     "retention deletes versions that contributions still start from",
-    world.World,
-    "keep_versions",
-    lambda right: property(lambda self: 0),
+    chores,
+    "versions_kept",
+    _constant(0),
   ),
   "foreign_clock": Plant(
     "a lease is judged by the clock of the machine that renews it",
@@ -394,6 +442,18 @@ PLANTS: dict[str, Plant] = {
     "decide",
     _resume_from_saved,
   ),
+  "optimizer_stale": Plant(
+    "an island takes its own saved optimizer, however old",
+    comeback,
+    "decide",
+    _own_optimizer,
+  ),
+  "peer_behind": Plant(
+    "an island takes the optimizer of a peer older than the vector clock",
+    peer_protocol,
+    "can_serve",
+    _constant(True),
+  ),
   "saved_too_early": Plant(
     "a saved state counts before what it takes for published is",
     island_role.Island,
@@ -430,6 +490,24 @@ PLANTS: dict[str, Plant] = {
     "is_pinned",
     _constant(False),
   ),
+  "cut_unverified": Plant(
+    "a restore does not read what the cut points to",
+    rollback.Restorer,
+    "_check",
+    _constant(""),
+  ),
+  "cuts_all_damaged": Plant(
+    "of old cuts none is kept that lacks a version the newest has",
+    cuts,
+    "expired",
+    _expired_by_number,
+  ),
+  "lost_head_made_anew": Plant(
+    "a new leader makes a fragment anew whose head is lost",
+    syncer_protocol,
+    "fence",
+    _lost_head_made_anew,
+  ),
   "superseded_lost": Plant(
     "what is superseded while no round is open is not deleted",
     syncer_core.SyncerCore,
@@ -448,11 +526,35 @@ PLANTS: dict[str, Plant] = {
     "acquire",
     _timed_before_look,
   ),
+  "token_unfenced": Plant(
+    "a token that was given out and is in no head yet is given out again",
+    lease,
+    "draw",
+    _token_from_lease,
+  ),
+  "token_restarts": Plant(
+    "after a lost or damaged lease tokens start from 1 again",
+    lease,
+    "_newest_of_heads",
+    _heads_without_tokens,
+  ),
+  "lease_stays_damaged": Plant(
+    "nobody takes a lease that nobody can read",
+    lease.LeaseWatch,
+    "unreadable",
+    _constant(False),
+  ),
   "told_once": Plant(
     "a verdict that could not be written is not written again",
-    syncer_role.Syncer,
-    "_tell",
+    chores.Chores,
+    "tell",
     _told_once,
+  ),
+  "verdict_not_repeated": Plant(
+    "an island does not hear of a verdict that the store lost",
+    chores.Chores,
+    "remind",
+    _constant(()),
   ),
   "offence_not_told": Plant(
     "an island whose values are refused does not hear of it",
@@ -462,14 +564,20 @@ PLANTS: dict[str, Plant] = {
   ),
   "litter_forgotten": Plant(
     "a contribution that could not be deleted is never deleted",
-    syncer_role.Syncer,
-    "_tidy",
+    chores.Chores,
+    "tidy",
     _constant(()),
   ),
 }
 
 # What would make a planted bug harmless, and has to be taken out with it.
 _DEFENCES: dict[str, tuple[Plant, ...]] = {
+  "told_once": (
+    Plant("nobody is reminded", chores.Chores, "remind", _constant(())),
+  ),
+  "token_restarts": (
+    Plant("nobody knows tokens drawn", lease, "draw", _token_from_lease),
+  ),
   "saved_too_early": (
     Plant(
       "a hole before what was published goes unnoticed",

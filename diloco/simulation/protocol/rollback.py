@@ -4,14 +4,20 @@ What `diloco resume --cut=last` does, in the simulated world: the production
 restore procedure, which may itself die at any operation and be started again,
 then all roles anew. What was in flight when everything died may still land in
 the store, before or after the restore.
+
+Before that the newest version of a fragment may be *spoiled*: the store has
+damaged or lost its head or its payload. Nobody in the run can mend that, and
+the next restore must pass over every cut that points to it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from diloco import errors
+from diloco.simulation.protocol import faults
 from diloco.simulation.protocol import kernel as kernel_lib
-from diloco.snapshots import cut_parts, operations, restore
+from diloco.snapshots import cut_parts, keys, operations, restore
 
 NAME = "restorer"
 _LATE_SECS = 4.0  # until the last write of a dead process lands
@@ -39,6 +45,8 @@ class Restorer:
       except OSError:
         yield _AGAIN_SECS
     world = self.world
+    if world.refused:
+      return
     world.restored = True
     for role in world.roles:
       if role.life is None and role.name != NAME:
@@ -49,6 +57,10 @@ class Restorer:
     begun = yield from restore.unfinished()
     choice = yield from restore.choose(self._check, begun or None)
     world.checker.passed_over(choice.passed_over, begun)
+    if choice.parts is None and world.spoiled:
+      world.checker.refused(choice.passed_over)
+      world.refused = "no cut can be restored"
+      world.kernel.done = True
     if choice.parts is not None:
       facts = yield from restore.restore(
         choice.parts, lambda name, record: None, lambda facts: None
@@ -56,18 +68,67 @@ class Restorer:
       world.checker.restored(choice.parts, facts)
 
   def _check(self, parts: cut_parts.Parts) -> str:
-    """Why what the records point to will not do; empty if it will."""
-    store = self.world.store
+    return damage(self.world, parts)
+
+
+def damage(world: Any, parts: cut_parts.Parts) -> str:
+  """Why what a cut's records point to will not do; empty if it will.
+
+  What `verify.Verifier.check_cut` does, in the simulated world.
+  """
+  try:
     for head in parts.heads:
-      if head.payload not in store.payloads:
-        return f"version {head.version} of fragment {head.fragment} is gone"
+      world.store.content(head.payload)
     for sent in parts.contributions:
-      if sent.payload not in store.payloads:
-        return f"the payload of contribution {sent.key} is gone"
-    for island in parts.islands:
-      if (parts.request.cut, island) not in self.world.cut_states:
-        return f"the saved state of island {island} is gone"
-    return ""
+      world.store.content(sent.payload)
+  except errors.CorruptSnapshotError as error:
+    return str(error)
+  for island in parts.islands:
+    if (parts.request.cut, island) not in world.cut_states:
+      return f"the saved state of island {island} is gone"
+  return ""
+
+
+def may_spoil(world: Any, fault: faults.Fault) -> bool:
+  """Whether the run can go back to a cut without what is to be spoiled."""
+  if world.restorer is None or world.restoring or world.spoiled:
+    return False
+  spoiled = _target(world, fault)
+  nobody = kernel_lib.Life(world.restorer, 1.0, 0.0)
+
+  def execute(operation: Any) -> Any:
+    return world.store.handlers[type(operation)](operation, nobody)
+
+  def check(parts: cut_parts.Parts) -> str:
+    if any(head.payload == spoiled for head in parts.heads):
+      return "spoiled"
+    return damage(world, parts)
+
+  choice: restore.Choice = operations.perform(restore.choose(check), execute)
+  return choice.parts is not None
+
+
+def spoil(world: Any, fault: faults.Fault) -> None:
+  """Spoils a fragment's newest version, and sets the run back `secs` later."""
+  world.spoiled = spoiled = _target(world, fault)
+  world.checker.spoiled(int(fault.role.partition("-")[2]))
+  lost = fault.kind in (faults.HEAD_LOST, faults.GLOBAL_LOST)
+  world.store.spoil(spoiled, lost=lost)
+  kernel: kernel_lib.Kernel = world.kernel
+
+  def end() -> None:
+    if not world.restoring:
+      kernel.done = True
+
+  kernel.at(kernel.now + fault.secs, end)
+
+
+def _target(world: Any, fault: faults.Fault) -> str:
+  """Key of a head, or prefix of the payload it points to."""
+  key = keys.head_key(int(fault.role.partition("-")[2]))
+  if fault.kind in (faults.HEAD_CORRUPT, faults.HEAD_LOST):
+    return key
+  return str(world.store.peek(key).payload)
 
 
 def begin(world: Any) -> None:

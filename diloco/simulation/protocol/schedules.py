@@ -95,12 +95,23 @@ class Schedule:
     restorer = ("restorer",) if self.set_back else ()
     return (*islands, *seats, "controller", *restorer)
 
+  @property
+  def targets(self) -> tuple[str, ...]:
+    """What a fault can strike: "" for all, a role or a fragment."""
+    fragments = tuple(f"fragment-{p}" for p in range(self.fragments))
+    return ("", *self.roles, *fragments)
+
 
 def _checked(schedule: Schedule) -> Schedule:
   for fault in schedule.faults:
+    spoiling = fault.kind in faults_lib.SPOILING
     known = fault.kind in faults_lib.AT_OPERATION + faults_lib.AT_TIME
-    if not known or fault.role not in ("", *schedule.roles):
+    if not (known or spoiling) or fault.role not in schedule.targets:
       raise ValueError(f"unknown fault or role in {fault}")
+    if spoiling != fault.role.startswith("fragment-"):
+      raise ValueError(f"{fault.kind} cannot strike {fault.role or 'all'}")
+    if spoiling and not schedule.set_back:
+      raise ValueError(f"{fault.kind} needs set_back")
   for name in ("rounds", "islands", "fragments", "sync_every", "quorum"):
     if getattr(schedule, name) < 1:
       raise ValueError(f"{name} must be at least 1")
@@ -143,4 +154,9 @@ def draw(seed: int) -> Schedule:
     kind = (faults_lib.KILL_BEFORE, faults_lib.KILL_AFTER)[rng.random() < 0.5]
     at = float(1 + int(uniform() * 60))
     drawn = (*drawn, faults_lib.Fault(kind, "restorer", at))
+  if base.set_back and uniform() < 0.25:
+    spoiling = faults_lib.draw_spoiling(rng, fragments, horizon)
+    drawn = (*drawn, spoiling)
+    # It ends the rounds, which may be done before there is a cut.
+    base = base.replace(rounds=30)
   return dataclasses.replace(base, faults=drawn)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from diloco.simulation.protocol import faults as faults_lib
 from diloco.simulation.protocol import schedules, world
 
 Fails = Callable[[schedules.Schedule], bool]
@@ -86,14 +85,14 @@ def _smaller(schedule: schedules.Schedule) -> Iterator[schedules.Schedule]:
     for value in choices:
       now = getattr(schedule, name)
       if now != value and (value or now):
-        yield schedule.replace(**{name: value})
+        yield _possible(schedule.replace(**{name: value}))
 
 
 def _fewer_roles(
   schedule: schedules.Schedule,
 ) -> Iterator[schedules.Schedule]:
   if schedule.islands > 1:
-    yield _without(
+    yield _possible(
       dataclasses.replace(
         schedule,
         islands=schedule.islands - 1,
@@ -101,11 +100,10 @@ def _fewer_roles(
       )
     )
   if schedule.standby:
-    yield _without(dataclasses.replace(schedule, standby=False))
+    yield _possible(dataclasses.replace(schedule, standby=False))
 
 
-def _without(schedule: schedules.Schedule) -> schedules.Schedule:
-  """Takes out faults of roles that are gone."""
-  roles = ("", *schedule.roles)
-  left: list[faults_lib.Fault] = [f for f in schedule.faults if f.role in roles]
+def _possible(schedule: schedules.Schedule) -> schedules.Schedule:
+  """Takes out faults of roles and fragments that are gone."""
+  left = [f for f in schedule.faults if f.role in schedule.targets]
   return dataclasses.replace(schedule, faults=tuple(left))

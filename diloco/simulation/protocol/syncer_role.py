@@ -7,26 +7,19 @@ lease. Decisions are the core's, orders of operations the procedures'.
 
 from __future__ import annotations
 
-import collections
-import functools
 from typing import Any
 
 from diloco import errors
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import keys, lease, operations, records
+from diloco.syncer import chores as chores_lib
 from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, members, protocol, weighting
 
-_MEMBERS = operations.Names("members")
 _RETRY_SECS = 0.2
 _POLL_SECS = 0.8
 _LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
 _STANDBY_POLL_SECS = 0.9
-
-
-@functools.cache
-def _read_member(name: str) -> operations.Read:
-  return operations.Read(f"members/{name}", records.Member)
 
 
 class StoreAtOnce:
@@ -53,22 +46,19 @@ class Syncer:
   """One incarnation of a syncer process, leading or waiting to."""
 
   __slots__ = (
+    "chores",
     "core",
     "cuts",
     "fenced",
     "heads",
     "kernel",
-    "known",
     "life",
-    "litter",
     "members",
     "owner",
     "random",
-    "retained",
     "thread",
     "token",
     "tries",
-    "untold",
     "watch",
     "weighting",
     "world",
@@ -84,16 +74,16 @@ class Syncer:
     self.owner = f"{life.role.name}.{life.incarnation}"
     at_once: Any = StoreAtOnce(self.kernel, life)
     self.cuts = cutting.CutKeeper(at_once) if world.schedule.cuts else None
+    self.chores = chores_lib.Chores(
+      self.cuts or chores_lib.NoPins(),
+      chores_lib.versions_kept(world.schedule.max_staleness),
+    )
     self.watch = lease.LeaseWatch(world.lease_ttl_secs)
     self.members = members.MemberWatch(world.member_ttl_secs)
     self.token = 0
     self.tries = 0
     self.fenced = False
     self.heads: list[protocol.Held] = []
-    self.retained: list[collections.deque[tuple[int, str]]] = []
-    self.known: set[str] = set()
-    self.litter: list[str] = []
-    self.untold: dict[int, records.Verdict] = {}
     self.thread: kernel_lib.Thread | None = None
     self.weighting = weighting.Weighting(
       0.9, max_staleness=world.schedule.max_staleness
@@ -148,30 +138,21 @@ class Syncer:
         for p in range(fragments):
           self.heads.append((yield from protocol.fence(p, self.token)))
         yield operations.Point("after_fence")
-        for p in range(fragments):
-          names = yield operations.Names(f"globals/{p:04d}")
-          found = [
-            (int(n.split(".")[0]), f"globals/{p:04d}/{n}") for n in names
-          ]
-          self.retained.append(collections.deque(sorted(found)))
-        heads = {p: held.head for p, held in enumerate(self.heads)}
-        cut = max(h.head.cut for h in self.heads)
-        if self.cuts is None:
-          yield from protocol.abandoned(heads)
-        else:
-          cut = self.cuts.recover([h.head for h in self.heads])
-          yield from protocol.abandoned(heads, self.cuts.is_pinned)
+        heads = [held.head for held in self.heads]
+        cut = max(head.cut for head in heads)
+        if self.cuts is not None:
+          cut = self.cuts.recover(heads)
+        yield from self.chores.take_over(heads)
         break
       except (*operations.FAILURES, LookupError):
-        self.retained = []
         yield _RETRY_SECS
     self.core = core_lib.SyncerCore(
       self.world.core_settings,
       [
-        (h.head.version, {int(m): step for m, step in h.head.clock.items()})
-        for h in self.heads
+        (head.version, {int(m): step for m, step in head.clock.items()})
+        for head in heads
       ],
-      epoch=max(h.head.epoch for h in self.heads),
+      epoch=max(head.epoch for head in heads),
       cut=cut,
     )
     self.world.checker.took_over(self)
@@ -192,13 +173,13 @@ class Syncer:
           shown = True
         if now >= members_due:
           members_due = now + world.heartbeat_secs
-          yield from self._look_at_members(now)
           if self.cuts is not None:
             for event in self.cuts.look(self.core.channel):
               actions = self.core.handle(event, offset + rate * kernel.now)
               yield from self._do(actions)
-        if self.litter or self.untold:
-          yield from self._tidy()
+          yield from self._look_at_members(now)
+        if self.chores.pending:
+          yield from self.chores.tidy()
         yield from self._scan()
         now = offset + rate * kernel.now
         deadline = self.core.next_deadline()
@@ -217,19 +198,8 @@ class Syncer:
       thread.nudged = True
 
   def _look_at_members(self, now: float) -> kernel_lib.Script:
-    found = []
-    for name in (yield _MEMBERS):
-      try:
-        member, _ = yield _read_member(name)
-      except errors.CorruptSnapshotError:
-        continue
-      if member is not None:
-        found.append(member)
-    present = {
-      m: member.step_secs
-      for m, member in self.members.live(found, now).items()
-      if member.present
-    }
+    found, _ = yield from protocol.members()
+    present = self.members.present(found, now)
     actions = self.core.handle(
       core_lib.Membership(present), self.kernel.clock(self.life)
     )
@@ -237,16 +207,12 @@ class Syncer:
       yield from self._do(actions)
 
   def _scan(self) -> kernel_lib.Script:
-    known = self.known
-    names, found, broken = yield from protocol.scan(known)
-    if known:
-      known.intersection_update(names)
+    _, found, broken = yield from self.chores.look()
     for name, _ in broken:
       self.world.checker.rejected(self, name)
-      yield from self._delete(name)
+      yield from self.chores.delete(name)
     if not found:
       return
-    known.update([name for name, _ in found])
     arrived = core_lib.Arrived([record for _, record in found])
     actions = self.core.handle(arrived, self.kernel.clock(self.life))
     if actions:
@@ -264,65 +230,32 @@ class Syncer:
           yield from self._show_board()
         elif kind is core_lib.Discard:
           self.world.checker.discarded(self, action.contribution, action.reason)
-          yield from self._delete(action.contribution.key)
+          yield from self.chores.delete(action.contribution.key)
         elif kind is core_lib.Cut and self.cuts is not None:
           self.cuts.take_part(action.number, [h.head for h in self.heads])
         elif kind is core_lib.Quarantine:
-          yield from self._quarantine(action)
+          self.world.checker.seen["quarantined"] += 1
+          yield from self.chores.accuse(action)
+        elif kind is core_lib.Remind:
+          yield from self.chores.remind(action.island)
         elif kind is core_lib.Forget:
           self.world.checker.forgotten(self, action.contribution)
-          yield from self._delete(action.contribution.key)
+          yield from self.chores.delete(action.contribution.key)
       except OSError as error:
         failure = error
     if failure is not None:
       raise failure
 
-  def _quarantine(self, action: core_lib.Quarantine) -> kernel_lib.Script:
-    self.world.checker.seen["quarantined"] += 1
-    verdict = records.Verdict(
-      action.island,
-      action.incarnation,
-      action.offences,
-      action.fragment,
-      action.reason,
-      action.suspended_secs,
-    )
-    self.untold[action.island] = verdict
-    yield from self._tell()
-
-  def _tell(self) -> kernel_lib.Script:
-    """Writes verdicts; one that could not be written is tried again."""
-    for island, verdict in list(self.untold.items()):
-      yield operations.Write(keys.verdict_key(island), verdict)
-      del self.untold[island]
-
-  def _delete(self, name: str) -> kernel_lib.Script:
-    try:
-      if self.cuts is not None and self.cuts.is_pinned(name):
-        # Only the record goes; what a cut needs of it is in the cut's own.
-        yield operations.Delete(keys.contribution_key(name))
-      else:
-        yield from protocol.discard(name)
-    except OSError:
-      self.litter.append(name)
-      return
-    # One that appears again, delivered twice, is looked at again.
-    self.known.discard(name)
-
-  def _tidy(self) -> kernel_lib.Script:
-    """Deletes what could not be deleted before."""
-    yield from self._tell()
-    litter, self.litter = self.litter, []
-    for name in litter:
-      yield from self._delete(name)
-
   def _show_board(self) -> kernel_lib.Script:
+    yield operations.Write(keys.BOARD, self._board())
+
+  def _board(self) -> records.Board:
     opened = self.core.open_rounds
     rounds = {str(p): m for p, m in opened.items()} if opened else opened
     board = _new(records.Board)
     fields = {"versions": self.core.versions, "open_rounds": rounds}
     _set(board, "__dict__", fields)
-    yield operations.Write(keys.BOARD, board)
+    return board
 
   def _close_round(self, close: core_lib.Close) -> kernel_lib.Script:
     kernel, life, world = self.kernel, self.life, self.world
@@ -393,38 +326,16 @@ class Syncer:
     )
     failure: BaseException | None = None
     yield operations.Point("before_tape")
+    head = self.heads[fragment].head
+    merged = [chosen.contribution.key for chosen in close.chosen]
     try:
-      for chosen in close.chosen:
-        yield from self._delete(chosen.contribution.key)
-      yield from self._show_board()
-      yield from self._retire(fragment)
+      yield from self.chores.clear_up(head, self._board(), merged)
     except OSError as error:
       failure = error
     if later:
       yield from self._do(later)
     if failure is not None:
       raise failure
-
-  def _retire(self, fragment: int) -> kernel_lib.Script:
-    """Deletes global versions that nobody can be reading any more."""
-    head = self.heads[fragment].head
-    oldest = head.version - self.world.keep_versions
-    queue = self.retained[fragment]
-    queue.append((head.version, head.payload))
-    if queue[0][0] >= oldest:
-      return
-    pinned = self.cuts.is_pinned_payload if self.cuts else _nothing_pinned
-    kept = []
-    for version, payload in queue:
-      if version >= oldest or pinned(payload):
-        kept.append((version, payload))
-      else:
-        yield operations.DeleteTree(payload)
-    self.retained[fragment] = collections.deque(kept)
-
-
-def _nothing_pinned(prefix: str) -> bool:
-  return False
 
 
 # What frozen dataclasses check while they are made costs too much here.

@@ -78,6 +78,24 @@ class Version:
     return f"version {self.number} of fragment {self.fragment}: {rows}"
 
 
+class Moments:
+  """An inner optimizer's state, as a peer sends it.
+
+  Attributes:
+    island: whose it is.
+    versions: [P], numbers of the global versions it stepped from.
+  """
+
+  __slots__ = ("island", "versions")
+
+  def __init__(self, island: int, versions: tuple[int, ...]):
+    self.island = island
+    self.versions = versions
+
+  def __str__(self) -> str:
+    return f"optimizer of island {self.island} at versions {self.versions}"
+
+
 def append(spans: tuple[Span, ...], new: tuple[Span, ...]) -> tuple[Span, ...]:
   """Rows of both, in order.
 

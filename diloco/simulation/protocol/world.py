@@ -146,6 +146,8 @@ class World:
     self.seats = [r for r in self.roles if r.name in ("syncer", "standby")]
     self.restorer = self.by_name.get(rollback.NAME)
     self.restoring = self.restored = False
+    self.spoiled = ""  # key or payload of a newest version that is
+    self.refused = ""  # why the run cannot go back
     for role in (self.controller, *self.islands, *self.seats):
       self.start(role)
 
@@ -171,11 +173,6 @@ class World:
       role = self.by_name[name]
       role.strikes = sorted(found, key=lambda f: -f.at)
       role.arm()
-
-  @property
-  def keep_versions(self) -> int:
-    """Versions kept before the newest, as the live syncer does."""
-    return max(self.schedule.max_staleness, 1) + 2
 
   # Processes
 
@@ -269,11 +266,17 @@ class World:
     def begin() -> None:
       if self.draining:
         return
+      spoils = fault.kind in faults.SPOILING
+      if spoils and not rollback.may_spoil(self, fault):
+        return
       self.kernel.log(fault.role, f"fault: {fault}")
       struck = self.kernel.struck
       struck[fault.kind] = struck.get(fault.kind, 0) + 1
       self.disturbed(fault.secs + 1.0)
-      self._happen(fault)
+      if spoils:
+        rollback.spoil(self, fault)
+      else:
+        self._happen(fault)
 
     return begin
 
@@ -327,6 +330,8 @@ class World:
     checker.look()
     if schedule.set_back:
       self._go_back()
+    if self.refused:
+      return
     self.calm()
     last = kernel.now + _RESOLVE_SECS
     while not (resolved := self.resolved()) and kernel.now < last:
@@ -345,6 +350,8 @@ class World:
     checker.wanted = checker.rounds + _ROUNDS_AFTER
     kernel.run(kernel.now + _DEADLINE_SECS)
     kernel.done = False
+    if self.refused:
+      return
     if not self.restored:
       raise kernel_lib.Violation("the restore never ended")
     checker.look()

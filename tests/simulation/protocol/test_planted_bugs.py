@@ -33,14 +33,21 @@ LIMITS = {
   "muted_publishes": 60,
   "rows_skipped": 60,
   "older_than_clock": 60,
+  "optimizer_stale": 200,
+  "peer_behind": 1000,
   "saved_too_early": 400,
   "epoch_ignored": 600,
   "cut_taken_late": 300,
   "cut_unstamped": 200,
   "cut_without_channel": 400,
   "cut_unpinned": 200,
+  "cut_unverified": 800,
+  "cuts_all_damaged": 2500,
+  "lost_head_made_anew": 2500,
   "offence_not_told": 200,
   "litter_forgotten": 2500,
+  "token_restarts": 900,
+  "lease_stays_damaged": 400,
   "superseded_lost": 30,
 }
 
@@ -77,6 +84,36 @@ def slow_looks_at_a_lease_whose_owner_dies():
       )
 
 
+def leases_torn_as_they_are_taken():
+  for seed in range(1, 9):
+    for role in ("syncer", "standby"):
+      yield schedules.Schedule(
+        seed,
+        rounds=4,
+        islands=2,
+        fragments=1,
+        sync_every=1,
+        faults=(faults.Fault(faults.TORN, role, 1.0),),
+      )
+
+
+def verdicts_that_rot():
+  for number in range(20, 160):
+    yield schedules.Schedule(
+      1,
+      rounds=4,
+      islands=2,
+      fragments=1,
+      sync_every=1,
+      quorum=2,
+      standby=False,
+      faults=(
+        faults.Fault(faults.POISON, "island-1", 2.0),
+        faults.Fault(faults.CORRUPT, "syncer", float(number)),
+      ),
+    )
+
+
 def returns_to_a_cut():
   for seed in range(600):
     yield schedules.draw(seed).replace(
@@ -88,6 +125,8 @@ def returns_to_a_cut():
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
   "told_once": failed_writes_while_an_island_is_poisoned,
+  "verdict_not_repeated": verdicts_that_rot,
+  "token_unfenced": leases_torn_as_they_are_taken,
   "timed_before_look": slow_looks_at_a_lease_whose_owner_dies,
   "survey_by_name": returns_to_a_cut,
 }

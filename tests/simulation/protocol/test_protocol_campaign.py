@@ -1,5 +1,6 @@
 """Schedules without a planted bug: no rule is ever broken."""
 
+import collections
 import os
 
 import pytest
@@ -31,6 +32,10 @@ def test_twenty_thousand_schedules_break_no_rule():
     "partition",
     "stale",
     "torn",
+    "head_corrupt",
+    "head_lost",
+    "global_corrupt",
+    "global_lost",
     "kill_before@mid_fence",
     "kill_after@CompareAndSet",
     "kill_late@Write",
@@ -48,6 +53,8 @@ def test_twenty_thousand_schedules_break_no_rule():
     "resyncs",
     "cuts",
     "set_back",
+    "mended",
+    "spoiled_cuts",
     "reinjected",
     "before_restore",
   ):
@@ -66,6 +73,19 @@ def test_pairs_of_faults_in_a_tiny_run_break_no_rule():
   for schedule in exhaustive.pairs(3, operations=40, every=1499):
     outcome = world.run(schedule)
     assert not outcome.violation, (outcome.violation, schedule.to_json())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_run_goes_back_whatever_newest_version_is_spoiled_when(seed):
+  seen = collections.Counter()
+  # As soon as there is a cut or two, and for as long as several more take.
+  for schedule in exhaustive.spoiled(
+    seed, moments=(4.0, 5.3, 6.6, 7.9, 9.2), lasting=(0.3, 5.0, 25.0)
+  ):
+    outcome = world.run(schedule)
+    assert not outcome.violation, (outcome.violation, schedule.to_json())
+    seen.update(outcome.seen)
+  assert seen["mended"] > 0.7 * seen["set_back"] and seen["spoiled_cuts"] > 50
 
 
 def test_equal_seeds_give_equal_traces():

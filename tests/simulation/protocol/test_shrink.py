@@ -21,6 +21,17 @@ def test_only_the_faults_that_matter_are_left():
   assert small.rounds == 1 and not small.standby
 
 
+@pytest.mark.parametrize(("fragment", "left"), [(0, 1), (1, 3)])
+def test_fragment_that_is_spoiled_has_to_exist(fragment, left):
+  needed = faults.Fault(faults.HEAD_LOST, f"fragment-{fragment}", 5.0, 1.0)
+  schedule = schedules.Schedule(
+    5, fragments=3, cuts=2.0, set_back=True, faults=(needed,)
+  )
+  small = shrink.shrink(schedule, lambda s: needed in s.faults)
+  assert (small.faults, small.fragments) == ((needed,), left)
+  assert schedules.Schedule.from_json(small.to_json()) == small
+
+
 def test_attempts_are_bounded():
   played = []
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from diloco import cli
+from diloco.simulation.protocol import exhaustive, faults
 
 
 def run(capsys, *flags):
@@ -56,12 +57,27 @@ def test_trace_tells_what_happens(capsys):
   assert out.splitlines()[-1].startswith("no violation in ")
 
 
+def test_trace_of_a_spoiled_version_names_it(capsys):
+  schedule = exhaustive.tiny(1).replace(
+    rounds=40,
+    cuts=1.5,
+    set_back=True,
+    faults=(faults.Fault(faults.GLOBAL_LOST, "fragment-0", 6.0, 12.0),),
+  )
+  code, out, _ = run(capsys, f"--schedule={schedule.to_json()}", "--trace")
+  assert code == 0
+  assert "fault: global_lost fragment-0 at t=6.000 for 12.000 s" in out
+  assert "everything is killed" in out
+
+
 @pytest.mark.parametrize(
   "flags",
   [
     ["--plant=nonesuch", "--schedules=1"],
     ["--schedule={}"],
     ['--schedule={"seed":1,"faults":[["nonesuch","",1,0]]}'],
+    ['--schedule={"seed":1,"faults":[["head_lost","fragment-0",1,0]]}'],
+    ['--schedule={"seed":1,"faults":[["kill","fragment-0",1,0]]}'],
     ["--jobs=0"],
   ],
 )

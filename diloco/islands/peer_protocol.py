@@ -1,0 +1,175 @@
+"""How an island without a recent optimizer gets one from a healthy peer.
+
+Procedures (see `diloco.snapshots.operations`). An island that comes back calls;
+the living island of the lowest number that has seen every version the caller
+starts from answers, the next ones if it does not. An answer is a payload, then
+the record that names it, as with everything in the store. One that is older
+than the versions asked for is not taken: its moments belong to gradients of
+parameters that are gone.
+
+Reference: Decoupled DiLoCo, arXiv 2604.21428 (recovery from a healthy peer
+that has seen the current vector clock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from diloco import errors
+from diloco.snapshots import keys, operations, records
+
+_MEMBERS = operations.Names("members")
+_REQUESTS = operations.Names(keys.PEER_REQUESTS)
+
+
+def can_serve(bases: Sequence[int], asked: Sequence[int]) -> bool:
+  """Whether a peer with these base versions has seen all that is asked for."""
+  return len(bases) == len(asked) and all(
+    b >= a for b, a in zip(bases, asked, strict=True)
+  )
+
+
+# The side that calls
+
+
+def healthy(island: int) -> operations.Procedure[list[records.Member]]:
+  """Gives the other islands that say that they train."""
+  found = []
+  for name in filter(keys.is_member_name, (yield _MEMBERS)):
+    if int(name) == island:
+      continue
+    try:
+      member, _ = yield operations.Read(
+        keys.member_key(int(name)), records.Member
+      )
+    except errors.CorruptSnapshotError:
+      continue
+    if member is not None and member.present:
+      found.append(member)
+  return found
+
+
+def call(request: records.PeerRequest) -> operations.Procedure[None]:
+  """Asks whoever can to answer."""
+  yield operations.Write(keys.peer_request_key(request.island), request)
+
+
+class Heard(NamedTuple):
+  """An answer, and the optimizer state it names."""
+
+  state: records.PeerState
+  content: Any
+
+
+def hear(request: records.PeerRequest) -> operations.Procedure[Heard | None]:
+  """Looks once for an answer that will do.
+
+  Raises:
+    CorruptSnapshotError: there is one that cannot be read.
+  """
+  key = keys.peer_state_key(request.island, request.incarnation)
+  state, _ = yield operations.Read(key, records.PeerState)
+  if state is None or not can_serve(state.versions, request.versions):
+    return None
+  content = yield operations.ReadState(state)
+  return Heard(state, content)
+
+
+def hang_up(request: records.PeerRequest) -> operations.Procedure[None]:
+  """Asks no longer."""
+  yield operations.Delete(keys.peer_request_key(request.island))
+
+
+def clean_up(island: int) -> operations.Procedure[None]:
+  """Deletes all answers to an island, also those to its earlier lives."""
+  mine = f"{island:04d}."
+  for prefix in (keys.PEER_STATES, keys.PEER_PAYLOADS):
+    for name in (yield operations.Names(prefix)):
+      if name.startswith(mine):
+        yield operations.DeleteTree(f"{prefix}/{name}")
+        yield operations.Delete(f"{prefix}/{name}")
+
+
+# The side that answers
+
+
+class Listener:
+  """Hears the calls of others, and knows when it is whose turn to answer."""
+
+  def __init__(self, island: int, wait_secs: float):
+    """Has heard nothing yet.
+
+    Args:
+      island: who listens.
+      wait_secs: how long each peer of a lower number has to answer a call
+        before this island does.
+    """
+    self._island = island
+    self._wait_secs = wait_secs
+    self._first_heard: dict[tuple[int, int], float] = {}
+
+  def listen(
+    self, clock: Callable[[], float]
+  ) -> operations.Procedure[records.PeerRequest | None]:
+    """Gives a call that is this island's to answer, if there is one.
+
+    Args:
+      clock: monotonic seconds of the listener.
+    """
+    for name in (yield _REQUESTS):
+      if not name.isdecimal() or int(name) == self._island:
+        continue
+      try:
+        request, _ = yield operations.Read(
+          keys.peer_request_key(int(name)), records.PeerRequest
+        )
+        if request and (yield from self._is_my_turn(request, clock())):
+          return request
+      except errors.CorruptSnapshotError:
+        continue  # who calls will call again, or do without
+    return None
+
+  def _is_my_turn(
+    self, request: records.PeerRequest, now: float
+  ) -> operations.Procedure[bool]:
+    """The peer of the lowest number answers; the next ones if it does not."""
+    who = (request.island, request.incarnation)
+    first_heard = self._first_heard.setdefault(who, now)
+    lower = [
+      name
+      for name in (yield _MEMBERS)
+      if keys.is_member_name(name)
+      and int(name) < self._island
+      and int(name) != request.island
+    ]
+    if now < first_heard + self._wait_secs * len(lower):
+      return False
+    state, _ = yield operations.Read(
+      keys.peer_state_key(*who), records.PeerState
+    )
+    return state is None
+
+
+def answer(
+  request: records.PeerRequest, state: records.PeerState, content: Any
+) -> operations.Procedure[bool]:
+  """Sends an optimizer state: the tensors first, the record last.
+
+  Args:
+    request: the call.
+    state: the record; its payload's prefix is this answer's alone.
+    content: the tensors.
+
+  Returns:
+    False when nobody calls any more.
+  """
+  asked, _ = yield operations.Read(
+    keys.peer_request_key(request.island), records.PeerRequest
+  )
+  if asked != request:
+    return False  # answered by another meanwhile, or given up
+  yield operations.WritePayload(state.payload, content)
+  key = keys.peer_state_key(request.island, request.incarnation)
+  yield operations.Write(key, state)
+  return True

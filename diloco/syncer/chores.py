@@ -1,0 +1,231 @@
+"""Chores of a leading syncer: what it tells others, and what it deletes.
+
+Around its merges it writes the board and verdicts, deletes contributions that
+are merged or never will be, and global versions that nobody reads any more. The
+store may refuse any of it. What must not be forgotten then is remembered here,
+and done later.
+
+These are procedures (see `diloco.snapshots.operations`): the live syncer and
+the simulated one do the same, in the same order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from diloco import errors
+from diloco.snapshots import keys, operations, records
+from diloco.syncer import core, protocol
+
+logger = logging.getLogger(__name__)
+
+
+class Pins(Protocol):
+  """Knows what must stay because a cut points to it; `cutting.CutKeeper`."""
+
+  def is_pinned(self, name: str) -> bool:
+    """Whether a contribution's payload must stay when its record goes."""
+    ...
+
+  def is_pinned_payload(self, prefix: str) -> bool:
+    """Whether a global payload must stay."""
+    ...
+
+
+class NoPins:
+  """Of a run without cuts."""
+
+  def is_pinned(self, name: str) -> bool:
+    """Nothing is."""
+    return False
+
+  def is_pinned_payload(self, prefix: str) -> bool:
+    """Nothing is."""
+    return False
+
+
+def versions_kept(max_staleness: int) -> int:
+  """Global versions kept before the newest, for those still reading them."""
+  return max(max_staleness, 1) + 2
+
+
+class Chores:
+  """Of one leadership.
+
+  Attributes:
+    known: commit records that were seen and may still be in the store.
+    litter: contributions that could not be deleted.
+    untold: verdicts that could not be written, by island.
+  """
+
+  __slots__ = (
+    "_keep_versions",
+    "_pins",
+    "_retained",
+    "_told",
+    "known",
+    "litter",
+    "untold",
+  )
+
+  def __init__(self, pins: Pins, keep_versions: int):
+    """Knows of nothing yet.
+
+    Args:
+      pins: what must not be deleted.
+      keep_versions: global versions kept before the newest.
+    """
+    self._pins = pins
+    self._keep_versions = keep_versions
+    # By fragment, oldest first: number and prefix.
+    self._retained: list[list[tuple[int, str]]] = []
+    self._told: dict[int, records.Verdict] = {}  # by island, the last one
+    self.known: set[str] = set()
+    self.litter: list[str] = []
+    self.untold: dict[int, records.Verdict] = {}
+
+  def take_over(
+    self, heads: Sequence[records.Head]
+  ) -> operations.Procedure[None]:
+    """Learns what predecessors left behind, and deletes what nobody needs.
+
+    Args:
+      heads: [P], as fenced.
+    """
+    retained = []
+    for head in heads:
+      root = f"globals/{head.fragment:04d}"
+      # Those that were never committed too.
+      names = yield operations.Names(root)
+      found = [
+        (int(number), f"{root}/{name}")
+        for name in names
+        if (number := name.partition(".")[0]).isdecimal()
+      ]
+      retained.append(sorted(found))
+    self._retained = retained
+    yield from protocol.abandoned(
+      {head.fragment: head for head in heads}, self._pins.is_pinned
+    )
+
+  def look(self) -> operations.Procedure[protocol.Scanned]:
+    """Reads commit records that were not seen yet."""
+    scanned: protocol.Scanned = yield from protocol.scan(self.known)
+    known = self.known
+    if known:
+      known.intersection_update(scanned.names)
+    if scanned.found or scanned.broken:
+      known.update([name for name, _ in scanned.found])
+      known.update([name for name, _ in scanned.broken])
+    return scanned
+
+  def accuse(self, action: core.Quarantine) -> operations.Procedure[None]:
+    """Tells an island what the core has against it."""
+    self._told[action.island] = self.untold[action.island] = records.Verdict(
+      island=action.island,
+      incarnation=action.incarnation,
+      offences=action.offences,
+      fragment=action.fragment,
+      reason=action.reason,
+      suspended_secs=action.suspended_secs,
+    )
+    yield from self.tell()
+
+  def remind(self, island: int) -> operations.Procedure[None]:
+    """Tells an island again if the store has lost what it was told.
+
+    The core counts what an island does before it knows as one offence, and
+    would wait for ever for one that never learns of it.
+    """
+    told = self._told.get(island)
+    if told is None:
+      return
+    key = keys.verdict_key(island)
+    try:
+      found, _ = yield operations.Read(key, records.Verdict)
+    except errors.CorruptSnapshotError:
+      found = None
+    if found != told:
+      self.untold[island] = told
+      yield from self.tell()
+
+  def tell(self) -> operations.Procedure[None]:
+    """Writes verdicts; the core gives each only once."""
+    for island, verdict in list(self.untold.items()):
+      yield operations.Write(keys.verdict_key(island), verdict)
+      del self.untold[island]
+
+  def delete(self, name: str) -> operations.Procedure[None]:
+    """Deletes a contribution that is merged, or never will be."""
+    try:
+      if self._pins.is_pinned(name):
+        # Only the record goes; what a cut needs of it is in the cut's own.
+        yield operations.Delete(keys.contribution_key(name))
+      else:
+        yield from protocol.discard(name)
+    except OSError as error:
+      logger.warning("delete_failed name=%s error=%s", name, error)
+      self.litter.append(name)
+      return
+    # Should the store deliver it once more, it is looked at once more.
+    self.known.discard(name)
+
+  @property
+  def pending(self) -> bool:
+    """Whether `tidy` has something to do."""
+    return bool(self.litter or self.untold)
+
+  def tidy(self) -> operations.Procedure[None]:
+    """Does what the store would not take before: verdicts and deletions."""
+    yield from self.tell()
+    litter, self.litter = self.litter, []
+    for name in litter:
+      yield from self.delete(name)
+
+  def clear_up(
+    self, head: records.Head, board: records.Board, merged: Iterable[str]
+  ) -> operations.Procedure[None]:
+    """Tells the islands of a version, and deletes what it made superfluous.
+
+    Args:
+      head: the version, committed.
+      board: what to tell.
+      merged: names of the contributions that are in it. The core has forgotten
+        them: nobody else would delete them.
+
+    Raises:
+      OSError: the store failed in some of it; all the rest is done.
+    """
+    failure: OSError | None = None
+    try:
+      yield operations.Write(keys.BOARD, board)
+    except OSError as error:
+      failure = error
+    for name in merged:
+      yield from self.delete(name)
+    yield from self.retire(head)
+    if failure is not None:
+      raise failure
+
+  def retire(self, head: records.Head) -> operations.Procedure[None]:
+    """Deletes versions of a fragment that nobody can be reading any more.
+
+    What the store would not delete is tried again with the next version.
+
+    Args:
+      head: the newest version.
+    """
+    oldest = head.version - self._keep_versions
+    versions = self._retained[head.fragment]
+    versions.append((head.version, head.payload))
+    if versions[0][0] >= oldest:
+      return
+    kept = []
+    for version, payload in versions:
+      if version >= oldest or self._pins.is_pinned_payload(payload):
+        kept.append((version, payload))
+      else:
+        yield operations.DeleteTree(payload)
+    self._retained[head.fragment] = kept

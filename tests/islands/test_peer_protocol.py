@@ -1,0 +1,147 @@
+"""Calls for a peer's optimizer, and verdicts, one look at a time."""
+
+import pytest
+
+from diloco import errors
+from diloco.islands import peer_protocol, protocol
+from diloco.snapshots import keys, operations, records, store
+
+WAIT_SECS = 2.0
+CALL = records.PeerRequest(island=1, incarnation=2, versions=[3, 4])
+
+
+@pytest.fixture
+def snapshots(tmp_path):
+  return store.SnapshotStore(f"file://{tmp_path}/")
+
+
+@pytest.fixture
+def damage(tmp_path):
+  def spoil(key):
+    (tmp_path / key).write_bytes(b"{}")
+
+  return spoil
+
+
+def perform(snapshots, procedure):
+  """Performs with texts in place of tensors."""
+
+  def execute(operation):
+    match operation:
+      case operations.WritePayload(prefix, content):
+        payload = records.Epoch(epoch=content, cut=0)
+        return snapshots.write(f"{prefix}/0", payload)
+      case operations.ReadState(state):
+        return snapshots.read(f"{state.payload}/0", records.Epoch).epoch
+    return snapshots.execute(operation)
+
+  return operations.perform(procedure, execute)
+
+
+def member(island, *, present=True):
+  return records.Member(island, 1, 1, 10, 0.5, present)
+
+
+def state_of(versions, sender=0, step=9):
+  payload = keys.peer_payload_prefix(CALL.island, 2, sender, 1, step)
+  return records.PeerState(
+    1, 2, sender, 1, step, versions, payload, scalars={}, chunks={}, digest=""
+  )
+
+
+def join(snapshots, *members):
+  for one in members:
+    snapshots.write(keys.member_key(one.island), one)
+
+
+def test_peer_of_lowest_number_answers_first_and_the_next_if_it_does_not(
+  snapshots,
+):
+  join(snapshots, member(0), member(1), member(2))
+  perform(snapshots, peer_protocol.call(CALL))
+  now = 100.0
+  listeners = {m: peer_protocol.Listener(m, WAIT_SECS) for m in (0, 1, 2)}
+
+  def who_answers():
+    return [
+      m
+      for m, listener in listeners.items()
+      if perform(snapshots, listener.listen(lambda: now)) == CALL
+    ]
+
+  assert who_answers() == [0]  # never the caller itself
+  now += WAIT_SECS / 2
+  assert who_answers() == [0]
+  now += WAIT_SECS / 2
+  assert who_answers() == [0, 2]
+  assert perform(snapshots, peer_protocol.answer(CALL, state_of([3, 4]), 7))
+  assert who_answers() == []
+
+
+def test_answer_is_heard_with_its_payload_and_cleaned_up(snapshots):
+  perform(snapshots, peer_protocol.call(CALL))
+  assert perform(snapshots, peer_protocol.hear(CALL)) is None
+  assert perform(snapshots, peer_protocol.answer(CALL, state_of([3, 5]), 7))
+  heard = perform(snapshots, peer_protocol.hear(CALL))
+  assert heard == peer_protocol.Heard(state_of([3, 5]), 7)
+  perform(snapshots, peer_protocol.hang_up(CALL))
+  perform(snapshots, peer_protocol.clean_up(CALL.island))
+  assert snapshots.keys("peers") == []
+
+
+@pytest.mark.parametrize("versions", [[3, 3], [2, 9], [3], [3, 4, 5]])
+def test_answer_older_than_what_was_asked_for_is_not_taken(snapshots, versions):
+  perform(snapshots, peer_protocol.call(CALL))
+  perform(snapshots, peer_protocol.answer(CALL, state_of(versions), 7))
+  assert perform(snapshots, peer_protocol.hear(CALL)) is None
+
+
+def test_nothing_is_sent_to_who_calls_no_longer(snapshots):
+  perform(snapshots, peer_protocol.call(CALL))
+  perform(snapshots, peer_protocol.hang_up(CALL))
+  sent = perform(snapshots, peer_protocol.answer(CALL, state_of([3, 4]), 7))
+  assert not sent and snapshots.keys("peers") == []
+
+
+def test_damaged_call_does_not_hide_another(snapshots, damage):
+  for island in (1, 3):
+    call = records.PeerRequest(island, 2, [3, 4])
+    perform(snapshots, peer_protocol.call(call))
+  damage(keys.peer_request_key(1))
+  listener = peer_protocol.Listener(0, WAIT_SECS)
+  heard = perform(snapshots, listener.listen(lambda: 0.0))
+  assert heard.island == 3
+
+
+def test_damaged_answer_is_an_error_to_who_asked(snapshots, damage):
+  perform(snapshots, peer_protocol.call(CALL))
+  perform(snapshots, peer_protocol.answer(CALL, state_of([3, 4]), 7))
+  damage(keys.peer_state_key(CALL.island, CALL.incarnation))
+  with pytest.raises(errors.CorruptSnapshotError):
+    perform(snapshots, peer_protocol.hear(CALL))
+
+
+def test_only_others_who_train_are_healthy(snapshots, damage):
+  join(snapshots, member(0), member(1), member(2, present=False), member(3))
+  damage(keys.member_key(3))
+  found = perform(snapshots, peer_protocol.healthy(1))
+  assert [m.island for m in found] == [0]
+
+
+def test_verdict_is_told_once_and_only_to_the_life_it_is_about(
+  snapshots, damage
+):
+  watch = protocol.VerdictWatch(1, incarnation=2)
+
+  def offences(incarnation, number):
+    verdict = records.Verdict(1, incarnation, number, 0, "not_finite", 0.0)
+    snapshots.write(keys.verdict_key(1), verdict)
+    return perform(snapshots, watch.look())
+
+  assert perform(snapshots, watch.look()) == 0
+  assert offences(1, 4) == 0
+  assert offences(2, 1) == 1
+  assert perform(snapshots, watch.look()) == 0
+  damage(keys.verdict_key(1))
+  assert perform(snapshots, watch.look()) == 0
+  assert offences(2, 2) == 2

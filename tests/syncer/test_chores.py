@@ -1,0 +1,175 @@
+"""What a leading syncer tells and deletes, and what it does not forget."""
+
+import pytest
+
+from diloco import errors
+from diloco.snapshots import keys, operations, records
+from diloco.syncer import chores, core
+
+BOARD = records.Board([1], {})
+NAMES = ["0000.0000.0001.000000008", "0000.0001.0001.000000008"]
+
+
+class Store:
+  """Does what it is told, writes it down, and refuses what it must."""
+
+  def __init__(self, **listings):
+    self.done = []
+    self.refused = ()  # operations, by the beginning of their key
+    self.listings = listings
+    self.damaged = set()
+    self.records = {}
+
+  def __call__(self, operation):
+    if isinstance(operation, operations.Point):
+      return None
+    if isinstance(operation, operations.Names):
+      return sorted(self.listings.get(operation.prefix, ()))
+    if isinstance(operation, operations.Read):
+      if operation.key in self.damaged:
+        raise errors.CorruptSnapshotError("torn")
+      return self.records.get(operation.key), 0
+    if operation[0].startswith(self.refused or "nothing"):
+      raise OSError("the disk is full")
+    self.done.append(operation)
+    return None
+
+  def deleted(self):
+    return [o[0] for o in self.done if not isinstance(o, operations.Write)]
+
+
+class Pins(chores.NoPins):
+  """Some payloads belong to a cut."""
+
+  def __init__(self, *pinned):
+    self._pinned = pinned
+
+  def is_pinned(self, name):
+    return name in self._pinned
+
+  def is_pinned_payload(self, prefix):
+    return prefix in self._pinned
+
+
+def _payload(version):
+  return keys.global_prefix(0, version, f"s1.{version}")
+
+
+def _head(version):
+  return records.Head(0, version, 1, _payload(version), [], {}, {})
+
+
+def _leader(execute, pins=None, keep_versions=2, version=0):
+  one = chores.Chores(pins or chores.NoPins(), keep_versions)
+  operations.perform(one.take_over([_head(version)]), execute)
+  return one
+
+
+def _committed(one, version, execute, merged=()):
+  operations.perform(one.clear_up(_head(version), BOARD, merged), execute)
+
+
+def test_islands_are_told_before_anything_is_deleted():
+  execute = Store()
+  _committed(_leader(execute), 1, execute, NAMES)
+  assert execute.done == [
+    operations.Write(keys.BOARD, BOARD),
+    *(
+      operation
+      for name in NAMES
+      for operation in (
+        operations.Delete(keys.contribution_key(name)),
+        operations.DeleteTree(keys.payload_prefix(name)),
+      )
+    ),
+  ]
+
+
+def test_all_is_done_although_the_board_is_refused():
+  execute = Store()
+  one = _leader(execute, keep_versions=0)
+  _committed(one, 1, execute)
+  execute.refused = (keys.BOARD,)
+  with pytest.raises(OSError, match="full"):
+    _committed(one, 2, execute, NAMES)
+  assert _payload(1) in execute.deleted()
+  assert {keys.contribution_key(n) for n in NAMES} <= set(execute.deleted())
+
+
+def test_of_a_pinned_contribution_only_the_record_goes():
+  execute = Store()
+  one = _leader(execute, Pins(NAMES[0]))
+  for name in NAMES:
+    operations.perform(one.delete(name), execute)
+  assert execute.deleted() == [
+    keys.contribution_key(NAMES[0]),
+    keys.contribution_key(NAMES[1]),
+    keys.payload_prefix(NAMES[1]),
+  ]
+
+
+def test_newest_versions_and_those_of_cuts_are_kept():
+  left = [_payload(v).rpartition("/")[2] for v in (3, 4, 5)]
+  never_committed = "000000006.s1.9"
+  listing = [*left, never_committed, "a lock"]
+  execute = Store(**{"globals/0000": listing})
+  one = _leader(execute, Pins(_payload(4)), version=5)
+  deleted = []
+  for version in range(6, 10):
+    _committed(one, version, execute)
+    deleted.append(execute.deleted())
+    execute.done.clear()
+  assert deleted == [
+    [_payload(3)],
+    [],
+    [_payload(5)],
+    [f"globals/0000/{never_committed}", _payload(6)],
+  ]
+
+
+def test_version_that_could_not_be_deleted_is_deleted_with_the_next():
+  execute = Store()
+  one = _leader(execute, keep_versions=1)
+  for version in (1, 2):
+    _committed(one, version, execute)
+  execute.refused = ("globals",)
+  with pytest.raises(OSError, match="full"):
+    _committed(one, 3, execute)
+  execute.refused = ()
+  _committed(one, 4, execute)
+  _committed(one, 5, execute)
+  assert execute.deleted() == [_payload(v) for v in (1, 2, 3)]
+
+
+def test_record_that_cannot_be_read_is_told_of_once():
+  execute = Store(contributions=NAMES[:1])
+  execute.damaged = {keys.contribution_key(NAMES[0])}
+  execute.refused = ("contributions",)
+  one = _leader(execute)
+  ((name, _),) = operations.perform(one.look(), execute).broken
+  operations.perform(one.delete(name), execute)
+  assert not operations.perform(one.look(), execute).broken
+  execute.refused = ()
+  assert one.pending
+  operations.perform(one.tidy(), execute)
+  assert not one.pending
+  # It comes back, delivered twice.
+  assert operations.perform(one.look(), execute).broken
+
+
+def test_verdict_that_got_lost_is_told_again_and_no_other():
+  execute = Store()
+  one = _leader(execute)
+  operations.perform(one.remind(0), execute)  # nobody told it anything
+  action = core.Quarantine(0, 1, 0, "not_finite", 1, 0.0)
+  operations.perform(one.accuse(action), execute)
+  ((key, verdict),) = execute.done
+  assert (verdict.offences, verdict.reason) == (1, "not_finite")
+  execute.records[key] = verdict
+  operations.perform(one.remind(0), execute)
+  assert len(execute.done) == 1
+  for spoil in (execute.records.clear, lambda: execute.damaged.add(key)):
+    execute.done.clear()
+    spoil()
+    operations.perform(one.remind(0), execute)
+    assert execute.done == [operations.Write(key, verdict)]
