@@ -3,6 +3,8 @@
 Several syncers may run; who holds the lease leads. The others are *standbys*:
 they watch the lease by their own clocks and take it when it stands still. A
 leader that was only stopped finds, when it wakes, a token that is not its own.
+A leader whose main thread hangs lets the lease go: it is renewed only for who
+asks, every `hang_secs` at least, whether it still leads.
 """
 
 import logging
@@ -79,6 +81,7 @@ class Leadership:
     self._stop = threading.Event()
     self._fenced = threading.Event()
     self._renewals: threading.Thread | None = None
+    self._asked = 0.0  # when the main thread last asked, monotonic
     self.token = 0  # 0 until it leads
 
   def wait(self, wanted: Callable[[], bool]) -> bool:
@@ -107,6 +110,7 @@ class Leadership:
         time.sleep(self._times.retry_secs)
       if not self.token:
         time.sleep(self._times.standby_poll_secs)
+    self._asked = time.monotonic()
     self._renewals = threading.Thread(
       target=self._renew, name="lease", daemon=True
     )
@@ -123,7 +127,12 @@ class Leadership:
     self._strangers.check(held, now)
 
   def check(self) -> None:
-    """Raises `FencedError` once another process has taken the lease."""
+    """Says that the main thread gets on; asks whether it still leads.
+
+    Raises:
+      FencedError: another process has taken the lease, or may by now.
+    """
+    self._asked = time.monotonic()
     if self._fenced.is_set():
       raise errors.FencedError(
         f"the lease of token {self.token} was taken over"
@@ -147,6 +156,11 @@ class Leadership:
     # A beat moves the lease at least this often, or others take it.
     pause_secs = min(self._times.heartbeat_secs, self._times.lease_ttl_secs / 4)
     while not self._stop.wait(pause_secs):
+      hung_secs = time.monotonic() - self._asked
+      if hung_secs > self._times.hang_secs:
+        logger.warning("lease_let_go hung_secs=%.1f", hung_secs)
+        self._fenced.set()
+        return
       try:
         if not self._store.perform(
           lease.renew(keys.SYNCER_LEASE, self._owner, self.token)

@@ -65,6 +65,28 @@ def test_free_lease_is_taken_at_once_and_given_up_in_order(make):
   assert len(looks) == 1  # it did not wait for anything to expire
 
 
+def test_leader_whose_main_thread_hangs_lets_the_lease_go(make):
+  first, second = make("first", hang_secs=0.3), make("second")
+  first.wait(_always)
+  deadline = time.monotonic() + _PATIENCE_SECS
+  assert second.wait(lambda: time.monotonic() < deadline)
+  assert second.token == 2
+  with pytest.raises(errors.FencedError):
+    first.check()
+
+
+def test_lease_is_kept_for_a_main_thread_that_gets_on(make):
+  first, second = make("first", hang_secs=2.0), make("second")
+  first.wait(_always)
+  until = time.monotonic() + 4.0
+
+  def wanted():
+    first.check()
+    return time.monotonic() < until
+
+  assert not second.wait(wanted)
+
+
 def test_lease_that_is_renewed_is_not_taken(make, snapshots):
   first, second = make("first"), make("second")
   first.wait(_always)
