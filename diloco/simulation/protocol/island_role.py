@@ -3,8 +3,9 @@
 Threads are those of `diloco.islands`: steps, publisher, adopter, heartbeat,
 saver. The steps never wait for the store; a store operation in that thread is
 a violation by itself. In place of tensors a fragment has a global version and
-the rows trained on top of it (`protocol.values`), moved
-only by what the core's actions do to real tensors, never by what they claim.
+the rows trained on top of it (`protocol.values`), moved only by what the core's
+actions do to real tensors, never by what they claim. How it comes back is in
+`island_recovery`, what it saves in `island_saver`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from diloco import errors
-from diloco.fragments import schedule
-from diloco.islands import comeback, peer_protocol, protocol
 from diloco.islands import core as core_lib
+from diloco.islands import peer_protocol, protocol
+from diloco.simulation.protocol import island_recovery, island_saver, values
 from diloco.simulation.protocol import kernel as kernel_lib
-from diloco.simulation.protocol import values
-from diloco.snapshots import cuts, keys, operations, records
+from diloco.snapshots import keys, operations, records
 
 _READ_BOARD = operations.Read(keys.BOARD, records.Board)
 _RETRY_SECS = 0.2
@@ -28,36 +28,6 @@ _POLL_SECS = 2.0
 _HEADS_EVERY_SECS = 3.0
 _MISSED_SECS = 0.05  # until another look, after news during the last one
 _TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
-_PATIENCE_SECS = (6.0, 2.0)  # for an answer, and more for each peer
-_READ_ATTEMPTS = 2
-
-
-class Saved(NamedTuple):
-  """An island's saved state; `usable` is a marker beside it."""
-
-  state: comeback.Saved
-  healthy: bool  # finite, optimizer included
-  epoch: int
-  cut: int
-
-
-class Fragment:
-  """A fragment's values on the device: rows (held_from, step] on an anchor.
-
-  Attributes:
-    anchor: the global version.
-    held_from: truth about the values, not the core's opinion.
-    references: steps of which the own values are kept, as `swap.Swap` does.
-    finite: whether the values are.
-  """
-
-  __slots__ = ("anchor", "finite", "held_from", "references")
-
-  def __init__(self, anchor: values.Version, held_from: int):
-    self.anchor = anchor
-    self.held_from = held_from
-    self.references: tuple[int, ...] = (held_from,)
-    self.finite = True
 
 
 class Island:
@@ -104,12 +74,12 @@ class Island:
     self.index = index
     self.random = life.role.random
     self.step_secs: float = world.step_secs[index]
-    self.fragments: list[Fragment] = []
+    self.fragments: list[values.Fragment] = []
     self.versions: list[int] = []
     self.waiting: dict[int, tuple[Any, ...]] = {}
     self.publishing: int | None = None
     self.ready: dict[int, protocol.Fetched] = {}
-    self.saving: list[tuple[Saved, Any]] = []
+    self.saving: list[tuple[island_saver.Saved, Any]] = []
     self.board: records.Board | None = None
     self.present = self.draining = self.poisoned = self.told = False
     self.answering = False
@@ -127,124 +97,9 @@ class Island:
     """Lets go of its threads, which hold it."""
     self.adopter = self.publisher = self.saver = None
 
-  # Coming back
-
   def run(self) -> kernel_lib.Script:
     """The process: recovers, then starts its threads."""
-    world, life = self.world, self.life
-    yield world.boot_secs * (0.5 + self.random())
-    if life.incarnation == 1:
-      saved = None
-    else:
-      saved = world.saved_state(self.index)
-    while True:
-      try:
-        epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
-        self.epoch = epoch.epoch if epoch else 0
-        self.cut = yield from _newest_cut()
-        known = yield from protocol.survey(self.index, world.schedule.fragments)
-        yield operations.Point("mid_recovery")
-        fetched = []
-        for fragment in range(world.schedule.fragments):
-          fetched.append((yield from protocol.fetch(fragment, -1)))
-        # A version newer than the survey may hold steps it does not know of.
-        if all(
-          f is not None and f.head.version == version
-          for f, version in zip(fetched, known.versions, strict=True)
-        ):
-          break
-      except (*operations.FAILURES, LookupError):
-        yield _RETRY_SECS
-    if saved is not None and saved.epoch != self.epoch:
-      # After a roll-back only the cut's own saved state is older than it.
-      saved = world.state_of_cut(epoch.cut, self.index) if epoch else None
-    world.checker.surveyed(self.index)
-    state = saved.state if saved else None
-    back = comeback.decide(state, known, world.schedule.sync_every)
-    sent = None
-    if back.optimizer == "peer":
-      sent = yield from self._ask(known.versions)
-    self._resume(saved, known, fetched, back, sent)
-
-  def _ask(self, versions: Sequence[int]) -> kernel_lib.Script:
-    """Gets an optimizer state from a peer; None if there is none to be had."""
-    request = records.PeerRequest(
-      self.index, self.life.incarnation, list(versions)
-    )
-    heard: peer_protocol.Heard | None = None
-    try:
-      for _ in range(_READ_ATTEMPTS):
-        peers = yield from peer_protocol.healthy(self.index)
-        if not peers:
-          return None
-        first, each = _PATIENCE_SECS
-        patience_secs = first + each * len(peers)
-        # Where all are needed for a quorum, all wait with it.
-        self.world.disturbed(patience_secs)
-        yield from peer_protocol.call(request)
-        try:
-          heard = yield from self._wait_for_answer(request, patience_secs)
-          break
-        except errors.CorruptSnapshotError:
-          yield from peer_protocol.clean_up(self.index)
-    except OSError:
-      pass  # it costs only the moments
-    with contextlib.suppress(OSError):
-      yield from peer_protocol.hang_up(request)
-      yield from peer_protocol.clean_up(self.index)
-    return heard and heard.content
-
-  def _wait_for_answer(
-    self, request: records.PeerRequest, patience_secs: float
-  ) -> kernel_lib.Script:
-    until = self.kernel.clock(self.life) + patience_secs
-    while self.kernel.clock(self.life) < until:
-      yield 0.3
-      heard = yield from peer_protocol.hear(request)
-      if heard is not None:
-        return heard
-    return None
-
-  def _resume(
-    self,
-    saved: Saved | None,
-    known: comeback.Known,
-    fetched: list[Any],
-    back: comeback.Comeback,
-    sent: values.Moments | None,
-  ) -> None:
-    world, life = self.world, self.life
-    shape = world.schedule
-    for fragment, found in enumerate(fetched):
-      first_step = back.origins[fragment].first_step
-      held = Fragment(found.content, back.start)
-      held.references = (first_step,)
-      if fragment in back.carried:
-        held.held_from = first_step
-        held.finite = saved is not None and saved.healthy
-      self.fragments.append(held)
-      self.versions.append(found.head.version)
-    if sent is not None:
-      world.checker.served(self, sent)
-    elif saved is not None:
-      self.moments_finite = saved.healthy
-    self.core = core_lib.IslandCore(
-      schedule.Schedule(shape.sync_every, shape.fragments),
-      self.index,
-      shape.adoption,
-      follow=shape.follow,
-      step=back.start,
-      origins=back.origins,
-      cut=self.cut,
-    )
-    world.checker.recovered(self, saved, known, back)
-    kernel = self.kernel
-    self.present = True
-    kernel.start(life, self.steps())
-    self.publisher = kernel.start(life, self.publish_all())
-    self.adopter = kernel.start(life, self.adopt_all())
-    self.saver = kernel.start(life, self.save_all())
-    kernel.start(life, self.beat())
+    return island_recovery.come_back(self)
 
   # Steps
 
@@ -301,14 +156,14 @@ class Island:
       elif kind is core_lib.Rebase:
         self.rebase(action)
       elif kind is core_lib.Cut:
-        self.save(step, action)
+        island_saver.save(self, step, action)
     if ready and not self.core.resyncing:
       self.ready = {}  # adopted, or not newer than what is there
     if self.request is not None:
-      self._answer(self.request)
+      island_recovery.answer(self, self.request)
     every = self.world.save_every
     if step % every == self.index % every:
-      self.save(step)
+      island_saver.save(self, step)
 
   def _spread_poison(self, step: int) -> None:
     """One step with non-finite values makes everything non-finite."""
@@ -318,46 +173,6 @@ class Island:
       self.moments_finite = False
       for held in self.fragments:
         held.finite = False
-
-  def _answer(self, request: records.PeerRequest) -> None:
-    """Sends the optimizer's state of this step to a peer, if it will do."""
-    self.request = None
-    bases = [p.base for p in self.core.positions]
-    if (
-      self.answering
-      or self.core.resyncing
-      or not self.moments_finite
-      or not peer_protocol.can_serve(bases, request.versions)
-    ):
-      return
-    self.answering = True
-    mine = (self.index, self.life.incarnation)
-    state = records.PeerState(
-      *(request.island, request.incarnation),
-      *mine,
-      self.core.step,
-      bases,
-      keys.peer_payload_prefix(
-        request.island, request.incarnation, *mine, self.core.step
-      ),
-      scalars={},
-      chunks={},
-      digest="",
-    )
-    anchors = tuple(held.anchor.number for held in self.fragments)
-    moments = values.Moments(self.index, anchors)
-    self.kernel.start(self.life, self._send(request, state, moments))
-
-  def _send(
-    self,
-    request: records.PeerRequest,
-    state: records.PeerState,
-    moments: values.Moments,
-  ) -> kernel_lib.Script:
-    yield 0.2 * self.random()
-    with contextlib.suppress(OSError):
-      yield from peer_protocol.answer(request, state, moments)
-    self.answering = False
 
   def _resync(self) -> None:
     """The syncer refuses what this island publishes."""
@@ -546,72 +361,6 @@ class Island:
 
   # Saver and heartbeat
 
-  def save(self, step: int, part: core_lib.Cut | None = None) -> None:
-    """Starts saving the state as it is now.
-
-    Args:
-      step: inner steps done.
-      part: the cut whose part this is, if it is one.
-    """
-    positions = part.positions if part else self.core.positions
-    saved = Saved(
-      comeback.Saved(
-        step,
-        [p.published for p in positions],
-        [p.first_step for p in positions],
-      ),
-      self.moments_finite and all(f.finite for f in self.fragments),
-      self.epoch,
-      part.number if part else 0,
-    )
-    # Of the plain ones only the newest waits; parts of cuts all do.
-    if part is None:
-      self.saving = [job for job in self.saving if job[0].cut]
-    self.saving.append((saved, positions))
-    self.kernel.nudge(self.saver, 0.0)
-
-  def save_all(self) -> kernel_lib.Script:
-    """The saver's thread: writes beside the store, then marks it usable."""
-    thread, world = self.saver, self.world
-    assert thread is not None
-    while True:
-      if not self.saving:
-        thread.nudged = False
-        yield None
-        thread.nudged = True
-        continue
-      saved, positions = self.saving.pop(0)
-      yield 0.3 * self.random() ** 2
-      yield operations.Point("mid_checkpoint")
-      # Usable once all that it takes for published is.
-      while not self.flushed():
-        yield 0.4
-      if saved.cut:
-        world.cut_states[saved.cut, self.index] = saved
-      world.saved[self.index].append(saved)
-      del world.saved[self.index][:-2]
-      yield operations.Point("after_checkpoint")
-      if saved.cut:
-        yield from self._add_part(saved, positions)
-
-  def _add_part(self, saved: Saved, positions: Any) -> kernel_lib.Script:
-    part = records.CutPart(
-      cut=saved.cut,
-      epoch=saved.epoch,
-      island=self.index,
-      incarnation=self.life.incarnation,
-      step=saved.state.step,
-      checkpoint=f"{saved.cut}",
-      checksum=0,
-      positions=[list(p) for p in positions],
-    )
-    while True:
-      try:
-        yield from cuts.add_part(part)
-        return
-      except OSError:
-        yield _RETRY_SECS
-
   def flushed(self) -> bool:
     """Whether all publications handed over are committed or given up."""
     return not self.waiting and self.publishing is None
@@ -652,11 +401,7 @@ class Island:
     kernel, life = self.kernel, self.life
     self.request = yield from self.listener.listen(lambda: kernel.clock(life))
     if self.world.schedule.cuts:
-      self.cut = yield from _newest_cut()
-
-
-def _newest_cut() -> kernel_lib.Script:
-  return max((yield from cuts.numbers()), default=0)
+      self.cut = yield from island_recovery.newest_cut()
 
 
 # What frozen dataclasses check while they are made costs too much here.

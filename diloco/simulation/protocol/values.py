@@ -78,6 +78,25 @@ class Version:
     return f"version {self.number} of fragment {self.fragment}: {rows}"
 
 
+class Fragment:
+  """A fragment's values on the device: rows (held_from, step] on an anchor.
+
+  Attributes:
+    anchor: the global version.
+    held_from: truth about the values, not the core's opinion.
+    references: steps of which the own values are kept, as `swap.Swap` does.
+    finite: whether the values are.
+  """
+
+  __slots__ = ("anchor", "finite", "held_from", "references")
+
+  def __init__(self, anchor: Version, held_from: int):
+    self.anchor = anchor
+    self.held_from = held_from
+    self.references: tuple[int, ...] = (held_from,)
+    self.finite = True
+
+
 class Moments:
   """An inner optimizer's state, as a peer sends it.
 

@@ -18,6 +18,7 @@ from diloco.simulation.protocol import (
   faulty_store,
   invariants,
   island_role,
+  island_saver,
   rollback,
   schedules,
   syncer_role,
@@ -119,14 +120,14 @@ class World:
     slowest = max(self.step_secs)
     self.liveness_secs = 15.0 + 4 * schedule.sync_every * slowest
     self.core_settings = core_settings(schedule)
-    self.saved: list[list[island_role.Saved]] = [
+    self.saved: list[list[island_saver.Saved]] = [
       [] for _ in range(schedule.islands)
     ]
     # Whether the store breaks promises in this schedule.
     self.damaging = any(
       f.kind in faults.BEYOND_CONTRACT for f in schedule.faults
     )
-    self.cut_states: dict[tuple[int, int], island_role.Saved] = {}
+    self.cut_states: dict[tuple[int, int], island_saver.Saved] = {}
     self.unreadable = [0.0] * schedule.islands  # saved state, until then
     self.trained = [0] * schedule.islands  # furthest row ever trained
     self._make_roles()
@@ -218,14 +219,14 @@ class World:
     if role.life is None and self.restoring == self.restored:
       self.start(role)
 
-  def saved_state(self, island: int) -> island_role.Saved | None:
+  def saved_state(self, island: int) -> island_saver.Saved | None:
     """The newest usable saved state of an island, if it can be read."""
     saved = self.saved[island]
     if not saved or self.kernel.now < self.unreadable[island]:
       return None
     return saved[-1]
 
-  def state_of_cut(self, cut: int, island: int) -> island_role.Saved | None:
+  def state_of_cut(self, cut: int, island: int) -> island_saver.Saved | None:
     """An island's saved state in a cut, if its part is in the store."""
     part = self.store.peek(keys.cut_part_key(cut, island))
     return self.cut_states.get((cut, island)) if part else None

@@ -1,0 +1,339 @@
+"""The wrong pieces that `planted` puts in the place of right ones.
+
+Each function takes the right piece and gives the wrong one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from diloco import errors
+from diloco.islands import comeback
+from diloco.snapshots import keys, operations, records
+from diloco.syncer import core as syncer_core
+from diloco.syncer import protocol as syncer_protocol
+
+
+def commit_without_fence(right: Any) -> Any:
+  """A commit reads the head's generation anew before its compare-and-set."""
+
+  def commit(held: Any, head: records.Head) -> Any:
+    key = keys.head_key(head.fragment)
+    _, generation = yield operations.Read(key, records.Head)
+    yield operations.CompareAndSet(key, head, generation)
+    _, generation = yield operations.Read(key, records.Head)
+    return syncer_protocol.Held(head, generation)
+
+  return commit
+
+
+def commit_ignores_result(right: Any) -> Any:
+  """A compare-and-set that failed counts as a commit."""
+
+  def commit(held: Any, head: records.Head) -> Any:
+    key = keys.head_key(head.fragment)
+    yield operations.CompareAndSet(key, head, held.generation)
+    _, generation = yield operations.Read(key, records.Head)
+    return syncer_protocol.Held(head, generation)
+
+  return commit
+
+
+def commit_tried_again(right: Any) -> Any:
+  """A commit whose fate is unknown is made once more."""
+
+  def commit(held: Any, head: records.Head) -> Any:
+    try:
+      return (yield from right(held, head))
+    except OSError:
+      key = keys.head_key(head.fragment)
+      found, generation = yield operations.Read(key, records.Head)
+      again = dataclasses.replace(head, version=found.version + 1)
+      return (yield from right(syncer_protocol.Held(found, generation), again))
+
+  return commit
+
+
+def fence_keeps_token(right: Any) -> Any:
+  """A new leader does not raise the tokens of the heads."""
+
+  def fence(fragment: int, token: int) -> Any:
+    key = keys.head_key(fragment)
+    head, generation = yield operations.Read(key, records.Head)
+    if head.token > token:
+      raise errors.FencedError("taken over")
+    return syncer_protocol.Held(head, generation)
+
+  return fence
+
+
+def head_before_payload(right: Any) -> Any:
+  """The head moves before the payload it points to is written."""
+
+  def close_round(held: Any, merge: Any, head_of: Any) -> Any:
+    done = yield from syncer_protocol.commit(held, head_of(None))
+    yield merge
+    return done
+
+  return close_round
+
+
+def record_before_payload(right: Any) -> Any:
+  """The commit record is written before its payload."""
+
+  def publish(record: records.Contribution, content: Any) -> Any:
+    yield operations.Write(keys.contribution_key(record.key), record)
+    yield operations.WritePayload(record.payload, content)
+
+  return publish
+
+
+def abandoned_without_clock(right: Any) -> Any:
+  """A new leader deletes payloads whose publisher is still at work."""
+
+  def abandoned(heads: Any, pinned: Any = None) -> Any:
+    payloads = yield operations.Names("payloads")
+    names = yield operations.Names("contributions")
+    for name in sorted(set(payloads) - set(names)):
+      yield operations.DeleteTree(keys.payload_prefix(name))
+
+  return abandoned
+
+
+def expired_by_foreign_clock(right: Any) -> Any:
+  """A lease is judged by the clock of the machine that renews it."""
+
+  def expired(self: Any, held: records.Lease | None, now: float) -> bool:
+    if held is None or not held.owner:
+      return True
+    # The beat as the time of the last renewal, on the owner's clock.
+    return bool(now - held.beat * 0.5 >= self._ttl_secs)
+
+  return expired
+
+
+def counters_kept(right: Any) -> Any:
+  """An island's counters are not reset when it adopts a version."""
+
+  def adopt(self: Any, fragment: int, version: int, merged_step: int) -> Any:
+    first_step = self._fragments[fragment].first_step
+    actions = right(self, fragment, version, merged_step)
+    self._fragments[fragment].first_step = first_step
+    return actions
+
+  return adopt
+
+
+def admit_without_clock(right: Any) -> Any:
+  """The syncer does not check contributions against the vector clock."""
+
+  def admit(self: Any, new: Any, now: float) -> Any:
+    state = self._fragments[new.fragment]
+    clock, state.clock = state.clock, {}
+    try:
+      return right(self, new, now)
+    finally:
+      state.clock = clock
+
+  return admit
+
+
+def unlimited_staleness(right: Any) -> Any:
+  """Contributions one version beyond the staleness limit are merged."""
+
+  def settings(schedule: Any) -> Any:
+    found = right(schedule)
+    return dataclasses.replace(found, max_staleness=found.max_staleness + 1)
+
+  return settings
+
+
+def not_muted(right: Any) -> Any:
+  """A restarted island publishes rows again that it published before."""
+
+  def decide(saved: Any, known: comeback.Known, sync_every: int) -> Any:
+    back = right(saved, known, sync_every)
+    origins = tuple(
+      o._replace(first_step=min(o.first_step, back.start)) for o in back.origins
+    )
+    return back._replace(origins=origins)
+
+  return decide
+
+
+def resume_from_furthest(right: Any) -> Any:
+  """A restarted island goes on after the furthest row of any fragment."""
+
+  def decide(saved: Any, known: comeback.Known, sync_every: int) -> Any:
+    furthest = max(known.published)
+    return right(
+      saved,
+      known._replace(published=(furthest,) * len(known.published)),
+      sync_every,
+    )
+
+  return decide
+
+
+def resume_from_saved(right: Any) -> Any:
+  """A restarted island believes its saved state, not the vector clock."""
+
+  def decide(saved: Any, known: comeback.Known, sync_every: int) -> Any:
+    if saved is None:
+      return right(saved, known, sync_every)
+    behind = known._replace(published=tuple(saved.published))
+    return right(saved, behind, sync_every)
+
+  return decide
+
+
+def own_optimizer(right: Any) -> Any:
+  """An island takes its own saved optimizer, however old."""
+
+  def decide(*args: Any) -> Any:
+    return right(*args)._replace(optimizer="own")
+
+  return decide
+
+
+def any_epoch(right: Any) -> Any:
+  """A contribution from before a return to a cut is taken in."""
+
+  def admit(self: Any, new: Any, now: float) -> Any:
+    epoch, self._epoch = self._epoch, new.epoch
+    try:
+      return right(self, new, now)
+    finally:
+      self._epoch = epoch
+
+  return admit
+
+
+def cut_after_admission(right: Any) -> Any:
+  """The syncer takes its part after what made it aware of the cut."""
+
+  def arrived(self: Any, contributions: Any, now: float) -> Any:
+    cut = self._cut
+    newest = max((c.cut for c in contributions), default=0)
+    self._cut = max(cut, newest)  # as if it had taken part
+    actions = right(self, contributions, now)
+    self._cut = cut
+    return [*actions, *self._take_part(newest)]
+
+  return arrived
+
+
+def lost_head_made_anew(right: Any) -> Any:
+  """A new leader makes a fragment anew whose head is lost."""
+
+  def fence(fragment: int, token: int) -> Any:
+    try:
+      return (yield from right(fragment, token))
+    except LookupError:
+      key, payload = keys.head_key(fragment), f"globals/{fragment:04d}/"
+      first = f"{payload}{0:09d}.i0.1"
+      head = records.Head(fragment, 0, token, first, [[1]], {}, {})
+      yield operations.CompareAndSet(key, head, 0)
+      return (yield from right(fragment, token))
+
+  return fence
+
+
+def expired_by_number(right: Any) -> Any:
+  """Of old cuts none is kept that lacks a version the newest has."""
+
+  def expired(looks: Any, payloads: Any) -> Any:
+    return right(looks, {})
+
+  return expired
+
+
+def unstamped(right: Any) -> Any:
+  """Contributions do not say which cut their island has taken part in."""
+
+  def publish(self: Any, fragment: int, trigger: Any) -> Any:
+    action = right(self, fragment, trigger)
+    return dataclasses.replace(action, cut=0)
+
+  return publish
+
+
+def superseded_lost(right: Any) -> Any:
+  """What is superseded while no round is open is not deleted."""
+
+  def evaluate(self: Any, fragment: int, now: float) -> Any:
+    actions = right(self, fragment, now)
+    only = all(
+      isinstance(a, syncer_core.Discard) and a.reason == "superseded"
+      for a in actions
+    )
+    return [] if only else actions
+
+  return evaluate
+
+
+def survey_by_name(right: Any) -> Any:
+  """A restarted island counts records from before a return to a cut."""
+
+  def survey(island: int, num_fragments: int) -> Any:
+    names = yield operations.Names("contributions")
+    known = yield from right(island, num_fragments)
+    published = list(known.published)
+    for name in names:
+      fragment, owner, _, step = map(int, name.split("."))
+      if owner == island:
+        published[fragment] = max(published[fragment], step)
+    return known._replace(published=tuple(published))
+
+  return survey
+
+
+def timed_before_look(right: Any) -> Any:
+  """A lease is judged by the time before a look that took long."""
+
+  def acquire(key: str, owner: str, watch: Any, clock: Any) -> Any:
+    now = clock()
+    return right(key, owner, watch, lambda: now)
+
+  return acquire
+
+
+def token_from_lease(right: Any) -> Any:
+  """A token that was given out and is in no head yet is given out again."""
+
+  def draw(key: str, above: int) -> Any:
+    yield from ()
+    return above + 1
+
+  return draw
+
+
+def heads_without_tokens(right: Any) -> Any:
+  """After a lost or damaged lease tokens start from 1 again."""
+
+  def newest() -> Any:
+    yield from ()
+    return 0
+
+  return newest
+
+
+def told_once(right: Any) -> Any:
+  """A verdict that could not be written is not written again."""
+
+  def tell(self: Any) -> Any:
+    try:
+      yield from right(self)
+    except OSError:
+      self.untold.clear()
+      raise
+
+  return tell
+
+
+def constant(value: Any) -> Callable[[Any], Any]:
+  """Gives the same whatever it is asked."""
+
+  return lambda right: lambda *args, **kwargs: value
