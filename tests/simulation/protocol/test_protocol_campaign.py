@@ -57,6 +57,7 @@ def test_twenty_thousand_schedules_break_no_rule():
     "spoiled_cuts",
     "reinjected",
     "before_restore",
+    "served_by_peers",
   ):
     assert tally.seen[state] > 0, state
 
