@@ -100,7 +100,10 @@ class Restorer:
     return 0, self._verifier.damage()
 
   def _look(self, number: int | None) -> restore.Choice:
-    return self._store.perform(restore.choose(self._verifier.check_cut, number))
+    check = self._verifier
+    return self._store.perform(
+      restore.choose(check.check_cut, check.check_contribution, number)
+    )
 
   def _choose(
     self, number: int | None, why: str
@@ -120,6 +123,8 @@ class Restorer:
     tape = recorder.Recorder(self._run_dir, "controller", self._incarnation)
     try:
       self._tell_last_merges(tape, len(parts.heads))
+      for sent, reason in choice.left_out:
+        _tell_discarded(tape, sent.key, sent, f"corrupt: {reason}")
       restored = self._store.perform(
         restore.restore(
           parts,
@@ -162,7 +167,10 @@ class Restorer:
 
 
 def _tell_discarded(
-  tape: recorder.Recorder, name: str, record: records.Contribution | None
+  tape: recorder.Recorder,
+  name: str,
+  record: records.Contribution | None,
+  reason: str = "before_restore",
 ) -> None:
   fragment, island, incarnation, step = map(int, name.split("."))
   tape.record(
@@ -174,7 +182,7 @@ def _tell_discarded(
     first_step=record.first_step if record else step,
     step=step,
     c_tokens=record.c_tokens if record else 0,
-    reason="before_restore",
+    reason=reason,
   )
 
 
@@ -200,6 +208,7 @@ def _tell_restored(
 def _line(restored: restore.Restored, why: str, choice: restore.Choice) -> str:
   steps = ", ".join(f"{m}: {s}" for m, s in sorted(restored.steps.items()))
   over = "".join(f"; cut {c} passed over: {r}" for c, r in choice.passed_over)
+  over += "".join(f"; {s.key} left out: {r}" for s, r in choice.left_out)
   text = (
     f"restored cut {restored.cut} ({why}); islands go on after steps"
     f" {{{steps}}}{over}"

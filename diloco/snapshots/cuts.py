@@ -90,6 +90,11 @@ class Look(NamedTuple):
     """Whether parts are still to be taken."""
     return self.request is not None and not (self.names & {COMPLETE, ABANDONED})
 
+  def is_open_in(self, epoch: int) -> bool:
+    """Whether parts of this epoch are still to be taken."""
+    asked = self.request
+    return self.is_open and asked is not None and asked.epoch == epoch
+
   @property
   def missing_islands(self) -> list[int]:
     """Islands that have not taken their part yet."""
@@ -112,9 +117,10 @@ def add_part(part: records.CutPart) -> operations.Procedure[bool]:
   """Adds an island's part, unless the cut has ended or has one already.
 
   Returns:
-    Whether this is the island's part now.
+    Whether this is the island's part now. It is not either if the cut was
+    asked for before a return to an earlier one, and was not given up then.
   """
-  if not (yield from look(part.cut)).is_open:
+  if not (yield from look(part.cut)).is_open_in(part.epoch):
     return False
   key = keys.cut_part_key(part.cut, part.island)
   found, generation = yield operations.Read(key, records.CutPart)
@@ -129,10 +135,10 @@ def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
   """Adds the syncer's part, over that of a syncer it has deposed.
 
   Returns:
-    Whether this is the syncer's part now. It is not if the cut has ended, or
-    if a newer syncer has taken part.
+    Whether this is the syncer's part now. It is not if the cut has ended or is
+    of another epoch, or if a newer syncer has taken part.
   """
-  if not (yield from look(part.cut)).is_open:
+  if not (yield from look(part.cut)).is_open_in(part.epoch):
     return False
   key = keys.cut_heads_key(part.cut)
   while True:

@@ -17,13 +17,12 @@ drawn, and the next one is above that one and those of the heads.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from diloco import errors
 from diloco.snapshots import operations, records
 
 _HEADS = operations.Names("heads")
-_UNREADABLE = ("", -1, -1)  # how a damaged lease looks
 
 
 @functools.cache
@@ -43,7 +42,7 @@ class LeaseWatch:
 
   def __init__(self, ttl_secs: float):
     self._ttl_secs = ttl_secs
-    self._seen: tuple[str, int, int] | None = None
+    self._seen: Hashable = None
     self._since = 0.0
 
   def expired(self, lease: records.Lease | None, now: float) -> bool:
@@ -57,17 +56,19 @@ class LeaseWatch:
       return True
     return self._stands((lease.owner, lease.token, lease.beat), now)
 
-  def unreadable(self, now: float) -> bool:
-    """Whether the lease has been damaged for the time to live.
+  def unreadable(self, generation: Hashable, now: float) -> bool:
+    """Whether the lease has been damaged in this way for the time to live.
 
-    Nobody can renew a lease that nobody can read.
+    Nobody can renew a lease that nobody can read. Damaged, renewed unseen and
+    damaged again, it has another generation.
 
     Args:
-      now: the observer's monotonic clock, seconds; the lease is damaged now.
+      generation: the store's, of what is damaged now.
+      now: the observer's monotonic clock, seconds.
     """
-    return self._stands(_UNREADABLE, now)
+    return self._stands(("unreadable", generation), now)
 
-  def _stands(self, seen: tuple[str, int, int], now: float) -> bool:
+  def _stands(self, seen: Hashable, now: float) -> bool:
     if seen != self._seen:
       self._seen, self._since = seen, now
       return False
@@ -92,7 +93,7 @@ def acquire(
     lease, generation = yield _read(key)
   except errors.CorruptSnapshotError as error:
     lease, generation = None, error.generation
-    free = watch.unreadable(clock())
+    free = watch.unreadable(generation, clock())
   else:
     # The time after the look, which may have taken long: a beat that is new now
     # would otherwise count as old as the look. An acquisition that failed may

@@ -10,6 +10,12 @@ Until then nothing has changed; from then on a restore that dies is finished by
 the next one, to the same cut and the same versions, before any role is started.
 
 No role may live meanwhile. One that does is fenced out by the token.
+
+Of what was on its way at the cut a syncer that was deposed, and had not noticed
+yet, may have discarded some; nothing fences a deletion. A contribution that
+cannot be read is therefore left out by name, as a syncer that could not read
+it would, and the cut is as good as before. Only heads and saved states must be
+whole.
 """
 
 from __future__ import annotations
@@ -22,20 +28,24 @@ from diloco import errors
 from diloco.snapshots import cut_parts, cuts, keys, operations, records
 from diloco.snapshots import lease as lease_lib
 
-# Checks what records point to; gives the reason if it will not do, else "".
+# Check what records point to; give the reason if it will not do, else "".
 Check = Callable[[cut_parts.Parts], str]
+CheckSent = Callable[[records.Contribution], str]
 
 
 class Choice(NamedTuple):
   """A cut to go back to.
 
   Attributes:
-    parts: of the cut; None if there is none that can be used.
+    parts: of the cut, with the contributions that can be read; None if there is
+      no cut that can be used.
     passed_over: newer cuts, with the reason.
+    left_out: contributions of the cut that cannot be read, with the reason.
   """
 
   parts: cut_parts.Parts | None
   passed_over: tuple[tuple[int, str], ...]
+  left_out: tuple[tuple[records.Contribution, str], ...] = ()
 
 
 class Restored(NamedTuple):
@@ -59,12 +69,13 @@ class Restored(NamedTuple):
 
 
 def choose(
-  check: Check, wanted: int | None = None
+  check: Check, check_sent: CheckSent, wanted: int | None = None
 ) -> operations.Procedure[Choice]:
   """Chooses the newest cut that verifies.
 
   Args:
-    check: looks at the tensors and saved states the records point to.
+    check: looks at the versions and saved states the records point to.
+    check_sent: looks at a contribution's tensors.
     wanted: the only one to consider; None for all.
   """
   passed_over: list[tuple[int, str]] = []
@@ -78,9 +89,27 @@ def choose(
     except errors.CorruptSnapshotError as error:
       why = str(error)
     if not why:
-      return Choice(parts, tuple(passed_over))
+      return _without_unreadable(parts, check_sent, tuple(passed_over))
     passed_over.append((cut, why))
   return Choice(None, tuple(passed_over))
+
+
+def _without_unreadable(
+  parts: cut_parts.Parts,
+  check_sent: CheckSent,
+  passed_over: tuple[tuple[int, str], ...],
+) -> Choice:
+  left_out = {
+    sent.key: (sent, why)
+    for sent in parts.contributions
+    if (why := check_sent(sent))
+  }
+  readable = [s for s in parts.contributions if s.key not in left_out]
+  return Choice(
+    parts._replace(contributions=tuple(readable)),
+    passed_over,
+    tuple(left_out.values()),
+  )
 
 
 def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
@@ -125,7 +154,7 @@ def restore(
   """Sets the run back to a cut, or finishes doing so.
 
   Args:
-    parts: of the cut, verified.
+    parts: of the cut, as chosen.
     tell_discarded: puts on the tape that a contribution, given by its name and
       its record if that can be read, will never be merged. May be called again
       for the same one.

@@ -39,6 +39,7 @@ class CutKeeper:
   def __init__(self, snapshots: store.SnapshotStore):
     """Args: the store."""
     self._store = snapshots
+    self._epoch = 0
     self._open: _Open | None = None
     self._pins: dict[int, frozenset[str]] = {}  # by cut, prefixes of payloads
     self._held: set[str] = set()  # contributions to delete once unpinned
@@ -57,6 +58,7 @@ class CutKeeper:
     Returns:
       The last cut that these heads are after.
     """
+    self._epoch = max(head.epoch for head in heads)
     taken = max(head.cut for head in heads)
     for look in self._looks():
       if look.is_complete or cut_parts.CHANNEL in look.names:
@@ -98,10 +100,15 @@ class CutKeeper:
     mine = self._open if self._open and self._open.part.cut == newest else None
     if look.names & {cuts.COMPLETE, cuts.ABANDONED}:
       return self._end(look)
-    if look.is_open and mine is None:
-      return [core.CutRequested(newest)]
-    if look.is_open and mine is not None:
+    if look.is_open_in(self._epoch):
+      if mine is None:
+        return [core.CutRequested(newest)]
       self._go_on(mine, look, channel)
+    elif look.request is not None and look.request.epoch < self._epoch:
+      # Who set the run back did not see it.
+      self._store.perform(
+        cuts.abandon(newest, "the run was set back before it was complete")
+      )
     return []
 
   def take_part(self, number: int, heads: Sequence[records.Head]) -> None:

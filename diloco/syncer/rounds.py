@@ -66,7 +66,8 @@ class Rounds:
 
     Args:
       event: what was seen.
-      check: called before each merge; raises `FencedError` when another leads.
+      check: called before each action and each commit; raises `FencedError`
+        when another leads.
 
     Raises:
       OSError: the store failed in some of it.
@@ -86,12 +87,12 @@ class Rounds:
       raise failure
 
   def _do(self, action: core.Action, check: Callable[[], None]) -> None:
+    check()
     match action:
       case core.Open():
         self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
         self.publish_board()
       case core.Close():
-        check()
         self._close_round(action, check)
       case core.Discard():
         self._discard(action)

@@ -147,10 +147,6 @@ def tamper_with_marker(machine):
   path.write_text(json.dumps(content))
 
 
-def lose_channel_payload(machine):
-  machine.run.store.delete_tree(machine.sent[0].payload)
-
-
 def lose_cut_tensor(machine):
   cut = machine.run.perform(restore.verified(1))
   machine.run.store.delete_tree(cut.heads[0].payload)
@@ -170,7 +166,6 @@ def lead_out_of_the_run(machine):
     lose_saved_state,
     tamper_with_saved_state,
     tamper_with_marker,
-    lose_channel_payload,
     lose_cut_tensor,
     lead_out_of_the_run,
   ],
@@ -185,6 +180,32 @@ def test_without_a_good_cut_nothing_changes_and_the_user_is_told(machine, harm):
   text = str(refused.value)
   assert "fragment 0 is damaged" in text and "cut 1: " in text
   assert "\n" not in text
+
+
+def lose_payload(machine, sent):
+  machine.run.store.delete_tree(sent.payload)
+
+
+def damage_payload(machine, sent):
+  chunk = chunk_of(machine, sent.payload)
+  chunk.write_bytes(chunk.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("harm", [lose_payload, damage_payload])
+def test_contribution_that_cannot_be_read_is_left_out_by_name(
+  machine, harm, capsys
+):
+  # A syncer that was deposed and did not know it may have deleted it.
+  gone, other = machine.sent
+  harm(machine, gone)
+  restored = machine.prepare("last")
+  assert restored.cut == 1 and restored.reinjected == [other.key]
+  assert set(machine.run.waiting()) == {other.key}
+  line = capsys.readouterr().err
+  assert f"{gone.key} left out: " in line and line.count("\n") == 1
+  told = [e for e in machine.events("discarded") if e["key"] == gone.key]
+  assert [e["reason"].split(":")[0] for e in told] == ["corrupt"]
+  assert (told[0]["first_step"], told[0]["step"]) == (8, 16)
 
 
 def test_damage_without_any_cut_is_said(tmp_path):

@@ -43,6 +43,20 @@ def test_ended_cut_takes_no_more_parts(tmp_path):
   assert not run.perform(cuts.abandon(cut, "too late"))
 
 
+def test_cut_of_another_epoch_takes_no_part(tmp_path):
+  run = CutRun(tmp_path)
+  run.perform(cuts.request([0], 2))
+  of_cut_2 = run.take_cut()
+  for kind, key, add in (
+    (records.CutPart, keys.cut_part_key(of_cut_2, 0), cuts.add_part),
+    (records.CutHeads, keys.cut_heads_key(of_cut_2), cuts.add_heads),
+  ):
+    part = dataclasses.replace(run.store.read(key, kind), cut=1)
+    later = dataclasses.replace(part, epoch=1)
+    assert not run.perform(add(later))
+    assert run.perform(add(part))
+
+
 def test_second_life_of_an_island_does_not_replace_its_part(tmp_path):
   run = CutRun(tmp_path)
   run.perform(cuts.request([0], 2))

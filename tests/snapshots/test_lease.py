@@ -161,6 +161,23 @@ def test_damaged_lease_is_taken_after_its_time_to_live(clock):
   assert not operations.perform(renewal, store.execute)
 
 
+def test_lease_renewed_unseen_between_two_damages_is_as_young_as_the_second(
+  clock,
+):
+  store, watch = Records(), lease.LeaseWatch(TTL_SECS)
+  assert store.acquire("leader", clock) == 1
+  store.damage(KEY)
+  assert store.acquire("me", clock, watch) == 0
+  clock.now += TTL_SECS
+  store.mend(KEY)
+  renewal = lease.renew(KEY, "leader", 1)
+  assert operations.perform(renewal, store.execute)
+  store.damage(KEY)
+  assert store.acquire("me", clock, watch) == 0
+  clock.now += TTL_SECS
+  assert store.acquire("me", clock, watch) == 2
+
+
 def test_lease_that_can_be_read_again_is_watched_from_then_on(clock):
   store, watch = Records(), lease.LeaseWatch(TTL_SECS)
   assert store.acquire("leader", clock) == 1

@@ -18,7 +18,7 @@ class Told:
     self.discarded.append(name)
 
 
-def all_good(parts):
+def all_good(anything):
   return ""
 
 
@@ -207,7 +207,7 @@ def test_newest_good_cut_is_chosen_and_the_others_told(tmp_path):
   run.store.delete(keys.cut_heads_key(4))
   heads = run.store.read(keys.cut_heads_key(3), records.CutHeads)
   run.store.write(keys.cut_heads_key(3), dataclasses.replace(heads, token=5))
-  choice = run.perform(restore.choose(all_good))
+  choice = run.perform(restore.choose(all_good, all_good))
   assert choice.parts.request.cut == 2
   reasons = dict(choice.passed_over)
   assert reasons[7] == "it was given up: a reason"
@@ -221,7 +221,9 @@ def test_cut_whose_tensors_are_gone_is_passed_over(tmp_path):
   run, _ = run_with_a_cut(tmp_path)
   run.take_cut(published=(32, 8))
   choice = run.perform(
-    restore.choose(lambda parts: "gone" if parts.request.cut == 2 else "")
+    restore.choose(
+      lambda parts: "gone" if parts.request.cut == 2 else "", all_good
+    )
   )
   assert choice.parts.request.cut == 1 and choice.passed_over == ((2, "gone"),)
 
@@ -229,5 +231,17 @@ def test_cut_whose_tensors_are_gone_is_passed_over(tmp_path):
 def test_wanted_cut_is_the_only_candidate(tmp_path):
   run, _ = run_with_a_cut(tmp_path)
   run.take_cut(published=(32, 8))
-  assert run.perform(restore.choose(all_good, 1)).parts.request.cut == 1
-  assert run.perform(restore.choose(all_good, 9)) == restore.Choice(None, ())
+  assert (
+    run.perform(restore.choose(all_good, all_good, 1)).parts.request.cut == 1
+  )
+  none = run.perform(restore.choose(all_good, all_good, 9))
+  assert none == restore.Choice(None, ())
+
+
+def test_contribution_that_cannot_be_read_does_not_spoil_a_cut(tmp_path):
+  run, (gone, other) = run_with_a_cut(tmp_path)
+  choice = run.perform(
+    restore.choose(all_good, lambda sent: "gone" if sent == gone else "")
+  )
+  assert choice.parts.contributions == (other,)
+  assert choice.passed_over == () and choice.left_out == ((gone, "gone"),)

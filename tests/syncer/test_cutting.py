@@ -229,6 +229,35 @@ def test_successor_leaves_a_cut_alone_whose_channel_is_known(tmp_path):
   assert second.keeper.is_pinned_payload(run.head(0).payload)
 
 
+def test_cut_asked_for_before_a_return_is_given_up(tmp_path):
+  run = CutRun(tmp_path)
+  cut = run.take_cut()
+  parts = run.perform(restore.verified(cut))
+  run.perform(restore.restore(parts, lambda *_: None, lambda _: None))
+  # There before, and not in the restore's listing, which was stale.
+  old = records.CutRequest(2, 0, list(ISLANDS))
+  run.store.write(keys.cut_request_key(2), old)
+  seat = Seat(run)
+  seat.look()
+  assert seat.core.channel is None
+  assert run.store.read(keys.cut_heads_key(2), records.CutHeads) is None
+  assert "set back" in run.perform(cuts.reason(2))
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  assert run.store.read(keys.cut_heads_key(3), records.CutHeads).epoch == 1
+
+
+def test_deposed_syncer_leaves_a_cut_of_a_later_epoch_alone(tmp_path):
+  run = CutRun(tmp_path)
+  cut = run.take_cut()
+  seat = Seat(run)
+  parts = run.perform(restore.verified(cut))
+  run.perform(restore.restore(parts, lambda *_: None, lambda _: None))
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  assert run.perform(cuts.look(asked.cut)).names == {"request"}
+
+
 def test_stamp_of_an_ended_cut_changes_nothing(tmp_path):
   run = CutRun(tmp_path)
   seat = Seat(run)

@@ -6,6 +6,7 @@ import math
 import pytest
 from cut_builder import PLAN, CutRun
 
+from diloco import errors
 from diloco.snapshots import keys, records
 from diloco.syncer import (
   chores,
@@ -128,6 +129,23 @@ def test_discarded_record_that_could_not_be_deleted_is_deleted_later(leader):
   assert leader.run.waiting() == {}
   assert sent.key not in leader.chores.known
   assert len(leader.events("discarded")) == 1
+
+
+def test_deposed_leader_that_notices_deletes_nothing(leader):
+  # Two publications of one island: the first is superseded.
+  sent = [leader.run.publish(0, 0, 0, 0, step) for step in (8, 12)]
+  _, found, _ = leader.run.store.perform(leader.chores.look())
+
+  def taken_over():
+    raise errors.FencedError("the lease was taken over")
+
+  with pytest.raises(errors.FencedError):
+    leader.rounds.handle(
+      core.Arrived([record for _, record in found]), taken_over
+    )
+  assert set(leader.run.waiting()) == {s.key for s in sent}
+  assert leader.run.store.keys(sent[0].payload)
+  assert leader.events("discarded") == []
 
 
 def test_verdict_that_could_not_be_written_is_told_again(leader):

@@ -114,6 +114,15 @@ def expired_by_foreign_clock(right: Any) -> Any:
   return expired
 
 
+def damages_alike(right: Any) -> Any:
+  """A lease damaged twice counts as damaged from the first time on."""
+
+  def unreadable(self: Any, generation: Any, now: float) -> bool:
+    return bool(right(self, 0, now))
+
+  return unreadable
+
+
 def counters_kept(right: Any) -> Any:
   """An island's counters are not reset when it adopts a version."""
 

@@ -18,6 +18,7 @@ from diloco.simulation.protocol import (
 )
 
 _LINES = 400  # of a trace, the last ones
+_LOG_LINES = 20  # of progress, where nobody watches
 
 
 def add_arguments(parser: Any) -> None:
@@ -101,8 +102,6 @@ def _run_many(args: Any) -> tuple[int, dict[str, Any]]:
   with _progress(count) as told:
     tally = campaign.run(args.seed, count, args.jobs, args.plant, told)
   facts = tally.to_dict()
-  for seed, reason in tally.violations:
-    print(f"seed {seed}: {reason}", file=sys.stderr)
   if tally.violations and not args.no_shrink:
     seed, reason = tally.violations[0]
     small = shrink.shrink(schedules.draw(seed), shrink.fails_like(reason))
@@ -123,18 +122,26 @@ def _run_many(args: Any) -> tuple[int, dict[str, Any]]:
 
 @contextlib.contextmanager
 def _progress(count: int) -> Iterator[Callable[[campaign.Tally], None]]:
-  """A line on stderr that is written over, where somebody watches."""
+  """Violations on stderr as they are found, and how far the campaign is.
+
+  Where somebody watches, the last line is written over.
+  """
   watched = sys.stderr.isatty()
+  end = "\r" if watched else "\n"
+  every = 1 if watched else max(count // _LOG_LINES, 1)
+  known: set[int] = set()
+  shown = 0
 
   def told(tally: campaign.Tally) -> None:
-    if watched:
-      print(
-        f"\r{tally.schedules}/{count} schedules,"
-        f" {tally.num_violations} violations",
-        end="",
-        file=sys.stderr,
-        flush=True,
-      )
+    nonlocal shown
+    for seed, reason in tally.violations:
+      if seed not in known:
+        known.add(seed)
+        print(f"seed {seed}: {reason}", file=sys.stderr)
+    if tally.schedules - shown >= every:
+      shown = tally.schedules
+      line = f"{shown}/{count} schedules, {tally.num_violations} violations"
+      print(line, end=end, file=sys.stderr, flush=True)
 
   yield told
   if watched:

@@ -37,6 +37,7 @@ class Checker:
     self._lease_moved = 0.0
     self._committers: dict[int, Any] = {}  # token -> life that acquired it
     self.recorded: set[str] = set()  # commit records ever written
+    self._discarded: set[str] = set()  # keys of contributions
     self._proven: dict[int, int] = {}  # by island that comes back, last row
     self.seen: dict[str, int] = collections.defaultdict(int)
     self.ledger = row_ledger.RowLedger()
@@ -197,6 +198,15 @@ class Checker:
         raise Violation(f"cut {cut} is complete and cannot be used: {why}")
       if begun:
         raise Violation(f"the restore of cut {cut} cannot be finished: {why}")
+
+  def left_out(self, sent: Any) -> None:
+    """Contributions of the cut to go back to cannot be read."""
+    for record, why in sent:
+      if record.key not in self._discarded:
+        if not self._world.damaging:
+          raise Violation(f"nobody discarded {record.key} of a cut, and {why}")
+        self.discarded(None, record, "corrupt")
+      self.seen["left_out"] += 1
 
   def refused(self, cuts_: Any) -> None:
     """A spoiled run cannot go back: there was a cut when that happened."""
@@ -387,6 +397,7 @@ class Checker:
     if ":" in reason:
       reason = reason.partition(":")[0]
     self.seen[reason] += 1
+    self._discarded.add(record.key)
     if self._kernel.trace is not None:
       self._kernel.log("", f"{record.key} is discarded: {reason}")
     self.ledger.name(

@@ -270,6 +270,18 @@ PLANTS: dict[str, Plant] = {
     "unreadable",
     bugs.constant(False),
   ),
+  "lease_damages_alike": Plant(
+    "a lease damaged twice counts as damaged from the first time on",
+    lease.LeaseWatch,
+    "unreadable",
+    bugs.damages_alike,
+  ),
+  "cut_of_any_epoch": Plant(
+    "a cut asked for before a return to a cut is still taken part in",
+    cuts.Look,
+    "is_open_in",
+    lambda right: lambda self, epoch: self.is_open,
+  ),
   "told_once": Plant(
     "a verdict that could not be written is not written again",
     chores.Chores,

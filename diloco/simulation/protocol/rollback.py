@@ -17,7 +17,7 @@ from typing import Any
 from diloco import errors
 from diloco.simulation.protocol import faults
 from diloco.simulation.protocol import kernel as kernel_lib
-from diloco.snapshots import cut_parts, keys, operations, restore
+from diloco.snapshots import cut_parts, keys, operations, records, restore
 
 NAME = "restorer"
 _LATE_SECS = 4.0  # until the last write of a dead process lands
@@ -55,8 +55,11 @@ class Restorer:
   def _go_back(self) -> kernel_lib.Script:
     world = self.world
     begun = yield from restore.unfinished()
-    choice = yield from restore.choose(self._check, begun or None)
+    choice = yield from restore.choose(
+      self._check, self._check_sent, begun or None
+    )
     world.checker.passed_over(choice.passed_over, begun)
+    world.checker.left_out(choice.left_out)
     if choice.parts is None and world.spoiled:
       world.checker.refused(choice.passed_over)
       world.refused = "no cut can be restored"
@@ -70,6 +73,13 @@ class Restorer:
   def _check(self, parts: cut_parts.Parts) -> str:
     return damage(self.world, parts)
 
+  def _check_sent(self, sent: records.Contribution) -> str:
+    try:
+      self.world.store.content(sent.payload)
+    except errors.CorruptSnapshotError as error:
+      return str(error)
+    return ""
+
 
 def damage(world: Any, parts: cut_parts.Parts) -> str:
   """Why what a cut's records point to will not do; empty if it will.
@@ -79,8 +89,6 @@ def damage(world: Any, parts: cut_parts.Parts) -> str:
   try:
     for head in parts.heads:
       world.store.content(head.payload)
-    for sent in parts.contributions:
-      world.store.content(sent.payload)
   except errors.CorruptSnapshotError as error:
     return str(error)
   for island in parts.islands:
@@ -104,7 +112,9 @@ def may_spoil(world: Any, fault: faults.Fault) -> bool:
       return "spoiled"
     return damage(world, parts)
 
-  choice: restore.Choice = operations.perform(restore.choose(check), execute)
+  choice: restore.Choice = operations.perform(
+    restore.choose(check, lambda sent: ""), execute
+  )
   return choice.parts is not None
 
 

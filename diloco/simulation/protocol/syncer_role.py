@@ -222,6 +222,8 @@ class Syncer:
     """Does all of `actions`, whatever the store makes of some of them."""
     failure: BaseException | None = None
     for action in actions:
+      if self.fenced:
+        self._check_lease()
       kind = type(action)
       try:
         if kind is core_lib.Close:

@@ -172,9 +172,9 @@ def missing(spans: list[Span], last: int) -> Span | None:
   """First rows of (0, last] that are in none of the spans in order."""
   reached = 0
   for first, end in spans:
+    if reached >= last:
+      break
     if first > reached:
       return reached, min(first, last)
     reached = max(reached, end)
-    if reached >= last:
-      return None
   return (reached, last) if reached < last else None

@@ -52,6 +52,9 @@ LIMITS = {
 }
 
 
+found = schedules.Schedule.from_json  # and shrunk, by a campaign
+
+
 def failed_writes_while_an_island_is_poisoned():
   for number in range(20, 160):
     yield schedules.Schedule(
@@ -121,9 +124,27 @@ def returns_to_a_cut():
     )
 
 
+def leases_damaged_twice():
+  yield found(
+    '{"seed":44278,"rounds":5,"islands":2,"fragments":1,"sync_every":1,'
+    '"faults":[["slow","syncer",44.0,3.183],["torn","syncer",46.0,0.0],'
+    '["torn","standby",82.0,0.0]]}'
+  )
+
+
+def returns_that_miss_an_open_cut():
+  yield found(
+    '{"seed":71434,"rounds":7,"islands":3,"fragments":1,"sync_every":1,'
+    '"cuts":1.5,"set_back":true,"faults":[["stale","restorer",8.031,4.207],'
+    '["global_lost","fragment-0",4.527,4.765]]}'
+  )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
+  "lease_damages_alike": leases_damaged_twice,
+  "cut_of_any_epoch": returns_that_miss_an_open_cut,
   "told_once": failed_writes_while_an_island_is_poisoned,
   "verdict_not_repeated": verdicts_that_rot,
   "token_unfenced": leases_torn_as_they_are_taken,

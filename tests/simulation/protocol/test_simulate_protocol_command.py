@@ -13,9 +13,10 @@ def run(capsys, *flags):
 
 
 def test_campaign_prints_one_json_object(capsys):
-  code, out, _ = run(capsys, "--schedules=20", "--jobs=1", "--json")
+  code, out, err = run(capsys, "--schedules=20", "--jobs=1", "--json")
   facts = json.loads(out)
   assert code == 0
+  assert err == "20/20 schedules, 0 violations\n"
   assert facts["schedules"] == 20 and facts["violations"] == 0
   assert facts["rounds_per_schedule"] >= 19
   assert facts["schedules_per_sec_per_core"] > 0
