@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.snapshots import cut_parts, keys, operations, records
@@ -111,6 +111,25 @@ def look(cut: int) -> operations.Procedure[Look]:
       keys.cut_request_key(cut), records.CutRequest
     )
   return Look(cut, asked, names)
+
+
+def look_surely(cut: int) -> operations.Procedure[Look]:
+  """Looks at a cut without trusting a listing, which may be out of date.
+
+  The parts of islands are not looked for.
+  """
+  found: dict[str, records.Record] = {}
+  for key, kind in (
+    (keys.cut_request_key(cut), records.CutRequest),
+    (keys.cut_channel_key(cut), records.CutChannel),
+    (keys.cut_complete_key(cut), records.CutComplete),
+    (keys.cut_abandoned_key(cut), records.CutAbandoned),
+  ):
+    record, _ = yield operations.Read(key, kind)
+    if record is not None:
+      found[key.rpartition("/")[2]] = record
+  asked: Any = found.get(cut_parts.REQUEST)
+  return Look(cut, asked, frozenset(found))
 
 
 def add_part(part: records.CutPart) -> operations.Procedure[bool]:

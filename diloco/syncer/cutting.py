@@ -6,14 +6,17 @@ the cut is deleted, which happens here too. See `diloco.snapshots.cuts`.
 """
 
 import dataclasses
+import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diloco import errors
 from diloco.snapshots import cut_parts, cuts, keys, operations, records, store
 from diloco.syncer import core
 
 logger = logging.getLogger(__name__)
+
+_UNLISTED = 16  # cuts that a stale listing may lack, at most
 
 
 @dataclasses.dataclass
@@ -60,7 +63,7 @@ class CutKeeper:
     """
     self._epoch = max(head.epoch for head in heads)
     taken = max(head.cut for head in heads)
-    for look in self._looks():
+    for look in self._all_looks(taken):
       if look.is_complete or cut_parts.CHANNEL in look.names:
         self._pins[look.cut] = self._pins_of(look.cut)
         taken = max(taken, look.cut)
@@ -195,13 +198,42 @@ class CutKeeper:
         self._store.delete_tree(keys.payload_prefix(name))
 
   def _looks(self) -> list[cuts.Look]:
-    looks = []
-    for number in self._store.perform(cuts.numbers()):
-      try:
-        looks.append(self._store.perform(cuts.look(number)))
-      except errors.CorruptSnapshotError as error:
-        logger.warning("cut_unreadable cut=%d error=%s", number, error)
-    return looks
+    numbers = self._store.perform(cuts.numbers())
+    found = [self._look_if_readable(number, cuts.look) for number in numbers]
+    return [look for look in found if look is not None]
+
+  def _all_looks(self, taken: int) -> list[cuts.Look]:
+    """Looks at all cuts there are, whatever a stale listing says.
+
+    What a cut of the predecessor points to must not be deleted in ignorance.
+
+    Args:
+      taken: the last cut the predecessor is known to have taken part in.
+    """
+    looks = self._looks()
+    listed = max((look.cut for look in looks), default=0)
+    sure = [
+      look
+      if look.names & {cuts.COMPLETE, cuts.ABANDONED}
+      else self._look_if_readable(look.cut, cuts.look_surely)
+      for look in looks
+    ]
+    for number in itertools.count(max(listed, taken - _UNLISTED) + 1):
+      unlisted = self._look_if_readable(number, cuts.look_surely)
+      if unlisted is None or unlisted.names:
+        sure.append(unlisted)
+      elif number > taken:
+        break
+    return [look for look in sure if look is not None]
+
+  def _look_if_readable(
+    self, number: int, look: Callable[[int], operations.Procedure[cuts.Look]]
+  ) -> cuts.Look | None:
+    try:
+      return self._store.perform(look(number))
+    except errors.CorruptSnapshotError as error:
+      logger.warning("cut_unreadable cut=%d error=%s", number, error)
+      return None
 
   def _pins_of(self, number: int) -> frozenset[str]:
     try:

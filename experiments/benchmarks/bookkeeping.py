@@ -12,7 +12,6 @@ Shares of processor time, not of wall time: they say the same on a busy machine.
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,13 +38,7 @@ _SYNC = {"num_fragments": 24, "every": 24, "overlap_steps": 2}
 
 def run() -> dict[str, Any]:
   """Measures in a process with the environment islands have."""
-  done = subprocess.run(
-    [sys.executable, "-m", "experiments.benchmarks.bookkeeping"],
-    env={**process.ISLAND_ENV, **os.environ},
-    stdout=subprocess.PIPE,
-    check=True,
-  )
-  return json.loads(done.stdout)
+  return island_bench.run_as_island("experiments.benchmarks.bookkeeping")
 
 
 class _TimedLines:

@@ -50,8 +50,13 @@ def make_config(model: dict[str, Any], sync: dict[str, Any]):
 
 def run() -> dict[str, Any]:
   """Measures in a process with the environment islands have."""
+  return run_as_island("experiments.benchmarks.island")
+
+
+def run_as_island(module: str) -> dict[str, Any]:
+  """Runs a module with the environment islands have; returns what it prints."""
   done = subprocess.run(
-    [sys.executable, "-m", "experiments.benchmarks.island"],
+    [sys.executable, "-m", module],
     env={**process.ISLAND_ENV, **os.environ},
     stdout=subprocess.PIPE,
     check=True,

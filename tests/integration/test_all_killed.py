@@ -3,25 +3,7 @@
 import os
 import signal
 
-import pytest
-from real_run import Run
-
 from diloco.tape import reader
-
-
-@pytest.fixture
-def make_run(tmp_path):
-  made = []
-
-  def make(**overrides):
-    made.append(Run(tmp_path, **overrides))
-    return made[-1]
-
-  yield make
-  for run in made:
-    left = run.alive()
-    run.kill_everything()
-    assert not left, "processes were left behind"
 
 
 def _losses(run):

@@ -2,26 +2,14 @@
 
 import math
 
-import pytest
-from real_run import Run
-
 from diloco.tape import reader
 
 
-@pytest.fixture
-def run(tmp_path):
-  made = Run(
-    tmp_path,
+def test_poisoned_island_is_refused_told_and_trains_on(make_run):
+  run = make_run(
     total_tokens=30_000,
     faults=({"target": "island-1", "at_fraction": 0.3, "kind": "poison"},),
   )
-  yield made
-  left = made.alive()
-  made.kill_everything()
-  assert not left, "processes were left behind"
-
-
-def test_poisoned_island_is_refused_told_and_trains_on(run):
   code, _, err = run.start().finish()
   assert code == 0, err
   events = reader.read(run.dir, strict=True).events

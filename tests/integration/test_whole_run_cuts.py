@@ -8,26 +8,8 @@ import subprocess
 import sys
 import time
 
-import pytest
-from real_run import Run
-
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
-
-
-@pytest.fixture
-def make_run(tmp_path):
-  made = []
-
-  def make(**overrides):
-    made.append(Run(tmp_path, **overrides))
-    return made[-1]
-
-  yield make
-  for run in made:
-    left = run.alive()
-    run.kill_everything()
-    assert not left, "processes were left behind"
 
 
 def diloco(command, run, *flags):

@@ -62,15 +62,21 @@ def save_all(run, cut, published=16):
     run.save(cut, island, 20 + cut, positions(run, published))
 
 
-def test_syncer_takes_part_once_and_writes_the_channel_after_the_islands(
-  tmp_path,
-):
-  run = CutRun(tmp_path)
+def cut_under_way(run_dir):
+  """A cut the syncer took part in when one contribution was waiting."""
+  run = CutRun(run_dir)
   waiting = run.publish(0, 0, 0, 0, 8)
   seat = Seat(run)
   seat.scan()
   asked = run.perform(cuts.request(ISLANDS, 2))
   seat.look()
+  return run, seat, waiting, asked
+
+
+def test_syncer_takes_part_once_and_writes_the_channel_after_the_islands(
+  tmp_path,
+):
+  run, seat, waiting, asked = cut_under_way(tmp_path)
   assert seat.core.cut == 1
   seat.look()
   late = run.publish(1, 1, 0, 0, 8)  # sent before its part
@@ -99,12 +105,7 @@ def test_stamped_contribution_makes_the_syncer_take_part_first(tmp_path):
 
 
 def test_merged_contribution_of_the_channel_keeps_its_payload(tmp_path):
-  run = CutRun(tmp_path)
-  sent = run.publish(0, 0, 0, 0, 8)
-  seat = Seat(run)
-  seat.scan()
-  asked = run.perform(cuts.request(ISLANDS, 2))
-  seat.look()
+  run, seat, sent, asked = cut_under_way(tmp_path)
   run.commit(0, 1, {0: 8}, value=1.0, cut=1)
   seat.delete(sent)
   assert run.waiting() == {} and run.store.keys(sent.payload)
@@ -120,12 +121,7 @@ def test_merged_contribution_of_the_channel_keeps_its_payload(tmp_path):
 
 
 def test_what_a_cut_that_is_given_up_held_back_is_deleted(tmp_path):
-  run = CutRun(tmp_path)
-  sent = run.publish(0, 0, 0, 0, 8)
-  seat = Seat(run)
-  seat.scan()
-  run.perform(cuts.request(ISLANDS, 2))
-  seat.look()
+  run, seat, sent, _ = cut_under_way(tmp_path)
   seat.delete(sent)
   assert run.store.keys(sent.payload)
   run.perform(cuts.abandon(1, "for a test"))
@@ -304,12 +300,7 @@ def _refuse(*args):
 
 
 def test_cut_that_completes_between_two_looks_keeps_its_pins(tmp_path):
-  run = CutRun(tmp_path)
-  sent = run.publish(0, 0, 0, 0, 8)
-  seat = Seat(run)
-  seat.scan()
-  asked = run.perform(cuts.request(ISLANDS, 2))
-  seat.look()
+  run, seat, sent, asked = cut_under_way(tmp_path)
   first = run.head(0).payload
   save_all(run, 1, published=8)
   seat.look()
@@ -324,3 +315,27 @@ def test_cut_that_completes_between_two_looks_keeps_its_pins(tmp_path):
   seat.look()
   assert run.store.keys(sent.payload)
   assert run.perform(restore.verified(1))
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+@pytest.mark.parametrize("listed", [[], ["request"]])
+def test_successor_with_a_stale_listing_guards_what_is_there(
+  tmp_path, monkeypatch, stamped, listed
+):
+  run = CutRun(tmp_path)
+  sent = run.publish(0, 0, 0, 0, 8)
+  run.take_cut()
+  cut = run.take_cut([sent])
+  if stamped:
+    run.commit(0, 1, {0: 8}, value=1.0, cut=cut)
+  names = run.store.names
+
+  def stale(prefix):
+    if prefix == "cuts":
+      return ["000001", "000002"] if listed else ["000001"]
+    return listed if prefix == keys.cut_prefix(cut) else names(prefix)
+
+  monkeypatch.setattr(run.store, "names", stale)
+  keeper = cutting.CutKeeper(run.store)
+  assert keeper.recover(run.heads()) == cut
+  assert keeper.is_pinned(sent.key)

@@ -319,6 +319,16 @@ def token_from_lease(right: Any) -> Any:
   return draw
 
 
+def token_must_be_readable(right: Any) -> Any:
+  """Nobody draws a token while the newest one drawn cannot be read."""
+
+  def draw(key: str, above: int) -> Any:
+    yield operations.Read(f"{key}.token", records.DrawnToken)
+    return (yield from right(key, above))
+
+  return draw
+
+
 def heads_without_tokens(right: Any) -> Any:
   """After a lost or damaged lease tokens start from 1 again."""
 

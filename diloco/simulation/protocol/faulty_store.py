@@ -60,6 +60,7 @@ class FaultyStore:
     self.plain: dict[str, tuple[Any, int]] | None = self.records
     self.full = 0  # intervals of full disk under way
     self.stale: dict[str, dict[str, list[str]]] = {}  # by role, old listings
+    self._leases = ""  # key of what is damaged or lost of the lease
     self._generation = 0
     self._aliases: dict[tuple[str, int], values.Version] = {}
     self.handlers: dict[type, Handler] = {
@@ -105,12 +106,7 @@ class FaultyStore:
   def _write(self, operation: operations.Write, life: Any) -> None:
     record: Any
     key, record = operation
-    self._generation += 1
-    if key not in self.records:
-      self._enter(key)
-    if self.damaged:
-      self.damaged.discard(key)
-    self.records[key] = (record, self._generation)
+    self._put(key, record)
     kind = type(record)
     if kind is records.Contribution:
       self.observer.contribution_written(key, record, life)
@@ -269,7 +265,10 @@ class FaultyStore:
         ("contributions/", "members/", "peers/", "verdicts/", "board")
       )
     if isinstance(operation, operations.CompareAndSet):
-      return operation.key == keys.SYNCER_LEASE
+      # The lease, or the newest token drawn for it: without both, and before
+      # the heads are fenced, nothing tells which token was given out.
+      key = operation.key
+      return key.startswith(keys.SYNCER_LEASE) and self._leases in ("", key)
     return False
 
   def damage(self, operation: Any, *, lost: bool) -> None:
@@ -279,6 +278,7 @@ class FaultyStore:
       found = self.records.get(key)
       if found is None or found[0] is not operation.record:
         return  # it wrote nothing
+      self._leases = key
     self.plain = None
     if not lost:
       self.damaged.add(key)

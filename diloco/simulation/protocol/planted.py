@@ -216,6 +216,12 @@ PLANTS: dict[str, Plant] = {
     "is_pinned",
     bugs.constant(False),
   ),
+  "cuts_unlisted": Plant(
+    "a new leader knows only the cuts that are listed, and what is listed",
+    cutting.CutKeeper,
+    "_all_looks",
+    lambda right: lambda self, taken: self._looks(),
+  ),
   "cut_unverified": Plant(
     "a restore does not read what the cut points to",
     rollback.Restorer,
@@ -263,6 +269,12 @@ PLANTS: dict[str, Plant] = {
     lease,
     "_newest_of_heads",
     bugs.heads_without_tokens,
+  ),
+  "token_stays_damaged": Plant(
+    "nobody draws a token while the newest one drawn cannot be read",
+    lease,
+    "draw",
+    bugs.token_must_be_readable,
   ),
   "lease_stays_damaged": Plant(
     "nobody takes a lease that nobody can read",

@@ -39,7 +39,7 @@ LIMITS = {
   "epoch_ignored": 600,
   "cut_taken_late": 300,
   "cut_unstamped": 200,
-  "cut_without_channel": 400,
+  "cut_without_channel": 2000,
   "cut_unpinned": 200,
   "cut_unverified": 800,
   "cuts_all_damaged": 2500,
@@ -55,7 +55,7 @@ LIMITS = {
 found = schedules.Schedule.from_json  # and shrunk, by a campaign
 
 
-def failed_writes_while_an_island_is_poisoned():
+def faults_while_an_island_is_poisoned(kind):
   for number in range(20, 160):
     yield schedules.Schedule(
       1,
@@ -67,9 +67,17 @@ def failed_writes_while_an_island_is_poisoned():
       standby=False,
       faults=(
         faults.Fault(faults.POISON, "island-1", 2.0),
-        faults.Fault(faults.FAIL_BEFORE, "syncer", float(number)),
+        faults.Fault(kind, "syncer", float(number)),
       ),
     )
+
+
+def failed_writes_while_an_island_is_poisoned():
+  return faults_while_an_island_is_poisoned(faults.FAIL_BEFORE)
+
+
+def verdicts_that_rot():
+  return faults_while_an_island_is_poisoned(faults.CORRUPT)
 
 
 def slow_looks_at_a_lease_whose_owner_dies():
@@ -100,23 +108,6 @@ def leases_torn_as_they_are_taken():
       )
 
 
-def verdicts_that_rot():
-  for number in range(20, 160):
-    yield schedules.Schedule(
-      1,
-      rounds=4,
-      islands=2,
-      fragments=1,
-      sync_every=1,
-      quorum=2,
-      standby=False,
-      faults=(
-        faults.Fault(faults.POISON, "island-1", 2.0),
-        faults.Fault(faults.CORRUPT, "syncer", float(number)),
-      ),
-    )
-
-
 def returns_to_a_cut():
   for seed in range(600):
     yield schedules.draw(seed).replace(
@@ -140,14 +131,24 @@ def returns_that_miss_an_open_cut():
   )
 
 
+def takeovers_with_a_stale_listing():
+  yield found(
+    '{"seed":118053,"rounds":15,"islands":1,"sync_every":2,"cuts":2.953,'
+    '"set_back":true,"faults":[["kill","standby",5.673,0.0],'
+    '["stale","syncer",3.916,5.135],["head_lost","fragment-0",9.286,9.358]]}'
+  )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
   "lease_damages_alike": leases_damaged_twice,
+  "cuts_unlisted": takeovers_with_a_stale_listing,
   "cut_of_any_epoch": returns_that_miss_an_open_cut,
   "told_once": failed_writes_while_an_island_is_poisoned,
   "verdict_not_repeated": verdicts_that_rot,
   "token_unfenced": leases_torn_as_they_are_taken,
+  "token_stays_damaged": leases_torn_as_they_are_taken,
   "timed_before_look": slow_looks_at_a_lease_whose_owner_dies,
   "survey_by_name": returns_to_a_cut,
 }
