@@ -158,7 +158,7 @@ class Controller:
     for order in self.supervisor.orders(now):
       if isinstance(order, supervisor.Kill):
         logger.warning("hang role=%s cause=%s", order.role, order.cause)
-        self.roles.kill(order.role)
+        self.roles.kill(order.role, order.cause)
       elif self._supplying or order.role in self.roles.seats:
         self.roles.start(order.role)
         self._merges.pop(order.role, None)
@@ -221,7 +221,7 @@ class Controller:
       if message.get("draining") and self._supplying:
         # It was told to by a controller that wound the run down.
         logger.warning("draining_seat_ended role=%s", role)
-        self.roles.kill(role)
+        self.roles.kill(role, "it was winding an earlier session down")
         return
     if self.supervisor.state(role) != "starting":
       return  # it only found its channel again

@@ -77,6 +77,7 @@ class Roles:
     self._handles: dict[str, base.Handle] = {}
     self._incarnations: dict[str, int] = {}
     self._tokens: dict[str, int] = {}  # seat -> token it leads or led under
+    self._killed: dict[str, str] = {}  # role -> why, until it is buried
 
   @property
   def names(self) -> list[str]:
@@ -220,20 +221,20 @@ class Roles:
     role = death.role
     led = role == self.leader
     del self._handles[role]
+    why = self._killed.pop(role, "")
     if expected:
       return
-    logger.warning("died role=%s cause=%s", role, death.cause)
+    cause = f"{death.cause}: {why}" if why else death.cause
+    logger.warning("died role=%s cause=%s", role, cause)
     if role in self.islands:
       self._tape.record(
         events.ISLAND_DIED,
         island=self.islands[role],
         island_incarnation=self._incarnations[role],
-        cause=death.cause,
+        cause=cause,
       )
     else:
-      self._tape.record(
-        events.SYNCER_DIED, cause=death.cause, seat=role, led=led
-      )
+      self._tape.record(events.SYNCER_DIED, cause=cause, seat=role, led=led)
 
   def slice_lost(self, role: str) -> None:
     """The island's slice is suspect; another is bound if one is free."""
@@ -244,8 +245,10 @@ class Roles:
     if role in self._handles:
       self._handles[role].signal(number)
 
-  def kill(self, role: str) -> None:
-    """Kills a role's process, if it has one."""
+  def kill(self, role: str, why: str = "") -> None:
+    """Kills a role's process, if it has one; `why` goes with its death."""
+    if role in self._handles:
+      self._killed[role] = why
     self.signal(role, signal.SIGKILL)
 
   def kill_all(self) -> None:

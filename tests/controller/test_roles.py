@@ -171,19 +171,22 @@ def test_who_leads_is_who_has_the_newest_token_and_lives(make, tmp_path):
   assert roles.leader == "syncer"
   roles.says_it_leads("standby", 2)  # the other was stopped by a signal
   assert roles.leader == "standby"
-  for seat in ("syncer", "standby"):
-    roles.kill(seat)
+  for seat, why in (("syncer", "deposed"), ("standby", "")):
+    roles.kill(seat, why)
     (death,) = roles.deaths()
     roles.buried(death, expected=False)
   assert roles.leader is None
   roles.start("standby")  # a new life leads nothing yet
   assert roles.leader is None
   told = [
-    (e["seat"], e["led"])
+    (e["seat"], e["led"], e["cause"])
     for e in reader.read(tmp_path).events
     if e["event"] == "syncer_died"
   ]
-  assert told == [("syncer", False), ("standby", True)]
+  assert told == [
+    ("syncer", False, "SIGKILL: deposed"),
+    ("standby", True, "SIGKILL"),
+  ]
 
 
 def test_who_led_under_an_older_token_and_lives_is_deposed(make):
