@@ -29,6 +29,7 @@ from diloco import errors
 from diloco.snapshots import cut_parts, keys, operations, records
 
 KEPT = 2  # complete cuts
+_UNLISTED = 16  # cuts that a stale listing may lack, at most
 
 COMPLETE = "complete"
 ABANDONED = "abandoned"
@@ -38,6 +39,28 @@ def numbers() -> operations.Procedure[list[int]]:
   """All cuts there are records of, in order."""
   names = yield operations.Names("cuts")
   return sorted(int(name) for name in names if keys.is_cut_name(name))
+
+
+def all_numbers(taken: int) -> operations.Procedure[list[int]]:
+  """All cuts there are records of, in order, whatever a stale listing says.
+
+  Args:
+    taken: the last cut that a head is known to be stamped with.
+  """
+  found: list[int] = yield from numbers()
+  listed = max(found, default=0)
+  for number in itertools.count(max(listed, taken - _UNLISTED) + 1):
+    try:
+      asked, _ = yield operations.Read(
+        keys.cut_request_key(number), records.CutRequest
+      )
+    except errors.CorruptSnapshotError as error:
+      asked = error  # it is there
+    if asked is not None:
+      found.append(number)
+    elif number > taken:
+      break
+  return found
 
 
 def request(

@@ -21,7 +21,7 @@ whole.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
@@ -163,8 +163,11 @@ def restore(
   begun: records.Epoch = yield from _begin(parts)
   cut, epoch, versions = begun.cut, begun.epoch, begun.versions
   yield operations.Point("mid_restore")
-  stamp = yield from _close_open_cuts()
-  token = yield from _take_lease(len(parts.heads))
+  now = []
+  for head in parts.heads:
+    now.append((yield from _head(head.fragment)))
+  stamp = yield from _give_up_cuts(cut, now)
+  token = yield from _take_lease(now)
   kept = yield from _kept_payloads()
   names = yield operations.Names("contributions")
   for name in filter(keys.is_contribution_name, names):
@@ -227,25 +230,38 @@ def _begin(parts: cut_parts.Parts) -> operations.Procedure[records.Epoch]:
   return begun
 
 
-def _close_open_cuts() -> operations.Procedure[int]:
-  """Gives up what was not complete; gives the newest number."""
-  found: list[int] = yield from cuts.numbers()
+def _give_up_cuts(
+  chosen: int, heads: Sequence[records.Head | None]
+) -> operations.Procedure[int]:
+  """Ends all cuts that are open, or after the one gone back to.
+
+  Those are of a timeline that is given up: to go back to one later would undo
+  this return.
+
+  Returns:
+    The newest number.
+  """
+  taken = max(head.cut if head else 0 for head in heads)
+  found: list[int] = yield from cuts.all_numbers(taken)
   for cut in found:
     try:
-      is_open = (yield from cuts.look(cut)).is_open
+      seen = yield from cuts.look(cut)
+      given_up, is_open = cuts.ABANDONED in seen.names, seen.is_open
     except errors.CorruptSnapshotError:
-      is_open = False
-    if is_open:
-      yield from cuts.abandon(cut, "the run was set back")
+      given_up = is_open = False
+    if not given_up and (is_open or cut > chosen):
+      yield operations.Write(
+        keys.cut_abandoned_key(cut),
+        records.CutAbandoned(cut, f"the run was set back to cut {chosen}"),
+      )
   return max(found, default=0)
 
 
-def _take_lease(num_fragments: int) -> operations.Procedure[int]:
+def _take_lease(
+  heads: Sequence[records.Head | None],
+) -> operations.Procedure[int]:
   """Deposes whoever leads; gives a token above all there were."""
-  newest = 0
-  for fragment in range(num_fragments):
-    head = yield from _head(fragment)
-    newest = max(newest, head.token if head else 0)
+  newest = max(head.token if head else 0 for head in heads)
   while True:
     lease, generation = yield from _sound(keys.SYNCER_LEASE, records.Lease)
     newest = max(newest, lease.token if lease else 0)

@@ -6,7 +6,6 @@ the cut is deleted, which happens here too. See `diloco.snapshots.cuts`.
 """
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -15,8 +14,6 @@ from diloco.snapshots import cut_parts, cuts, keys, operations, records, store
 from diloco.syncer import core
 
 logger = logging.getLogger(__name__)
-
-_UNLISTED = 16  # cuts that a stale listing may lack, at most
 
 
 @dataclasses.dataclass
@@ -210,21 +207,14 @@ class CutKeeper:
     Args:
       taken: the last cut the predecessor is known to have taken part in.
     """
-    looks = self._looks()
-    listed = max((look.cut for look in looks), default=0)
-    sure = [
-      look
-      if look.names & {cuts.COMPLETE, cuts.ABANDONED}
-      else self._look_if_readable(look.cut, cuts.look_surely)
-      for look in looks
-    ]
-    for number in itertools.count(max(listed, taken - _UNLISTED) + 1):
-      unlisted = self._look_if_readable(number, cuts.look_surely)
-      if unlisted is None or unlisted.names:
-        sure.append(unlisted)
-      elif number > taken:
-        break
-    return [look for look in sure if look is not None]
+    looks = []
+    for number in self._store.perform(cuts.all_numbers(taken)):
+      look = self._look_if_readable(number, cuts.look)
+      if look and not look.names & {cuts.COMPLETE, cuts.ABANDONED}:
+        look = self._look_if_readable(number, cuts.look_surely)
+      if look:
+        looks.append(look)
+    return looks
 
   def _look_if_readable(
     self, number: int, look: Callable[[int], operations.Procedure[cuts.Look]]

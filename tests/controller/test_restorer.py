@@ -266,3 +266,18 @@ def test_version_0_gets_the_momentum_it_never_had(tmp_path):
     f"{run.head(0).payload}/momentum", tensor.name, layout
   )
   assert not stored.read().any()
+
+
+def test_cut_of_a_timeline_that_was_given_up_is_not_gone_back_to(
+  machine, capsys
+):
+  run = machine.run
+  given_up = run.take_cut(published=(32, 8))
+  machine.prepare("1")
+  run.commit(0, 9, {0: 16, 1: 4}, value=9.0, cut=given_up, token=9)
+  damage_head(machine)
+  restored = machine.prepare()
+  assert restored.cut == 1 and restored.version_to == [10, 6]
+  assert f"cut {given_up} passed over" in capsys.readouterr().err
+  with pytest.raises(errors.UserError, match="set back to cut 1"):
+    machine.prepare(str(given_up))

@@ -123,12 +123,21 @@ def leases_damaged_twice():
   )
 
 
-def returns_that_miss_an_open_cut():
-  yield found(
-    '{"seed":71434,"rounds":7,"islands":3,"fragments":1,"sync_every":1,'
-    '"cuts":1.5,"set_back":true,"faults":[["stale","restorer",8.031,4.207],'
-    '["global_lost","fragment-0",4.527,4.765]]}'
-  )
+def requests_for_a_cut_that_land_after_a_return():
+  for seed in range(1, 9):
+    for number in range(30, 90):
+      yield schedules.Schedule(
+        seed,
+        rounds=10,
+        islands=2,
+        fragments=1,
+        sync_every=1,
+        cuts=1.5,
+        set_back=True,
+        faults=(
+          faults.Fault(faults.KILL_LATE, "controller", float(number), 2.0),
+        ),
+      )
 
 
 def takeovers_with_a_stale_listing():
@@ -144,7 +153,7 @@ def takeovers_with_a_stale_listing():
 SWEEPS = {
   "lease_damages_alike": leases_damaged_twice,
   "cuts_unlisted": takeovers_with_a_stale_listing,
-  "cut_of_any_epoch": returns_that_miss_an_open_cut,
+  "cut_of_any_epoch": requests_for_a_cut_that_land_after_a_return,
   "told_once": failed_writes_while_an_island_is_poisoned,
   "verdict_not_repeated": verdicts_that_rot,
   "token_unfenced": leases_torn_as_they_are_taken,

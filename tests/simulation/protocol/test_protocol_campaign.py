@@ -8,6 +8,7 @@ import pytest
 from diloco.simulation.protocol import (
   campaign,
   exhaustive,
+  faults,
   schedules,
   world,
 )
@@ -65,12 +66,12 @@ def test_twenty_thousand_schedules_break_no_rule():
 # Schedules that broke a rule once, found among a million and shrunk, and a rare
 # state each of them leads to.
 FOUND = {
-  # Stopped in the middle of a discard and deposed, a leader deleted a payload
-  # that its successor's cut points to.
-  "deletion by a deposed leader": (
-    '{"seed":119893,"rounds":3,"fragments":1,"sync_every":1,"cuts":3.494,'
-    '"set_back":true,"faults":[["stop","syncer",40.0,4.0]]}',
-    "left_out",
+  # A restore with a stale listing did not see an open cut.
+  "open cut that is not listed": (
+    '{"seed":71434,"rounds":7,"islands":3,"fragments":1,"sync_every":1,'
+    '"cuts":1.5,"set_back":true,"faults":[["stale","restorer",8.031,4.207],'
+    '["global_lost","fragment-0",4.527,4.765]]}',
+    "set_back",
   ),
   # The checker asked for rows up to 0 of an island that was still stopped.
   "island that ends at step 0": (
@@ -89,6 +90,28 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
   outcome = world.run(schedules.Schedule.from_json(schedule))
   assert not outcome.violation
   assert outcome.seen[state] > 0
+
+
+def test_what_a_deposed_leader_deletes_spoils_no_cut():
+  # Stopped in the middle of a discard, it goes on when its successor's cut
+  # points to the payload.
+  seen = collections.Counter()
+  for number in range(20, 60):
+    stop = faults.Fault(faults.STOP, "syncer", float(number), 4.0)
+    outcome = world.run(
+      schedules.Schedule(
+        119893,
+        rounds=3,
+        fragments=1,
+        sync_every=1,
+        cuts=3.494,
+        set_back=True,
+        faults=(stop,),
+      )
+    )
+    assert not outcome.violation
+    seen.update(outcome.seen)
+  assert seen["left_out"] > 0
 
 
 @pytest.mark.parametrize("seed", [1, 2])
