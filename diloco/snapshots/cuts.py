@@ -54,9 +54,10 @@ def all_numbers(taken: int) -> operations.Procedure[list[int]]:
       asked, _ = yield operations.Read(
         keys.cut_request_key(number), records.CutRequest
       )
-    except errors.CorruptSnapshotError as error:
-      asked = error  # it is there
-    if asked is not None:
+      is_there = asked is not None
+    except errors.CorruptSnapshotError:
+      is_there = True
+    if is_there:
       found.append(number)
     elif number > taken:
       break

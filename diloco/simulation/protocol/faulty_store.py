@@ -207,7 +207,9 @@ class FaultyStore:
     # A head that was set back to an older version's payload.
     alias = self._aliases.get((head.payload, head.version))
     if alias is None:
-      alias = values.Version(head.fragment, head.version, content.rows)
+      alias = values.Version(
+        head.fragment, head.version, content.rows, parent=content
+      )
       self._aliases[head.payload, head.version] = alias
     return alias
 

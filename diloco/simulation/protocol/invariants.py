@@ -182,6 +182,14 @@ class Checker:
     self._check_clock(new, content)
     content.committed = True
     versions = self.versions[new.fragment]
+    kept: Any = versions[-1]
+    while kept is not None and kept is not self._store.content(new.payload):
+      kept = kept.parent
+    if kept is None:
+      raise Violation(
+        f"{where} was set back to {new.payload}, which is of a timeline that was"
+        " given up"
+      )
     # Numbers that no version of this epoch has.
     versions += [versions[-1]] * (new.version - len(versions))
     versions.append(content)

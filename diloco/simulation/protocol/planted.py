@@ -16,7 +16,7 @@ from diloco.islands import comeback, peer_protocol
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.simulation.protocol import bugs, island_role, rollback, world
-from diloco.snapshots import cuts, lease
+from diloco.snapshots import cuts, lease, restore
 from diloco.syncer import chores, cutting, grace
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
@@ -227,6 +227,12 @@ PLANTS: dict[str, Plant] = {
     rollback.Restorer,
     "_check",
     bugs.constant(""),
+  ),
+  "timeline_not_given_up": Plant(
+    "a return leaves the cuts after the one gone back to as they are",
+    restore,
+    "_give_up_cuts",
+    bugs.only_open_cuts_given_up,
   ),
   "cuts_all_damaged": Plant(
     "of old cuts none is kept that lacks a version the newest has",

@@ -35,7 +35,7 @@ class Schedule:
     standby: whether a second syncer process waits.
     fine: whether every single operation takes time; otherwise procedures do.
     cuts: seconds between two cuts; 0 for none.
-    set_back: whether everything is killed once the rounds are done, and the
+    set_back: how often everything is killed once the rounds are done, and the
       run goes back to its last complete cut, if there is one, and goes on.
     faults: what goes wrong.
   """
@@ -54,7 +54,7 @@ class Schedule:
   standby: bool = True
   fine: bool = False
   cuts: float = 0.0
-  set_back: bool = False
+  set_back: int = 0
   faults: tuple[faults_lib.Fault, ...] = ()
 
   def to_json(self) -> str:
@@ -143,7 +143,7 @@ def draw(seed: int) -> Schedule:
     cuts=1.5 + round(3 * uniform(), 3) if uniform() < 0.18 else 0.0,
   )
   if base.cuts and uniform() < 0.6:
-    base = base.replace(set_back=True, rounds=14)
+    base = base.replace(set_back=1, rounds=14)
   count = 0 if uniform() < 0.05 else 1 + int(uniform() ** 2 * 9)
   # About as long as twenty rounds take.
   horizon = 20.0 * sync_every / fragments * 0.5

@@ -50,7 +50,7 @@ class Version:
 
   Attributes:
     number: 0 for the initial parameters.
-    parent: the version before.
+    parent: the version before, or the same one under an older number.
     added: (island, rows) merged on top of the parent.
     rows: by island, spans in order; shared with the parent where equal.
     committed: whether it ever was a head.

@@ -329,10 +329,10 @@ class World:
     kernel.run(_DEADLINE_SECS)
     kernel.done = False
     checker.look()
-    if schedule.set_back:
+    for _ in range(schedule.set_back):
       self._go_back()
-    if self.refused:
-      return
+      if self.refused:
+        return
     self.calm()
     last = kernel.now + _RESOLVE_SECS
     while not (resolved := self.resolved()) and kernel.now < last:
@@ -346,6 +346,7 @@ class World:
   def _go_back(self) -> None:
     """Kills everything, goes back to the last cut, and trains on."""
     kernel, checker = self.kernel, self.checker
+    self.restored = False
     rollback.begin(self)
     self.disturbed(_RESTORE_SECS)
     checker.wanted = checker.rounds + _ROUNDS_AFTER
@@ -355,6 +356,7 @@ class World:
       return
     if not self.restored:
       raise kernel_lib.Violation("the restore never ended")
+    self.spoiled = ""  # no cut that is left points to it
     checker.look()
 
   def calm(self) -> None:

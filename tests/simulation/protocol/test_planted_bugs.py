@@ -148,10 +148,26 @@ def takeovers_with_a_stale_listing():
   )
 
 
+def second_returns_after_one_that_missed_the_newest_cut():
+  for seed in range(1, 5):
+    for at in range(12, 26, 2):
+      yield schedules.Schedule(
+        seed,
+        rounds=25,
+        islands=2,
+        fragments=1,
+        sync_every=1,
+        cuts=8.0,
+        set_back=2,
+        faults=(faults.Fault(faults.STALE, "restorer", float(at), 15.0),),
+      )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
   "lease_damages_alike": leases_damaged_twice,
+  "timeline_not_given_up": second_returns_after_one_that_missed_the_newest_cut,
   "cuts_unlisted": takeovers_with_a_stale_listing,
   "cut_of_any_epoch": requests_for_a_cut_that_land_after_a_return,
   "told_once": failed_writes_while_an_island_is_poisoned,

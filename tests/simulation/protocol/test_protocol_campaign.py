@@ -141,6 +141,17 @@ def test_run_goes_back_whatever_newest_version_is_spoiled_when(seed):
   assert seen["mended"] > 0.7 * seen["set_back"] and seen["spoiled_cuts"] > 50
 
 
+def test_run_goes_back_again_and_again():
+  seen = collections.Counter()
+  for seed in range(500):
+    schedule = schedules.draw(seed)
+    if schedule.set_back:
+      outcome = world.run(schedule.replace(set_back=3))
+      assert not outcome.violation, (outcome.violation, schedule.to_json())
+      seen.update(outcome.seen)
+  assert seen["set_back"] > 100
+
+
 def test_equal_seeds_give_equal_traces():
   for seed in (0, 7, 19, 23):
     traces = [[], []]
