@@ -187,7 +187,7 @@ class Checker:
       kept = kept.parent
     if kept is None:
       raise Violation(
-        f"{where} was set back to {new.payload}, of a timeline that was given up"
+        f"{where} was set back to {new.payload}, whose timeline was given up"
       )
     # Numbers that no version of this epoch has.
     versions += [versions[-1]] * (new.version - len(versions))
