@@ -8,6 +8,8 @@ import dataclasses
 import gc
 import logging
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -117,6 +119,22 @@ def play(first: int, count: int, plant: str = "") -> Tally:
   return tally
 
 
+def _end_with_parent() -> None:
+  """Ends this process when its parent is gone, however that died.
+
+  A pool's processes keep each other's pipes open, so none of them would see
+  the end of its own.
+  """
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+
+  def watch() -> None:
+    parent.join()
+    os._exit(1)
+
+  threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 def run(
   first: int,
   count: int,
@@ -145,7 +163,7 @@ def run(
     return total
   # Not by fork: who calls this may have threads, of JAX for one.
   spawn = multiprocessing.get_context("spawn")
-  with futures.ProcessPoolExecutor(jobs, spawn) as pool:
+  with futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent) as pool:
     pending = [pool.submit(play, start, size, plant) for start, size in chunks]
     for done in futures.as_completed(pending):
       total.merge(done.result())

@@ -1,4 +1,10 @@
 import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -32,6 +38,43 @@ def test_two_processes_count_the_same_as_one(capsys):
       del facts[name]  # time, and a sum whose order may differ
     found.append(facts)
   assert found[0] == found[1]
+
+
+def _children(pid):
+  path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+  return [int(child) for child in path.read_text().split()]
+
+
+def _lives(pid):
+  try:
+    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+  except FileNotFoundError:
+    return False
+  return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_killed_campaign_leaves_no_process_behind(number):
+  command = [sys.executable, "-m", "diloco.cli", "simulate-protocol"]
+  campaign = subprocess.Popen(
+    [*command, "--schedules=1000000", "--jobs=2"],
+    stderr=subprocess.DEVNULL,
+  )
+  deadline = time.monotonic() + 60
+  try:
+    while len(children := _children(campaign.pid)) < 3:  # pool and tracker
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+  finally:
+    campaign.send_signal(number)
+    campaign.wait()
+  while left := [pid for pid in children if _lives(pid)]:
+    if time.monotonic() > deadline:
+      for pid in left:
+        os.kill(pid, signal.SIGKILL)
+      pytest.fail(f"processes {left} were left behind")
+    time.sleep(0.05)
 
 
 def test_failure_prints_seed_reason_and_a_small_schedule(capsys):
