@@ -9,6 +9,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -120,13 +121,14 @@ def play(first: int, count: int, plant: str = "") -> Tally:
 
 
 def _end_with_parent() -> None:
-  """Ends this process when its parent is gone, however that died.
+  """Ends this process with its parent, however that ends.
 
   A pool's processes keep each other's pipes open, so none of them would see
   the end of its own.
   """
   parent = multiprocessing.parent_process()
   assert parent is not None
+  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
 
   def watch() -> None:
     parent.join()
@@ -163,9 +165,12 @@ def run(
     return total
   # Not by fork: who calls this may have threads, of JAX for one.
   spawn = multiprocessing.get_context("spawn")
-  with futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent) as pool:
+  pool = futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent)
+  try:
     pending = [pool.submit(play, start, size, plant) for start, size in chunks]
     for done in futures.as_completed(pending):
       total.merge(done.result())
       progress(total)
+  finally:
+    pool.shutdown(cancel_futures=True)  # an interrupt does not wait for all
   return total

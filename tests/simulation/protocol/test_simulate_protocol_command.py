@@ -54,7 +54,9 @@ def _lives(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+  "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+)
 def test_killed_campaign_leaves_no_process_behind(number):
   command = [sys.executable, "-m", "diloco.cli", "simulate-protocol"]
   campaign = subprocess.Popen(
@@ -68,7 +70,7 @@ def test_killed_campaign_leaves_no_process_behind(number):
       time.sleep(0.05)
   finally:
     campaign.send_signal(number)
-    campaign.wait()
+    campaign.wait(60)
   while left := [pid for pid in children if _lives(pid)]:
     if time.monotonic() > deadline:
       for pid in left:
