@@ -333,7 +333,8 @@ def test_island_that_hangs_in_an_evaluation_is_killed_and_started_again(
   code, _, err = run.start().finish()
   assert code == 0, err
   (died,) = _events(run, "island_died")
-  assert died["island"] == 0 and died["cause"] == "SIGKILL"
+  assert died["island"] == 0
+  assert died["cause"].startswith("SIGKILL: no progress for")
   assert "role=island-0 cause=no progress" in err
   # Heartbeats went on: it was not for silence.
   assert "no sign of life" not in err

@@ -6,13 +6,14 @@ import collections
 import contextlib
 import dataclasses
 import gc
+import itertools
 import logging
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -20,6 +21,7 @@ from diloco.simulation.protocol import planted, schedules, world
 
 _CHUNK = 200  # schedules a process takes at a time
 _KEPT = 20  # violations told in full
+_LOOK_SECS = 0.5  # between two looks for an interrupt
 
 
 @dataclasses.dataclass
@@ -165,12 +167,43 @@ def run(
     return total
   # Not by fork: who calls this may have threads, of JAX for one.
   spawn = multiprocessing.get_context("spawn")
-  pool = futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent)
+  others = set(multiprocessing.active_children())
+  todo = iter(chunks)
+  with _noting_interrupts() as interrupts:
+    pool = futures.ProcessPoolExecutor(jobs, spawn, _end_with_parent)
+    try:
+      under_way: set[futures.Future[Tally]] = set()
+      while True:
+        more = itertools.islice(todo, 2 * jobs - len(under_way))
+        under_way |= {pool.submit(play, *chunk, plant) for chunk in more}
+        if not under_way:
+          return total
+        done, under_way = futures.wait(
+          under_way, _LOOK_SECS, futures.FIRST_COMPLETED
+        )
+        for one in done:
+          total.merge(one.result())
+          progress(total)
+        if interrupts:
+          for process in set(multiprocessing.active_children()) - others:
+            process.kill()
+          raise KeyboardInterrupt
+    finally:
+      pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _noting_interrupts() -> Iterator[list[int]]:
+  """Collects interrupts, which would leave locks of a pool held for ever."""
+  noted: list[int] = []
+  if (
+    threading.current_thread() is not threading.main_thread()
+    or signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  ):
+    yield noted
+    return
+  before = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
   try:
-    pending = [pool.submit(play, start, size, plant) for start, size in chunks]
-    for done in futures.as_completed(pending):
-      total.merge(done.result())
-      progress(total)
+    yield noted
   finally:
-    pool.shutdown(cancel_futures=True)  # an interrupt does not wait for all
-  return total
+    signal.signal(signal.SIGINT, before)

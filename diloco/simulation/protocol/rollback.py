@@ -166,14 +166,21 @@ def again(world: Any) -> None:
 
 
 def _let_fly(world: Any, life: kernel_lib.Life) -> None:
-  """Publications that were handed over may reach the store without us."""
+  """The publisher may have gone on for a while, and land what it did late.
+
+  Publications leave an island one after the other, so only the next ones do:
+  none of them if the publisher is stuck.
+  """
   kernel, shell = world.kernel, life.shell
+  if shell.publishing is not None:
+    return
+  secs = 0.0
   for action, content in shell.waiting.values():
     if life.role.random() < 0.5:
-      continue
+      break
     record = shell.record_of(action, content)
     late = operations.WritePayload(record.payload, content)
     proof = operations.Write(f"contributions/{record.key}", record)
-    secs = _LATE_SECS * life.role.random()
+    secs += (_LATE_SECS - secs) * life.role.random()
     kernel.land_later(life, late, secs)
     kernel.land_later(life, proof, secs)

@@ -73,6 +73,13 @@ FOUND = {
     '["global_lost","fragment-0",4.527,4.765]]}',
     "set_back",
   ),
+  # When everything was killed, publications landed that were to follow one that
+  # never did; a publisher does one after the other.
+  "publications out of order": (
+    '{"seed":520547,"rounds":14,"fragments":3,"sync_every":4,"adoption":"carry",'
+    '"cuts":1.679,"set_back":1,"faults":[["slow","island-2",45.0,4.456]]}',
+    "recoveries",
+  ),
   # The checker asked for rows up to 0 of an island that was still stopped.
   "island that ends at step 0": (
     '{"seed":167534,"rounds":7,"fragments":1,"sync_every":1,"overlap_steps":1,'
