@@ -54,6 +54,19 @@ def join(snapshots, *members):
     snapshots.write(keys.member_key(one.island), one)
 
 
+def test_call_that_is_damaged_before_the_answer_is_not_answered(
+  snapshots, damage
+):
+  join(snapshots, member(0), member(1))
+  perform(snapshots, peer_protocol.call(CALL))
+  listener = peer_protocol.Listener(0, WAIT_SECS)
+  assert perform(snapshots, listener.listen(lambda: 100.0)) == CALL
+  damage(keys.peer_request_key(CALL.island))
+  answer = peer_protocol.answer(CALL, state_of([3, 4]), 7)
+  assert not perform(snapshots, answer)
+  assert snapshots.keys(keys.PEER_STATES) == []
+
+
 def test_peer_of_lowest_number_answers_first_and_the_next_if_it_does_not(
   snapshots,
 ):

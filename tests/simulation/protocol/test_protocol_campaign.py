@@ -80,6 +80,14 @@ FOUND = {
     '"cuts":1.679,"set_back":1,"faults":[["slow","island-2",45.0,4.456]]}',
     "recoveries",
   ),
+  # A peer had heard the call of an island, which tore it and died, and died of
+  # it too when it came to answer.
+  "call torn before the answer": (
+    '{"seed":661878,"rounds":5,"islands":3,"fragments":3,"quorum":3,"faults":'
+    '[["kill_after","syncer",25.0,0.0],["kill_before","island-0",52.0,0.0],'
+    '["kill_before","island-0",32.0,0.0],["torn","island-0",57.0,0.0]]}',
+    "recoveries",
+  ),
   # The checker asked for rows up to 0 of an island that was still stopped.
   "island that ends at step 0": (
     '{"seed":167534,"rounds":7,"fragments":1,"sync_every":1,"overlap_steps":1,'
