@@ -249,11 +249,13 @@ def _give_up_cuts(
       given_up, is_open = cuts.ABANDONED in seen.names, seen.is_open
     except errors.CorruptSnapshotError:
       given_up = is_open = False
-    if not given_up and (is_open or cut > chosen):
+    why = f"the run was set back to cut {chosen}"
+    if cut > chosen and not given_up:
       yield operations.Write(
-        keys.cut_abandoned_key(cut),
-        records.CutAbandoned(cut, f"the run was set back to cut {chosen}"),
+        keys.cut_abandoned_key(cut), records.CutAbandoned(cut, why)
       )
+    elif cut < chosen and is_open:
+      yield from cuts.abandon(cut, why)  # unless it only looks open
   return max(found, default=0)
 
 

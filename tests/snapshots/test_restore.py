@@ -245,3 +245,20 @@ def test_contribution_that_cannot_be_read_does_not_spoil_a_cut(tmp_path):
   )
   assert choice.parts.contributions == (other,)
   assert choice.passed_over == () and choice.left_out == ((gone, "gone"),)
+
+
+def test_cut_that_only_looks_open_is_not_given_up(tmp_path, monkeypatch):
+  run, _ = run_with_a_cut(tmp_path)
+  chosen = run.take_cut(published=(32, 8))
+  names = run.store.names
+
+  def stale(prefix):
+    if prefix in (keys.cut_prefix(1), keys.cut_prefix(chosen)):
+      return [name for name in names(prefix) if name != cuts.COMPLETE]
+    return names(prefix)
+
+  monkeypatch.setattr(run.store, "names", stale)
+  run.perform(restoring(run, chosen)[0])
+  monkeypatch.undo()
+  for cut in (1, chosen):
+    assert run.perform(restore.verified(cut))

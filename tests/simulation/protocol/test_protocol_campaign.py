@@ -107,6 +107,10 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
   assert outcome.seen[state] > 0
 
 
+def test_restore_that_dies_and_sees_a_stale_listing_is_finished():
+  assert not world.run(schedules.draw(791_388)).violation
+
+
 def test_what_a_deposed_leader_deletes_spoils_no_cut():
   # Stopped in the middle of a discard, it goes on when its successor's cut
   # points to the payload.
