@@ -33,6 +33,7 @@ class Checker:
     # fragment -> contents of its versions, by number
     self.versions: list[list[values.Version]] = []
     self._shown: list[int] = []  # versions on the board
+    self._epoch = 0  # of the head that was set back last
     self._leading = 0  # newest token whose owner has fenced all heads
     self._lease_moved = 0.0
     self._committers: dict[int, Any] = {}  # token -> life that acquired it
@@ -53,7 +54,8 @@ class Checker:
     if name not in self.recorded:
       self.recorded.add(name)
       if (
-        record.payload not in self._store.payloads
+        record.epoch == self._epoch  # else nobody merges it
+        and record.payload not in self._store.payloads
         and record.step > self._merged(record.fragment, record.island)
       ):
         raise Violation(f"the record {name} was written without its payload")
@@ -180,6 +182,7 @@ class Checker:
     except errors.CorruptSnapshotError as error:
       raise Violation(f"{where} was set back to what is not: {error}") from None
     self._check_clock(new, content)
+    self._epoch = new.epoch
     content.committed = True
     versions = self.versions[new.fragment]
     kept: Any = versions[-1]
