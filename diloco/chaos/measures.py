@@ -67,6 +67,11 @@ def measure(
     for line in record.events
     if line["event"] == events.MERGED
   )
+  starts = [
+    (line["wall_secs"], line["island"], line["island_incarnation"])
+    for line in record.events
+    if line["event"] == events.ISLAND_STARTED
+  ]
   for fault in faults:
     if fault["outcome"] != "done":
       continue
@@ -83,7 +88,12 @@ def measure(
         if fault["kind"] != "sigstop" and not controller_hit:
           found.rejoin_secs.extend(_rejoin(fault, lines))
       else:
-        _survive(fault, island, lines, found)
+        begun = [
+          incarnation
+          for wall, m, incarnation in starts
+          if m == island and wall <= fault["wall_secs"]
+        ]
+        _survive(fault, island, lines, max(begun, default=0), found)
   return found
 
 
@@ -120,9 +130,18 @@ def _survive(
   fault: Mapping[str, Any],
   island: int,
   lines: Sequence[reader.Line],
+  begun: int,
   found: Samples,
 ) -> None:
-  """Measures an island that the fault did not touch."""
+  """Measures an island that the fault did not touch.
+
+  Args:
+    fault: what was done.
+    island: which.
+    lines: its metrics.
+    begun: the newest of its lives that had begun by then, if that is known.
+    found: where it goes.
+  """
   begin, end = fault["wall_secs"], fault.get("recovered_secs")
   if end is None:
     return  # the run ended first
@@ -134,10 +153,12 @@ def _survive(
   if not 0 < first < len(lines):
     return
   during = lines[first : last + 1]
-  life = lines[first - 1]["incarnation"]
-  if any(line["incarnation"] != life for line in during):
+  life = max(lines[first - 1]["incarnation"], begun)
+  if any(line["incarnation"] > life for line in during):
     found.collateral.append(f"island-{island} in fault {fault['serial']}")
     return
+  if lines[first - 1]["incarnation"] < life:
+    return  # it was still starting
   gaps = [
     line["gap_secs"]
     for line in lines

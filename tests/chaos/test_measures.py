@@ -83,6 +83,14 @@ def test_gap_that_is_open_when_the_run_has_recovered_counts():
   assert [gap.ratio for gap in found.survivor_gaps] == [9.0]
 
 
+def test_island_that_is_still_starting_is_neither_dead_nor_a_survivor():
+  lines = _steps([8.0, 9.0]) + _steps([13.0, 14.0], incarnation=2)
+  begins = {"event": "island_started", "wall_secs": 9.5}
+  begins |= {"island": 0, "island_incarnation": 2}
+  found = _measure(_fault("sigkill", ["controller"]), [begins], i0=lines)
+  assert found.collateral == found.survivor_gaps == []
+
+
 def test_island_that_died_without_being_hit_is_named():
   lines = _steps([8.0, 9.0]) + _steps([13.0], incarnation=2)
   found = _measure(_fault("sigkill", ["controller"]), i0=lines)

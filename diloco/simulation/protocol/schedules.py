@@ -115,6 +115,8 @@ def _checked(schedule: Schedule) -> Schedule:
   for name in ("rounds", "islands", "fragments", "sync_every", "quorum"):
     if getattr(schedule, name) < 1:
       raise ValueError(f"{name} must be at least 1")
+  if schedule.set_back < 0:
+    raise ValueError("set_back cannot be negative")
   if schedule.fragments > schedule.sync_every:
     raise ValueError("more fragments than steps between two syncs")
   return schedule

@@ -53,16 +53,13 @@ LIMITS = {
 
 
 found = schedules.Schedule.from_json  # and shrunk, by a campaign
+SMALL = schedules.Schedule(1, islands=2, fragments=1, sync_every=1)
 
 
 def faults_while_an_island_is_poisoned(kind):
   for number in range(20, 160):
-    yield schedules.Schedule(
-      1,
+    yield SMALL.replace(
       rounds=4,
-      islands=2,
-      fragments=1,
-      sync_every=1,
       quorum=2,
       standby=False,
       faults=(
@@ -83,11 +80,8 @@ def verdicts_that_rot():
 def slow_looks_at_a_lease_whose_owner_dies():
   for number in range(2, 20):
     for tenth in range(35, 55):
-      yield schedules.Schedule(
-        2,
-        islands=2,
-        fragments=1,
-        sync_every=1,
+      yield SMALL.replace(
+        seed=2,
         faults=(
           faults.Fault(faults.SLOW, "standby", float(number), 2.2),
           faults.Fault(faults.KILL, "syncer", tenth / 10),
@@ -98,12 +92,9 @@ def slow_looks_at_a_lease_whose_owner_dies():
 def leases_torn_as_they_are_taken():
   for seed in range(1, 9):
     for role in ("syncer", "standby"):
-      yield schedules.Schedule(
-        seed,
+      yield SMALL.replace(
+        seed=seed,
         rounds=4,
-        islands=2,
-        fragments=1,
-        sync_every=1,
         faults=(faults.Fault(faults.TORN, role, 1.0),),
       )
 
@@ -126,12 +117,9 @@ def leases_damaged_twice():
 def requests_for_a_cut_that_land_after_a_return():
   for seed in range(1, 9):
     for number in range(30, 90):
-      yield schedules.Schedule(
-        seed,
+      yield SMALL.replace(
+        seed=seed,
         rounds=10,
-        islands=2,
-        fragments=1,
-        sync_every=1,
         cuts=1.5,
         set_back=True,
         faults=(
@@ -151,12 +139,9 @@ def takeovers_with_a_stale_listing():
 def second_returns_after_one_that_missed_the_newest_cut():
   for seed in range(1, 5):
     for at in range(12, 26, 2):
-      yield schedules.Schedule(
-        seed,
+      yield SMALL.replace(
+        seed=seed,
         rounds=25,
-        islands=2,
-        fragments=1,
-        sync_every=1,
         cuts=8.0,
         set_back=2,
         faults=(faults.Fault(faults.STALE, "restorer", float(at), 15.0),),

@@ -123,6 +123,8 @@ def test_trace_of_a_spoiled_version_names_it(capsys):
   [
     ["--plant=nonesuch", "--schedules=1"],
     ["--schedule={}"],
+    ['--schedule={"seed":1,"set_back":-1,"faults":[]}'],
+    ['--schedule={"seed":1,"set_back":"often","faults":[]}'],
     ['--schedule={"seed":1,"faults":[["nonesuch","",1,0]]}'],
     ['--schedule={"seed":1,"faults":[["head_lost","fragment-0",1,0]]}'],
     ['--schedule={"seed":1,"faults":[["kill","fragment-0",1,0]]}'],
