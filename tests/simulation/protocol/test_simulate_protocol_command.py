@@ -59,12 +59,16 @@ def _lives(pid):
 )
 def test_killed_campaign_leaves_no_process_behind(number):
   command = [sys.executable, "-m", "diloco.cli", "simulate-protocol"]
-  campaign = subprocess.Popen(
-    [*command, "--schedules=1000000", "--jobs=2"],
-    stderr=subprocess.DEVNULL,
-    # Whoever runs this in the background may have it ignored.
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-  )
+  # Whoever runs this in the background may have it ignored, and a child
+  # inherits that (a `preexec_fn` would fork this process, JAX's threads in it).
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    campaign = subprocess.Popen(
+      [*command, "--schedules=1000000", "--jobs=2"],
+      stderr=subprocess.DEVNULL,
+    )
+  finally:
+    signal.signal(signal.SIGINT, before)
   deadline = time.monotonic() + 60
   try:
     while len(children := _children(campaign.pid)) < 3:  # pool and tracker
