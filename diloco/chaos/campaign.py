@@ -238,6 +238,7 @@ class Campaign:
       "merging_secs": measures.spread(self._samples.merging_secs),
       "rejoin_secs": measures.spread(self._samples.rejoin_secs),
       "survivor_gap_over_median": measures.spread([g.ratio for g in gaps]),
+      "calm_gap_over_median": measures.spread(self._samples.calm_gaps),
       "worst_gaps": [g._asdict() for g in gaps[:_WORST_GAPS]],
       "collateral_deaths": self._samples.collateral,
     }
@@ -269,6 +270,7 @@ def table(result: dict[str, Any]) -> str:
     "merging_secs",
     "rejoin_secs",
     "survivor_gap_over_median",
+    "calm_gap_over_median",
   ):
     found = result[name]
     lines.append(

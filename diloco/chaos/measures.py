@@ -4,12 +4,14 @@
 *merging*: to the next version, by which the successor is at work for certain.
 *Rejoin*: from the death of an island to the end of its next step. *Gap*: of an
 island that no fault touched, the longest time between two steps while another
-role was dead or shut out, over its own median.
+role was dead or shut out, over its own median; *calm gap*: the same in as long
+a time right before, if nothing was dead or shut out in it.
 """
 
 import bisect
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diloco.tape import events, reader
@@ -31,12 +33,13 @@ class Samples(NamedTuple):
   merging_secs: list[float]
   rejoin_secs: list[float]
   survivor_gaps: list[Gap]
+  calm_gaps: list[float]  # ratios
   collateral: list[str]  # islands that died although nobody hit them
 
   @classmethod
   def none(cls) -> "Samples":
     """Returns no samples."""
-    return cls([], [], [], [], [])
+    return cls([], [], [], [], [], [])
 
   def add(self, other: "Samples") -> None:
     """Takes the samples of another run."""
@@ -44,6 +47,7 @@ class Samples(NamedTuple):
     self.merging_secs.extend(other.merging_secs)
     self.rejoin_secs.extend(other.rejoin_secs)
     self.survivor_gaps.extend(other.survivor_gaps)
+    self.calm_gaps.extend(other.calm_gaps)
     self.collateral.extend(other.collateral)
 
 
@@ -72,8 +76,14 @@ def measure(
     for line in record.events
     if line["event"] == events.ISLAND_STARTED
   ]
+  calm_since = 0.0
   for fault in faults:
-    if fault["outcome"] != "done":
+    done = fault["outcome"] == "done"
+    recovered, calm_since = (
+      calm_since,
+      fault.get("recovered_secs") or (math.inf if done else fault["wall_secs"]),
+    )
+    if not done:
       continue
     roles = fault["roles"]
     controller_hit = "controller" in roles
@@ -93,7 +103,8 @@ def measure(
           for wall, m, incarnation in starts
           if m == island and wall <= fault["wall_secs"]
         ]
-        _survive(fault, island, lines, max(begun, default=0), found)
+        life = max(begun, default=0)
+        _survive(fault, island, lines, life, recovered, found)
   return found
 
 
@@ -131,6 +142,7 @@ def _survive(
   island: int,
   lines: Sequence[reader.Line],
   begun: int,
+  calm_since: float,
   found: Samples,
 ) -> None:
   """Measures an island that the fault did not touch.
@@ -140,6 +152,7 @@ def _survive(
     island: which.
     lines: its metrics.
     begun: the newest of its lives that had begun by then, if that is known.
+    calm_since: when the run had recovered from the fault before.
     found: where it goes.
   """
   begin, end = fault["wall_secs"], fault.get("recovered_secs")
@@ -159,18 +172,29 @@ def _survive(
     return
   if lines[first - 1]["incarnation"] < life:
     return  # it was still starting
-  gaps = [
-    line["gap_secs"]
-    for line in lines
-    if line["incarnation"] == life and line["gap_secs"] is not None
-  ]
-  touching = [
-    line["gap_secs"] for line in during if line["gap_secs"] is not None
-  ]
-  if touching and (median := statistics.median(gaps)) > 0:
-    found.survivor_gaps.append(
-      Gap(max(touching) / median, island, fault["serial"], fault["kind"])
-    )
+  touching = _gaps(during)
+  median = statistics.median(
+    _gaps(line for line in lines if line["incarnation"] == life) or [0.0]
+  )
+  if not touching or median <= 0:
+    return
+  found.survivor_gaps.append(
+    Gap(max(touching) / median, island, fault["serial"], fault["kind"])
+  )
+  calm_begin = begin - (end - begin)
+  start = bisect.bisect_right(walls, calm_begin)
+  calm = _gaps(lines[start:first])
+  if (
+    calm
+    and calm_begin >= calm_since
+    and start > 0
+    and lines[start - 1]["incarnation"] == life
+  ):
+    found.calm_gaps.append(max(calm) / median)
+
+
+def _gaps(lines: Iterable[reader.Line]) -> list[float]:
+  return [line["gap_secs"] for line in lines if line["gap_secs"] is not None]
 
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:

@@ -83,6 +83,32 @@ def test_gap_that_is_open_when_the_run_has_recovered_counts():
   assert [gap.ratio for gap in found.survivor_gaps] == [9.0]
 
 
+def test_calm_gap_is_of_as_long_a_time_before_without_another_fault():
+  lines = _steps([5.0]) + _steps([8.0], gap_secs=3.0)  # begins in it
+  lines += _steps([9.0, 10.0, 11.0, 12.0])
+  lines += _steps([15.0], gap_secs=2.0)
+  fault = _fault("sigkill", ["island-1"])
+  found = _measure(fault, i0=lines)
+  assert found.calm_gaps == [3.0]
+  assert [gap.ratio for gap in found.survivor_gaps] == [2.0]
+
+  late = _steps([6.5, 8.0, 9.0, 12.0, 15.0])  # no step before the calm time
+  assert _measure(fault, i0=late).calm_gaps == []
+  other_life = _steps([5.0]) + _steps(range(7, 16), incarnation=2)
+  assert _measure(fault, i0=other_life).calm_gaps == []
+
+  record = reader.Record([], {0: lines}, [])
+  for before in (
+    _fault("sigkill", ["island-1"], 4.0, 6.5),
+    _fault("sigkill", ["island-1"], 4.0, None),  # nobody knows until when
+    _fault("read_only", [], 7.0, None, outcome="it could not be shut"),
+  ):
+    found = measures.measure(record, [before, fault])
+    assert found.calm_gaps == []
+  early = _fault("sigkill", ["island-1"], 4.0, 5.5)
+  assert measures.measure(record, [early, fault]).calm_gaps == [3.0]
+
+
 def test_island_that_is_still_starting_is_neither_dead_nor_a_survivor():
   lines = _steps([8.0, 9.0]) + _steps([13.0, 14.0], incarnation=2)
   begins = {"event": "island_started", "wall_secs": 9.5}
