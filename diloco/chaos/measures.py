@@ -76,15 +76,10 @@ def measure(
     for line in record.events
     if line["event"] == events.ISLAND_STARTED
   ]
-  calm_since = 0.0
-  for fault in faults:
-    done = fault["outcome"] == "done"
-    recovered, calm_since = (
-      calm_since,
-      fault.get("recovered_secs") or (math.inf if done else fault["wall_secs"]),
-    )
-    if not done:
+  for before, fault in zip([None, *faults], faults, strict=False):
+    if fault["outcome"] != "done":
       continue
+    calm_since = _over(before) if before else 0.0
     roles = fault["roles"]
     controller_hit = "controller" in roles
     if not controller_hit and fault["kind"] != "sigstop":
@@ -104,8 +99,15 @@ def measure(
           if m == island and wall <= fault["wall_secs"]
         ]
         life = max(begun, default=0)
-        _survive(fault, island, lines, life, recovered, found)
+        _survive(fault, island, lines, life, calm_since, found)
   return found
+
+
+def _over(fault: Mapping[str, Any]) -> float:
+  """When the run had recovered from a fault; inf if nobody knows."""
+  if fault["outcome"] != "done":
+    return float(fault["wall_secs"])
+  return fault.get("recovered_secs") or math.inf
 
 
 def _takeover(
