@@ -75,6 +75,7 @@ def train(
   plan = partition.partition(tree.tensors(), config.sync.num_fragments)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   if resumed:
+    restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
   with _sole_controller(run_dir):
     crash.configure(run_dir, "controller")

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -362,6 +363,17 @@ def test_run_does_not_go_on_with_another_fragment_plan(
   snapshots.write_plan(partition.partition([tensor], 1))
   argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "fragment plan", "--workdir")
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_run_whose_store_is_gone_is_left_alone(run_dir, capsys, place, command):
+  saved = run_dir / "checkpoints" / "island-0" / "000000040.0001.000001"
+  saved.mkdir(parents=True)
+  (saved / "complete.json").write_text("{}")
+  shutil.rmtree(run_dir / "snapshots")
+  (run_dir / "snapshots").mkdir()  # where it was mounted
+  argv = train() if command == "train" else ["resume", "run"]
+  check_refused(place, capsys, argv, "has trained", "is missing or empty")
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])

@@ -13,10 +13,23 @@ from collections.abc import Callable
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.fragments import partition
-from diloco.snapshots import cut_parts, keys, records, restore, store, verify
+from diloco.snapshots import (
+  checkpoint,
+  cut_parts,
+  keys,
+  records,
+  restore,
+  store,
+  verify,
+)
 from diloco.tape import events, recorder
 
 LAST = "last"
+
+_WRITTEN_WITH_HEADS = (
+  f"checkpoints/island-*/*/{checkpoint.MARKER}",
+  f"{recorder.TAPE_DIR}/island-*.jsonl",
+)
 
 
 def check_wanted(wanted: str | None) -> None:
@@ -26,6 +39,39 @@ def check_wanted(wanted: str | None) -> None:
       f"--cut={wanted}",
       "a cut is 'last' or a number",
       "see 'diloco status' for the cuts of a run",
+    )
+
+
+def begun(run_dir: pathlib.Path) -> str:
+  """A file that tells that islands of the run had joined; empty if none does.
+
+  An island writes these once every fragment has a head. The store is not asked:
+  it may lie on a disk that is not there.
+  """
+  for pattern in _WRITTEN_WITH_HEADS:
+    for path in sorted(run_dir.glob(pattern)):
+      if path.stat().st_size:
+        return str(path.relative_to(run_dir))
+  return ""
+
+
+def check_store(run_dir: pathlib.Path, snapshots: store.SnapshotStore) -> None:
+  """Refuses a run that had begun and whose store knows nothing of it.
+
+  To go on would be to start anew, and to delete the old saved states one by
+  one.
+
+  Raises:
+    UserError: nothing has been written.
+    CorruptSnapshotError: the fragment plan is damaged.
+  """
+  evidence = begun(run_dir)
+  if evidence and snapshots.read_plan() is None:
+    raise errors.UserError(
+      f"the run in {run_dir}",
+      f"it has trained, as {evidence} tells, but its store {snapshots.url} is"
+      " missing or empty",
+      "mount the store or put it back, or name a new --workdir",
     )
 
 
@@ -82,22 +128,22 @@ class Restorer:
     if wanted is not None:
       number = None if wanted == LAST else int(wanted)
       return self._go_back(number, f"--cut={wanted}")
-    begun, why = self._damage()
+    unfinished, why = self._damage()
     if not why:
       return None
-    if begun and self._look(begun).parts is None:
-      begun = 0  # damaged since; another one will do
-    return self._go_back(begun or None, why)
+    if unfinished and self._look(unfinished).parts is None:
+      unfinished = 0  # damaged since; another one will do
+    return self._go_back(unfinished or None, why)
 
   def _damage(self) -> tuple[int, str]:
     """The cut of a restore that was begun, and why one is needed at all."""
     try:
-      begun = self._store.perform(restore.unfinished())
+      cut = self._store.perform(restore.unfinished())
     except errors.CorruptSnapshotError as error:
       return 0, f"the epoch is not known: {error}"
-    if begun:
-      return begun, f"the restore of cut {begun} was not finished"
-    return 0, self._verifier.damage()
+    if cut:
+      return cut, f"the restore of cut {cut} was not finished"
+    return 0, self._verifier.damage(begun=bool(begun(self._run_dir)))
 
   def _look(self, number: int | None) -> restore.Choice:
     check = self._verifier

@@ -22,6 +22,8 @@ def publish_initial(
   initial: Sequence[placement.HostFragment],
   writer: str,
   first_fragment: int,
+  *,
+  begun: bool = False,
 ) -> None:
   """Creates version 0 of every fragment that has no head yet.
 
@@ -32,6 +34,7 @@ def publish_initial(
     writer: unique to this process, part of the payload's name.
     first_fragment: where to start, so that islands starting together rarely
       write the same fragment.
+    begun: whether all heads are known to have been there once.
 
   Raises:
     CorruptSnapshotError: a head is damaged, or was there and is lost.
@@ -42,7 +45,7 @@ def publish_initial(
     head, generation = snapshots.read_for_update(key, records.Head)
     if head is not None:
       continue
-    if _has_trained(snapshots, fragment):
+    if begun or _has_trained(snapshots, fragment):
       if snapshots.read(key, records.Head) is not None:
         continue  # made and merged into since the first look
       raise errors.CorruptSnapshotError(

@@ -30,7 +30,7 @@ from diloco.islands import (
   surroundings,
 )
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import records, store
+from diloco.snapshots import checkpoint, records, store
 from diloco.tape import events, recorder
 from diloco.tasks import task as task_lib
 
@@ -111,6 +111,7 @@ class Island:
   def _join(self) -> None:
     """Restores, compiles, starts the background threads, is on record."""
     spec, trainer = self._spec, self._trainer
+    saved = checkpoint.directory(spec.run_dir, spec.island)
     bootstrap.publish_initial(
       self._store,
       trainer.plan,
@@ -119,6 +120,7 @@ class Island:
       first_fragment=spec.island
       * trainer.plan.num_fragments
       // self._config.fleet.islands,
+      begun=bool(checkpoint.completed(saved)),
     )
     recovered = recovery.Recovery(
       spec.run_dir, self._store, trainer, spec.island, spec.incarnation

@@ -48,8 +48,11 @@ class Verifier:
     self._plan = plan
     self._momentum = momentum
 
-  def damage(self) -> str:
+  def damage(self, *, begun: bool = False) -> str:
     """What is wrong with the run's global state; empty if nothing is.
+
+    Args:
+      begun: whether all heads are known to have been there once.
 
     Raises:
       OSError: the store cannot be read.
@@ -61,7 +64,7 @@ class Verifier:
           missing.append(fragment)
       except errors.CorruptSnapshotError as error:
         return f"fragment {fragment} is damaged: {error}"
-    if missing and self._has_trained():
+    if missing and (begun or self._has_trained()):
       return f"fragment {missing[0]} has no head"
     return ""
 

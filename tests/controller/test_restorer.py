@@ -8,7 +8,7 @@ from cut_builder import PLAN, CutRun, is_readable, run_with_a_cut, spoil
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.controller import restorer
-from diloco.snapshots import arrays, keys, records, restore
+from diloco.snapshots import arrays, keys, records, restore, store
 from diloco.tape import reader
 
 CONFIG = config_lib.RunConfig()
@@ -55,6 +55,45 @@ def test_fresh_run_is_whole(tmp_path):
     None
   )
   assert prepared is None
+
+
+def save_state(folder):
+  path = folder / "checkpoints" / "island-0" / "000000040.0001.000001"
+  path.mkdir(parents=True)
+  (path / "complete.json").write_text("{}")
+
+
+def write_tape(folder):
+  (folder / "tape").mkdir()
+  (folder / "tape" / "island-1-0001.jsonl").write_text("{}\n")
+
+
+@pytest.mark.parametrize("leave", [save_state, write_tape])
+def test_run_that_has_trained_does_not_start_anew_in_an_empty_store(
+  tmp_path, leave
+):
+  leave(tmp_path)
+  before = sorted(tmp_path.rglob("*"))
+  snapshots = store.SnapshotStore(process.store_url(tmp_path))
+  with pytest.raises(errors.UserError, match="missing or empty; mount"):
+    restorer.check_store(tmp_path, snapshots)
+  assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("leave", [save_state, write_tape])
+def test_run_that_has_trained_misses_the_heads_its_store_lacks(tmp_path, leave):
+  leave(tmp_path)
+  store.SnapshotStore(process.store_url(tmp_path)).write_plan(PLAN)
+  made = restorer.Restorer(tmp_path, CONFIG, PLAN, lambda: [], 1)
+  with pytest.raises(errors.UserError, match="fragment 0 has no head"):
+    made.prepare(None)
+
+
+def test_run_killed_before_its_islands_joined_starts_anew(tmp_path):
+  (tmp_path / "tape").mkdir()
+  (tmp_path / "tape" / "island-0-0001.jsonl").touch()
+  snapshots = store.SnapshotStore(process.store_url(tmp_path))
+  restorer.check_store(tmp_path, snapshots)
 
 
 def chunk_of(machine, prefix):

@@ -29,8 +29,10 @@ def initial():
   ]
 
 
-def publish(snapshots, initial):
-  bootstrap.publish_initial(snapshots, PLAN, initial, "i0.1", first_fragment=1)
+def publish(snapshots, initial, **facts):
+  bootstrap.publish_initial(
+    snapshots, PLAN, initial, "i0.1", first_fragment=1, **facts
+  )
 
 
 def test_fragment_without_versions_gets_its_first(initial):
@@ -52,6 +54,16 @@ def test_lost_head_of_a_trained_fragment_is_not_made_anew(tmp_path, initial):
   with pytest.raises(errors.CorruptSnapshotError, match="heads/0000 is lost"):
     publish(run.store, initial)
   assert run.head(0) is None
+
+
+def test_island_with_a_saved_state_makes_no_head_anew_in_an_empty_store(
+  initial,
+):
+  snapshots = store.SnapshotStore("memory://")
+  snapshots.write_plan(PLAN)
+  with pytest.raises(errors.CorruptSnapshotError, match="heads/0001 is lost"):
+    publish(snapshots, initial, begun=True)
+  assert snapshots.names("heads") == snapshots.names("globals") == []
 
 
 def test_damaged_head_is_not_made_anew(tmp_path, initial):
