@@ -47,9 +47,10 @@ def _problems(source, name):
           yield attribute
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.name))
-def test_module_executes_nothing_it_reads(path):
-  assert list(_problems(path.read_text(), path.name)) == []
+def test_no_module_executes_what_it_reads():
+  found = {p: list(_problems(p.read_text(), p.name)) for p in MODULES}
+  assert len(found) > 100
+  assert {path: problems for path, problems in found.items() if problems} == {}
 
 
 @pytest.mark.parametrize(
