@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   except errors.UserError as error:
     process.print_error(error)
     return process.EXIT_USER_ERROR
-  except errors.CorruptSnapshotError as error:
+  except (errors.CorruptSnapshotError, errors.DetachedError) as error:
     process.print_error(error)
     return process.EXIT_FAILED
   except KeyboardInterrupt:

@@ -28,6 +28,10 @@ class FencedError(RuntimeError):
   """This syncer's lease was taken over; it must not commit anything more."""
 
 
+class DetachedError(RuntimeError):
+  """The controller ended by an error of its own; its roles go on alone."""
+
+
 class CorruptSnapshotError(RuntimeError):
   """A stored object is torn, missing or does not match its checksum.
 

@@ -66,6 +66,8 @@ def train(
   Raises:
     UserError: the configuration, the machine or the directory will not do.
       Nothing has been started or written then.
+    DetachedError: the controller failed; islands and syncers go on for
+      `orphan_secs`, and the next `train` takes them up.
   """
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()
@@ -93,11 +95,14 @@ def train(
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,
-      engine,
+      controller_lib.Outside(
+        engine,
+        channel.Server(config.controller.port),
+        on_tick=(lambda: None) if view is None else view.tick,
+      ),
       task.tokens_per_batch,
       times,
       incarnation=incarnation,
-      on_tick=(lambda: None) if view is None else view.tick,
     )
     outcome = _run(controller, view)
   if outcome.user_error:

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from diloco import channel, cli, launch, process
+from diloco import channel, cli, errors, launch, process
 from diloco import config as config_lib
 from diloco.fragments import partition
 from diloco.islands import inner_step
@@ -546,3 +546,14 @@ def test_config_json_is_what_resume_reads(run_dir):
   content = json.loads((run_dir / "config.json").read_text())
   assert content["format"] == process.FORMAT
   assert process.read_config(run_dir).to_dict() == content["config"]
+
+
+def test_controller_that_left_its_roles_running_is_one_line(
+  monkeypatch, capsys
+):
+  def train(argv):
+    raise errors.DetachedError("the controller failed")
+
+  monkeypatch.setattr(cli, "_train", train)
+  assert cli.main(["train"]) == process.EXIT_FAILED
+  assert capsys.readouterr().err == "error: the controller failed\n"

@@ -8,6 +8,8 @@ go on. The next controller takes up those that it finds alive.
 Reference: Pathways, arXiv 2203.12533.
 """
 
+import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -39,6 +41,41 @@ _USER_ERROR = "exit 2"
 _SEQS_A_LIFE = 10**9  # programs a controller dispatches at most
 
 
+class _Tape(recorder.Recorder):
+  """A tape whose failure stops nobody."""
+
+  def record(self, event: str, /, **fields: Any) -> None:
+    """Appends one event; one that the disk refuses is lost."""
+    try:
+      super().record(event, **fields)
+    except OSError as error:
+      logger.warning("line_lost event=%s error=%s", event, error)
+
+  def close(self) -> None:
+    """Closes the file."""
+    try:
+      super().close()
+    except OSError as error:
+      logger.warning("lines_lost error=%s", error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+  """What a controller acts on.
+
+  Attributes:
+    engine: where roles run.
+    server: its end of all channels.
+    clock: gives monotonic seconds.
+    on_tick: called several times a second, for the live view.
+  """
+
+  engine: base.Engine
+  server: channel.Server
+  clock: Callable[[], float] = time.monotonic
+  on_tick: Callable[[], None] = lambda: None
+
+
 class Controller:
   """One session's controller: its loop, and what it hears.
 
@@ -49,34 +86,33 @@ class Controller:
     self,
     config: config_lib.RunConfig,
     run_dir: pathlib.Path,
-    engine: base.Engine,
+    outside: Outside,
     tokens_per_step: int,
     times: timing.Timing,
     *,
     incarnation: int,
-    on_tick: Callable[[], None] = lambda: None,
   ):
-    """Listens and goes on the record; starts nothing yet.
+    """Goes on the record; starts nothing yet.
 
     Args:
       config: the run's configuration.
       run_dir: directory of the run.
-      engine: where roles run.
+      outside: processes, channels and clock.
       tokens_per_step: tokens of one inner step of an island.
       times: the run's timeouts.
       incarnation: which life of the controller this is, from 1.
-      on_tick: called several times a second, for the live view.
 
     Raises:
-      UserError: the configured port is taken, or the fleet does not fit.
+      UserError: the fleet does not fit.
     """
     self.config = config
     self.times = times
-    self._run_dir = run_dir
-    self._on_tick = on_tick
-    self._server = channel.Server(config.controller.port)
-    self.tape = recorder.Recorder(run_dir, "controller", incarnation)
-    self.roles = roles_lib.Roles(config, run_dir, engine, self.tape)
+    self.run_dir = run_dir
+    self.clock = outside.clock
+    self._on_tick = outside.on_tick
+    self._server = outside.server
+    self.tape = _Tape(run_dir, "controller", incarnation)
+    self.roles = roles_lib.Roles(config, run_dir, outside.engine, self.tape)
     self.islands = self.roles.islands
     self.supervisor = supervisor.Supervisor(
       supervisor.Policy(
@@ -113,14 +149,14 @@ class Controller:
   def open(self) -> None:
     """Takes up who is alive, and says where it listens."""
     self._attached = set(self.roles.attach())
-    now = time.monotonic()
+    now = self.clock()
     for role in self._attached:
       self.supervisor.started(role, now)
     if self._attached:
       logger.warning("attaching roles=%s", ",".join(sorted(self._attached)))
     pid = os.getpid()
     self._server.announce(
-      self._run_dir, {"pid": pid, "started_ticks": liveness.start_ticks(pid)}
+      self.run_dir, {"pid": pid, "started_ticks": liveness.start_ticks(pid)}
     )
     self.tape.record(
       events.RUN_STARTED,
@@ -132,8 +168,13 @@ class Controller:
   def close(self) -> None:
     """Leaves no process and no open port behind."""
     self.roles.kill_all()
+    self.leave()
+
+  def leave(self) -> None:
+    """Ends this controller alone; roles go on, for the next to take up."""
     self._server.close()
-    channel.address_path(self._run_dir).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      channel.address_path(self.run_dir).unlink()
 
   def stop_supplying(self) -> None:
     """From now on no island gets train windows or is started again."""
@@ -149,30 +190,44 @@ class Controller:
     )
 
   def turn(self) -> None:
-    """One round of the controller's loop; about a tenth of a second."""
+    """One round of the controller's loop; about a tenth of a second.
+
+    What the machine refuses is tried again in a later round.
+    """
     if self.interrupts > 1:
       raise outcome.StopNowError(outcome.Outcome("killed", "interrupted twice"))
-    self._take_messages()
-    now = time.monotonic()
-    self._reap(now)
+    for part in (self._take_messages, self._reap, self._obey, self._supply):
+      try:
+        part()
+      except OSError as error:
+        logger.warning("will_retry after=%s error=%s", part.__name__, error)
+    self._on_tick()
+
+  def _obey(self) -> None:
+    """Does what supervision orders."""
+    now = self.clock()
     for order in self.supervisor.orders(now):
       if isinstance(order, supervisor.Kill):
         logger.warning("hang role=%s cause=%s", order.role, order.cause)
         self.roles.kill(order.role, order.cause)
       elif self._supplying or order.role in self.roles.seats:
-        self.roles.start(order.role)
-        self._merges.pop(order.role, None)
-        self.supervisor.started(order.role, now)
-    if self._supplying:
-      self._faults.inject(self.pilot.tokens)
-      self._supply()
-    self._on_tick()
+        self._start(order.role, now)
+
+  def _start(self, role: str, now: float) -> None:
+    try:
+      self.roles.start(role)
+    except OSError as error:  # no process, memory or room to be had
+      secs = self.supervisor.refused(role, now)
+      logger.warning("no_start role=%s again=%.1f error=%s", role, secs, error)
+      return
+    self._merges.pop(role, None)
+    self.supervisor.started(role, now)
 
   def _take_messages(self) -> None:
     try:
       peer, message = self._server.inbox.get(timeout=_TICK_SECS)
       while True:
-        self._take(peer, message, time.monotonic())
+        self._take(peer, message, self.clock())
         peer, message = self._server.inbox.get_nowait()
     except queue.Empty:
       return
@@ -246,8 +301,9 @@ class Controller:
         step=step,
       )
 
-  def _reap(self, now: float) -> None:
+  def _reap(self) -> None:
     """Notices deaths, each once."""
+    now = self.clock()
     for death in self.roles.deaths():
       role = death.role
       self.dispatcher.lost(role)
@@ -286,11 +342,15 @@ class Controller:
       raise outcome.StopNowError(outcome.Outcome("failed", reason))
 
   def _supply(self) -> None:
+    """Keeps programs queued, faults injected and cuts taken."""
+    if not self._supplying:
+      return
+    self._faults.inject(self.pilot.tokens)
     ready = {m: r for r, m in self.islands.items() if self.is_ready(r)}
     if not self._gathered(len(ready)) or self.pilot.budget_spent:
       return
     lives = {m: self.roles.incarnation(role) for m, role in ready.items()}
-    self._cutter.look(time.monotonic(), lives)
+    self._cutter.look(self.clock(), lives)
     queued = {
       m: self.dispatcher.queued(role, "train") for m, role in ready.items()
     }
@@ -299,7 +359,7 @@ class Controller:
 
   def _gathered(self, num_ready: int) -> bool:
     """Whether to begin: all are ready, or the first has waited enough."""
-    now = time.monotonic()
+    now = self.clock()
     if self._gathered_secs is None:
       if not num_ready:
         return False

@@ -82,7 +82,7 @@ class ResourceManager:
     slices = config.fleet.slices
     self._bound: dict[int, int] = {}  # island -> slice
     self._free = list(range(len(slices)))
-    self._lost: list[int] = []
+    self._num_islands = config.fleet.islands
     speeds = [s.relative_speed for s in slices[: config.fleet.islands]]
     self._cores = divide_cores(speeds, cores)
 
@@ -113,6 +113,11 @@ class ResourceManager:
     self._bound[island] = slice_index
 
   def slice_lost(self, island: int) -> None:
-    """Takes an island's slice out of the fleet, if there is a spare."""
-    if self._free and island in self._bound:
-      self._lost.append(self._bound.pop(island))
+    """Moves an island to a spare slice; without any it keeps its own.
+
+    What it leaves is not used again. A slice that an island not bound yet
+    will need is no spare.
+    """
+    unbound = self._num_islands - len(self._bound)
+    if island in self._bound and len(self._free) > unbound:
+      self._bound[island] = self._free.pop()

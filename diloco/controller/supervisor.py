@@ -53,6 +53,7 @@ class _Role:
   state: State = "waiting"
   due: float = 0.0  # when to start, while waiting
   deaths: int = 0  # in a row
+  refusals: int = 0  # starts in a row that came to nothing
   began: float = 0.0  # last start
   heard: float = 0.0  # last sign of life
   progress: int | None = None  # last told; syncers tell none
@@ -79,6 +80,19 @@ class Supervisor:
     entry = self._roles[role]
     entry.state, entry.began, entry.heard = "starting", now, now
     entry.deposed = False
+    entry.refusals = 0
+
+  def refused(self, role: str, now: float) -> float:
+    """The role could not be started, which is no death of it.
+
+    Returns:
+      Seconds until it is tried again.
+    """
+    entry = self._roles[role]
+    entry.refusals += 1
+    delay_secs = self._policy.delay_secs(entry.refusals)
+    entry.due = now + delay_secs
+    return delay_secs
 
   def ready(self, role: str, now: float) -> None:
     """The role reported that it can work."""

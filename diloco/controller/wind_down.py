@@ -4,12 +4,13 @@ Winding down: islands publish what they have, the leading syncer merges it, one
 island evaluates, all save, all stop.
 """
 
+import contextlib
 import logging
-import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from diloco import crash
+from diloco import crash, errors
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
 from diloco.controller import program
@@ -21,19 +22,49 @@ _GRACE_SECS = 5.0  # more than a role itself takes for what it was asked
 
 
 def run(controller: controller_lib.Controller) -> outcome_lib.Outcome:
-  """Trains until the budget is spent or the run is stopped."""
-  controller.open()
+  """Trains until the budget is spent or the run is stopped.
+
+  Raises:
+    DetachedError: the controller failed. Its roles live and go on.
+  """
   try:
-    outcome = _train_and_wind_down(controller)
-  except outcome_lib.StopNowError as stop:
-    outcome = stop.outcome
-  finally:
+    outcome = _outcome(controller)
     controller.close()
+  except Exception as error:
+    # A mistake in here is no reason to kill a fleet that trains.
+    controller.leave()
+    controller.tape.close()
+    raise _detached(controller, error) from error
   controller.tape.record(
     events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
   )
   controller.tape.close()
   return outcome
+
+
+def _detached(
+  controller: controller_lib.Controller, error: Exception
+) -> errors.DetachedError:
+  """Writes down where it happened; returns what to tell the user."""
+  log = controller.roles.log("controller")
+  with contextlib.suppress(OSError):
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as file:
+      traceback.print_exception(error, file=file)
+  what = " ".join(f"{type(error).__name__}: {error}".split())
+  return errors.DetachedError(
+    f"the controller failed ({what}, see {log}); roles that live go on for"
+    f" {controller.times.orphan_secs:g} s, then save and leave; take them up"
+    f" with 'diloco resume {controller.run_dir}'"
+  )
+
+
+def _outcome(controller: controller_lib.Controller) -> outcome_lib.Outcome:
+  try:
+    controller.open()
+    return _train_and_wind_down(controller)
+  except outcome_lib.StopNowError as stop:
+    return stop.outcome
 
 
 def _train_and_wind_down(
@@ -103,12 +134,12 @@ class WindDown:
   ) -> dict[str, dict[str, Any]]:
     """Dispatches to several roles and waits for those that live to answer."""
     controller = self._controller
-    deadline = time.monotonic() + self._times.drain_secs + _GRACE_SECS
+    deadline = controller.clock() + self._times.drain_secs + _GRACE_SECS
     results = {
       role: controller.dispatcher.dispatch(role, name, preempt=True, **args)
       for role in roles
     }
-    while time.monotonic() < deadline and not all(
+    while controller.clock() < deadline and not all(
       f.done() for f in results.values()
     ):
       controller.turn()
@@ -124,8 +155,8 @@ class WindDown:
   def _ask_leader(self, name: program.Name) -> None:
     """Asks who leads, and whoever leads next if that one dies meanwhile."""
     controller = self._controller
-    deadline = time.monotonic() + self._times.drain_secs + _GRACE_SECS
-    while time.monotonic() < deadline:
+    deadline = controller.clock() + self._times.drain_secs + _GRACE_SECS
+    while controller.clock() < deadline:
       leader = controller.roles.leader
       if not controller.is_ready(leader):
         controller.turn()
@@ -135,7 +166,7 @@ class WindDown:
       while (
         not answer.done()
         and controller.roles.leader == leader
-        and time.monotonic() < deadline
+        and controller.clock() < deadline
       ):
         controller.turn()
       if answer.done() and answer.exception() is None:
@@ -157,8 +188,8 @@ class WindDown:
         )
       else:
         controller.roles.kill(role)
-    deadline = time.monotonic() + patience_secs
-    while time.monotonic() < deadline and any(
+    deadline = controller.clock() + patience_secs
+    while controller.clock() < deadline and any(
       controller.roles.alive(r) for r in roles
     ):
       controller.turn()

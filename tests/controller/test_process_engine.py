@@ -72,6 +72,24 @@ def start(engine, run_dir, *args, role="island-0"):
   return engine.start(base.Launch(role, "role_under_test", args, log))
 
 
+def test_role_that_cannot_be_written_down_does_not_run(
+  engine, run_dir, monkeypatch
+):
+  started = []
+
+  class Popen(process_engine.subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+      super().__init__(*args, **kwargs)
+      started.append(self)
+
+  monkeypatch.setattr(process_engine.subprocess, "Popen", Popen)
+  run_dir.mkdir()
+  (run_dir / "control").write_text("no folder")
+  with pytest.raises(OSError):
+    start(engine, run_dir, "wait", str(run_dir / "child"))
+  assert started[0].returncode == -signal.SIGKILL
+
+
 def start_with_child(engine, run_dir, mode="wait", role="island-0"):
   """Returns the handle and its grandchild's process number."""
   place = run_dir / f"{role}.child"

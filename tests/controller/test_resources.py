@@ -122,6 +122,42 @@ def test_slice_of_an_unbound_island_cannot_be_lost():
   assert manager.bind(0)[0] == 0
 
 
+@pytest.mark.parametrize(
+  ("lost", "expected"),
+  [
+    ([0], [3, 1, 2]),
+    ([2, 0], [0, 1, 3]),  # one spare, and the first who asks has it
+    ([1, 1], [0, 3, 2]),  # nor is a slice once left given out again
+    ([0, 1, 2], [3, 1, 2]),
+  ],
+)
+def test_spare_goes_to_one_island_and_the_others_keep_theirs(lost, expected):
+  manager = resources.ResourceManager(fleet(4, num_islands=3), [0, 1, 2])
+  for m in range(3):
+    manager.bind(m)
+  for m in lost:
+    manager.slice_lost(m)
+  assert [manager.bind(m)[0] for m in range(3)] == expected
+
+
+@hypothesis.given(
+  st.integers(1, 4),
+  st.integers(0, 3),
+  st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=12),
+)
+def test_every_island_has_a_slice_of_its_own_whatever_is_lost(
+  islands, spares, steps
+):
+  manager = resources.ResourceManager(fleet(islands + spares, islands), [0])
+  for starts, m in steps:
+    if starts:
+      manager.bind(m % islands)
+    else:
+      manager.slice_lost(m % islands)
+  bound = [manager.bind(m)[0] for m in range(islands)]
+  assert len(set(bound)) == islands
+
+
 def test_island_beyond_the_fleet_is_an_error():
   manager = resources.ResourceManager(fleet(1), [0])
   manager.bind(0)

@@ -68,6 +68,16 @@ def test_role_is_given_up_after_its_restarts(roles):
   assert orders_of(roles, "island-0", 1e9) == []
 
 
+def test_refused_start_is_no_death_and_backs_off(roles):
+  delays = [roles.refused("island-0", 10.0) for _ in range(5)]
+  assert delays == [0.5, 1.0, 2.0, 3.0, 3.0]
+  assert roles.orders(12.9) == [supervisor.Start("syncer")]
+  assert supervisor.Start("island-0") in roles.orders(13.0)
+  run(roles, "island-0", 13.0)
+  assert roles.died("island-0", 14.0) == (1, 0.5)
+  assert roles.refused("island-0", 14.0) == 0.5
+
+
 def test_idleness_forgets_no_deaths(roles):
   run(roles, "island-0", 0.0)
   assert roles.died("island-0", 0.0) == (1, 0.5)

@@ -53,7 +53,11 @@ class Engine(Protocol):
   """Starts roles."""
 
   def start(self, launch: Launch) -> Handle:
-    """Starts a role and returns at once."""
+    """Starts a role and returns at once.
+
+    Raises:
+      OSError: it could not be started; nothing is left of it.
+    """
     ...
 
   def survivors(self) -> dict[str, Survivor]:

@@ -125,7 +125,11 @@ class ProcessEngine:
     self._started: dict[str, dict[str, Any]] = {}
 
   def start(self, launch: base.Launch) -> ProcessHandle:
-    """Starts a role and returns at once."""
+    """Starts a role and returns at once.
+
+    Raises:
+      OSError: there is no room for one more process or file.
+    """
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     with launch.log.open("ab") as log:
       started = subprocess.Popen(
@@ -141,9 +145,18 @@ class ProcessEngine:
       with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(started.pid, launch.cores)
     crash.point("controller_start_role")
+    try:
+      self._remember(launch, started.pid)
+    except OSError:
+      _signal_session(started.pid, signal.SIGKILL)  # nobody would know of it
+      started.wait()
+      raise
+    return ProcessHandle(started)
+
+  def _remember(self, launch: base.Launch, pid: int) -> None:
     self._started[launch.role] = {
-      "pid": started.pid,
-      "start_ticks": liveness.start_ticks(started.pid),
+      "pid": pid,
+      "start_ticks": liveness.start_ticks(pid),
       **launch.facts,
     }
     record = process.processes_path(self._run_dir)
@@ -151,7 +164,6 @@ class ProcessEngine:
     temporary = record.with_suffix(".tmp")
     temporary.write_text(json.dumps(self._started))
     temporary.rename(record)
-    return ProcessHandle(started)
 
   def survivors(self) -> dict[str, base.Survivor]:
     """Roles an earlier controller of this run left alive, by name."""

@@ -1,0 +1,177 @@
+"""The controller's loop and the end of a session, in a fleet of fakes."""
+
+import errno
+
+import fake_fleet
+import pytest
+
+from diloco import errors
+
+EAGAIN = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.fixture
+def fleet():
+  return fake_fleet.Fleet()
+
+
+@pytest.fixture
+def session(tmp_path, fleet):
+  def make(**values):
+    return fake_fleet.Session(tmp_path, fleet, **values)
+
+  return make
+
+
+def slices_of(fleet, role):
+  return [s.facts["slice"] for s in fleet.launches if s.role == role]
+
+
+def fail(fleet, roles, cause="exit 1", line="", when=lambda role: True):
+  """Lets every life of some roles die, with a last line in their logs."""
+
+  def hook(role):
+    if role.name in roles and when(role):
+      role.launch.log.parent.mkdir(exist_ok=True)
+      with role.launch.log.open("a") as log:
+        log.write(line)
+      role.die(cause)
+
+  fleet.hook = hook
+
+
+def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
+  run = session()
+  outcome = run.run()
+  assert outcome.status == "finished"
+  assert outcome.final_eval["loss"] == 1.0
+  assert sum(fleet.steps.values()) * 10 >= 1000
+  assert fleet.killed == [] and fleet.living == {} and fleet.closed
+  (end,) = run.events("run_finished")
+  assert end["status"] == "finished"
+
+
+def test_interrupted_run_drains_and_saves_and_does_not_evaluate(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  run.controller.interrupt()
+  outcome = run.run()
+  assert (outcome.status, outcome.final_eval) == ("stopped", None)
+  asked = [e["program"] for e in run.events("program_dispatched")]
+  asked = [name for name in asked if name != "train"]
+  assert asked == [n for n in ("drain", "checkpoint", "stop") for _ in "ab"]
+  assert fleet.killed == []
+
+
+def test_second_interrupt_kills_everything(session, fleet):
+  run = session()
+  run.controller.interrupt()
+  run.controller.interrupt()
+  assert run.run().status == "killed"
+  assert fleet.living == {}
+
+
+def test_island_that_does_not_answer_is_killed_and_the_run_finishes(
+  session, fleet
+):
+  def mute(role):
+    if role.name == "island-1":
+      role.programs = [p for p in role.programs if p["name"] == "train"]
+      role.programs = fake_fleet.collections.deque(role.programs)
+
+  fleet.hook = mute
+  outcome = session().run()
+  assert outcome.status == "finished" and outcome.final_eval
+  assert fleet.killed == ["island-1"]
+
+
+def test_role_that_died_is_started_again_with_its_next_number(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  fleet.living["island-0"].die("SIGSEGV")
+  run.turn_until(lambda: "island-0" in fleet.living)
+  (died,) = run.events("island_died")
+  assert (died["island"], died["cause"]) == (0, "SIGSEGV")
+  (again,) = run.events("island_restart")
+  assert again["attempt"] == 1
+  assert run.controller.roles.incarnation("island-0") == 2
+
+
+def test_leader_that_dies_in_the_drain_leaves_it_to_the_next(session, fleet):
+  def leave(role):
+    if role.name == "syncer" and any(
+      p["name"] == "drain" for p in role.programs
+    ):
+      role.die("SIGKILL")
+      fleet.say("standby", type="ready", token=2)
+
+  fleet.hook = leave
+  assert session().run().status == "finished"
+
+
+def test_two_islands_that_fail_twice_share_one_spare(session, fleet):
+  run = session(fleet={"slices": [{}, {}, {}], "num_islands": 2})
+  run.open()
+  run.turn_until(lambda: len(fleet.living) == 4)
+  for _ in range(2):
+    for island in ("island-0", "island-1"):
+      fleet.living[island].die("SIGKILL")
+    run.turn_until(lambda: len(fleet.living) == 4)
+  assert slices_of(fleet, "island-0") == [0, 0, 2]
+  assert slices_of(fleet, "island-1") == [1, 1, 1]
+
+
+def test_start_that_the_machine_refuses_is_tried_again(session, fleet):
+  run = session(controller={"max_restarts": 1})
+  fleet.refusals = [EAGAIN] * 20
+  assert run.run().status == "finished"
+  assert run.events("island_died") == []
+
+
+def test_record_that_cannot_be_written_stops_nothing(
+  session, fleet, monkeypatch
+):
+  run = session()
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+
+  def broken(fd, data):
+    raise OSError(errno.EIO, "broken disk")
+
+  with monkeypatch.context() as patched:
+    patched.setattr("diloco.tape.recorder.os.write", broken)
+    fleet.living["island-0"].die("SIGKILL")
+    run.turn_until(lambda: "island-0" in fleet.living)
+    before = sum(fleet.steps.values())
+    run.turn_until(lambda: sum(fleet.steps.values()) > before + 20)
+    assert run.run().status == "finished"
+  assert fleet.killed == []
+
+
+@pytest.mark.parametrize("step", ["turn", "open", "close"])
+def test_error_nobody_foresaw_leaves_the_fleet_running(
+  session, fleet, monkeypatch, tmp_path, step
+):
+  run = session()
+  run.open()
+  run.turn_until(lambda: len(fleet.living) == 4)
+
+  def surprise():
+    raise LookupError("a\nsurprise")
+
+  monkeypatch.setattr(run.controller, step, surprise)
+  with pytest.raises(errors.DetachedError) as caught:
+    run.run()
+  text = str(caught.value)
+  assert (
+    "LookupError: a surprise" in text and f"diloco resume {tmp_path}" in text
+  )
+  if step != "close":
+    assert set(fleet.living) == set(run.controller.roles.names)
+    assert fleet.killed == []
+  assert fleet.closed
+  assert run.events("run_finished") == []
+  log = tmp_path / "logs" / "controller.log"
+  assert "in surprise" in log.read_text() and str(log) in text
