@@ -215,15 +215,15 @@ def _without_past_faults(
   config: config_lib.RunConfig, run_dir: pathlib.Path
 ) -> config_lib.RunConfig:
   """Drops faults that an earlier session of the run already injected."""
-  record = reader.read(run_dir)
-  for problem in record.problems:
-    # No reason to stop: what a run goes on from is in its store.
-    logger.warning("tape_damaged %s", problem)
+  record = reader.stream(run_dir, only_role="controller")
   past = [
     (event["kind"], event["target"])
     for event in record.events
     if event["event"] == events.FAULT_INJECTED
   ]
+  for problem in record.problems:
+    # No reason to stop: what a run goes on from is in its store.
+    logger.warning("tape_damaged %s", problem)
   left = []
   for fault in config.faults:
     if (fault.kind, fault.target) in past:

@@ -52,7 +52,7 @@ class Samples(NamedTuple):
 
 
 def measure(
-  record: reader.Record, faults: Sequence[Mapping[str, Any]]
+  record: reader.Whole, faults: Sequence[Mapping[str, Any]]
 ) -> Samples:
   """Measures every fault that was done.
 

@@ -39,7 +39,8 @@ def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
   content = render(summary.load(run_dir), run_dir.resolve().name)
   path = run_dir / FILE_NAME
   temporary = path.with_suffix(".tmp")
-  temporary.write_text(content, encoding="utf-8")
+  # Half a surrogate pair in a name is no reason to have no report.
+  temporary.write_text(content, encoding="utf-8", errors="replace")
   temporary.rename(path)
   return path
 

@@ -103,10 +103,10 @@ class IslandView:
 
   def started(self, line: reader.Line) -> None:
     """Takes what an island says of itself when it starts."""
-    self.kind = line.get("kind", self.kind)
-    self.topology = line.get("topology", self.topology)
-    self.devices = line.get("devices", self.devices)
-    self.relative_speed = line.get("relative_speed", self.relative_speed)
+    self.kind = line.get("kind") or self.kind
+    self.topology = line.get("topology") or self.topology
+    self.devices = line.get("devices") or self.devices
+    self.relative_speed = line.get("relative_speed") or self.relative_speed
     self.paced_step_secs = line.get("paced_step_secs") or 0.0
     self.started_step = max(self.started_step, line["step"])
     life = self.life(line["incarnation"])
@@ -216,7 +216,7 @@ class IslandView:
     """Returns the states it went through, up to wall time `end`."""
     spans: list[Span] = []
     lives = list(self.lives.values())
-    for life, after in zip(lives, [*lives[1:], None], strict=True):
+    for life, after in zip(lives, [*lives[1:], None], strict=False):
       spans += self._spans_of(life, after, end)
     return [span for span in spans if span.end > span.start]
 

@@ -62,6 +62,7 @@ class LiveView:
     self._view.update(self._follower.poll())
     self._due = self._line_due = 0.0
     self._printed = ""
+    self._named: set[pathlib.Path] = set()  # files told to be broken
     self._screen: rich.live.Live | None = None
     if self._stream.isatty():
       console = rich.console.Console(file=self._stream)
@@ -114,7 +115,9 @@ class LiveView:
       told = [f"{n}={_plain(line[n])}" for n in names if n in line]
       self._print(" ".join([line["event"], *told]))
     for problem in record.problems:
-      self._print(f"problem {problem}")
+      if problem.path not in self._named:  # once a file, however many lines
+        self._print(f"problem {problem}")
+        self._named.add(problem.path)
 
   def _print(self, text: str) -> None:
     print(text, file=self._stream, flush=True)

@@ -79,7 +79,8 @@ class RunView:
     self.quarantines: list[reader.Line] = []
     self.resyncs: list[tuple[float, int]] = []  # wall_secs, island
     self.damaged: dict[int, str] = {}  # fragments that stand still, and why
-    self.problems: list[str] = []
+    self._stood_still: list[str] = []
+    self._broken: dict[pathlib.Path, str] = {}  # files, and what is wrong
     self.last_wall_secs = 0.0
     self._total_tokens = 0
     self._handlers = {
@@ -118,7 +119,8 @@ class RunView:
       for line in lines:
         view.log(line)
         self._heard(line["wall_secs"])
-    self.problems += [str(problem) for problem in record.problems]
+    for problem in record.problems:
+      self._broken[problem.path] = str(problem)
 
   def _heard(self, wall_secs: float) -> None:
     self.last_wall_secs = max(self.last_wall_secs, wall_secs)
@@ -132,13 +134,13 @@ class RunView:
 
   def _run_started(self, line: reader.Line) -> None:
     self.sessions.started(line["wall_secs"])
-    self.method = line.get("method", self.method)
+    self.method = line.get("method") or self.method
     self.initial_islands = line.get("islands") or self.initial_islands
     self._total_tokens = line.get("total_tokens") or self._total_tokens
 
   def _run_finished(self, line: reader.Line) -> None:
     self._led = False
-    status = line.get("status", "finished")
+    status = line.get("status") or "finished"
     reason = line.get("reason") or ""
     self.sessions.finished(line["wall_secs"], status, reason)
 
@@ -183,7 +185,7 @@ class RunView:
       f" ({line['reason']})"
     )
     self.damaged[fragment] = text
-    self.problems.append(text)
+    self._stood_still.append(text)
 
   def _restored(self, line: reader.Line) -> None:
     self.damaged.clear()
@@ -254,6 +256,11 @@ class RunView:
         float(np.mean(staleness)) if staleness else 0.0,
       )
     )
+
+  @property
+  def problems(self) -> list[str]:
+    """What is wrong with the run's data or its record, one line each."""
+    return [*self._stood_still, *self._broken.values()]
 
   @property
   def status(self) -> str:

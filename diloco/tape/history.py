@@ -179,7 +179,7 @@ class History:
     self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _adopted(self, line: reader.Line) -> None:
-    if "step" in line:
+    if line.get("step") is not None:
       self._reached(line)
     facts = self.fragments[island_of(line), line["fragment"]]
     self._give_up(line, line, facts.overwritten)
@@ -203,8 +203,9 @@ class History:
     self._extend(island_of(line), line["incarnation"], last)
 
   def _mute(self, line: reader.Line, fragment: int, until: int) -> None:
-    if until > line["step"]:
-      loss = Loss(line["incarnation"], line["step"], until)
+    step = line.get("step")
+    if step is not None and until > step:
+      loss = Loss(line["incarnation"], step, until)
       self.fragments[island_of(line), fragment].repeated.append(loss)
 
   def _reached(self, line: reader.Line) -> None:
@@ -252,7 +253,9 @@ class History:
       facts.merged = kept
       facts.reinjected |= reinjected
 
-  def _extend_by_metrics(self, island: int, lines: list[reader.Line]) -> None:
+  def _extend_by_metrics(
+    self, island: int, lines: Iterable[reader.Line]
+  ) -> None:
     latest: dict[int, int] = {}
     repeated: dict[int, int] = {}
     undead: dict[int, tuple[int, int]] = {}
@@ -291,7 +294,7 @@ class History:
 
 def island_of(line: reader.Line) -> int:
   """Returns the island a line is about: its own, or its writer."""
-  if "island" in line:
+  if line.get("island") is not None:
     return int(line["island"])
   return int(line["role"].removeprefix("island-"))
 

@@ -1,20 +1,25 @@
-"""Readers of the run's record: all at once, or as it grows.
+"""Readers of the run's record: all at once, line by line, or as it grows.
 
 A line counts once its newline is written. A last line without one is torn
 (its writer was killed) or under way, and is left for a later poll. A line
-that is whole and yet no JSON object, or lacks what `diloco.tape.schema` asks
-for, is a *problem*: it is named with file and line, and the lines around it are
-read all the same.
+that is whole and yet no JSON object, or is not what `diloco.tape.schema` asks
+for, is *broken*: its file is named as a problem, with how many of its lines are
+broken and what is wrong with the first, and the lines around it are read all
+the same.
+
+`read` and `Follower.poll` hold what they read; `stream` and `Follower.news`
+hold one line of each role, however long the run was.
 """
 
 import dataclasses
 import functools
 import heapq
+import itertools
 import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from diloco import errors
@@ -23,8 +28,28 @@ from diloco.tape import recorder, schema
 Line = dict[str, Any]
 Fault = Callable[[Line], str]  # what is wrong with a line; empty if nothing
 
-_TAPE_NAME = re.compile(r"(?P<role>.+)-(?P<incarnation>\d+)\.jsonl")
-_METRICS_NAME = re.compile(r"island-(?P<island>\d+)\.jsonl")
+_TAPE_NAME = re.compile(r"(?P<role>.+)-(?P<incarnation>\d{1,6})\.jsonl")
+_METRICS_NAME = re.compile(r"island-(?P<island>\d{1,4})\.jsonl")
+
+
+class BrokenLinesError(errors.UserError):
+  """A file of the record with broken lines.
+
+  Attributes:
+    path: of the file.
+    count: how many lines are broken.
+  """
+
+  def __init__(self, path: pathlib.Path, number: int, why: str, count: int):
+    """Names the first broken line, of `count`."""
+    more = f" (the first of {count} broken lines)" if count > 1 else ""
+    super().__init__(
+      f"{path}, line {number}{more}",
+      why,
+      "what is broken is left out; restore the file or delete such lines",
+    )
+    self.path = path
+    self.count = count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,30 +60,197 @@ class Record:
     events: tape lines of all roles. Lines of one role stand as written; roles
       are interleaved by wall time, which is good for pictures only.
     metrics: metric lines by island, as written.
-    problems: broken lines, one error each, not raised.
+    problems: files with broken lines, one error each, not raised.
   """
 
-  events: list[Line]
-  metrics: dict[int, list[Line]]
-  problems: list[errors.UserError]
+  events: Iterable[Line]
+  metrics: Mapping[int, Iterable[Line]]
+  problems: list[BrokenLinesError]
 
   def __bool__(self) -> bool:
     return bool(self.events or self.metrics or self.problems)
 
 
-def read(run_dir: str | os.PathLike[str], *, strict: bool = False) -> Record:
-  """Reads all tapes and metric logs of a run.
+@dataclasses.dataclass(frozen=True)
+class Whole(Record):
+  """A record in memory."""
+
+  events: list[Line]
+  metrics: dict[int, list[Line]]
+
+
+def read(run_dir: str | os.PathLike[str], *, strict: bool = False) -> Whole:
+  """Reads all tapes and metric logs of a run into memory.
 
   Args:
     run_dir: directory of the run; without tapes the record is empty.
-    strict: raise the first broken line instead of collecting it.
+    strict: raise the first file with broken lines instead of collecting it.
 
   Returns:
-    The record.
+    The record, as lists.
 
   Raises:
     UserError: `run_dir` is no directory, or a line is broken and `strict`.
   """
+  record = Follower(_directory(run_dir)).poll()
+  if strict and record.problems:
+    raise record.problems[0]
+  return record
+
+
+def stream(
+  run_dir: str | os.PathLike[str], only_role: str | None = None
+) -> Record:
+  """Returns all that is written by now, to be read as often as one likes.
+
+  Args:
+    run_dir: directory of the run; without tapes the record is empty.
+    only_role: read its tapes alone, and no metrics.
+
+  Returns:
+    A record whose `events` and `metrics` read the files anew each time they
+    are iterated over, always up to the same ends; `problems` has what the
+    iterations so far came upon.
+
+  Raises:
+    UserError: `run_dir` is no directory.
+  """
+  root = _directory(run_dir)
+  problems = _Problems()
+  tapes = [
+    (path, role, incarnation, _size(path))
+    for path, role, incarnation in _tapes(root)
+    if only_role in (None, role)
+  ]
+  logs = [] if only_role else _metric_logs(root)
+  metrics = {island: (path, _size(path)) for path, island in logs}
+
+  def events() -> Iterator[Line]:
+    roles: dict[str, list[Iterator[Line]]] = {}
+    for path, role, incarnation, end in tapes:
+      file = _tape_file(path, role, incarnation, problems)
+      roles.setdefault(role, []).append(file.lines(end))
+    return interleave(map(itertools.chain.from_iterable, roles.values()))
+
+  def steps(path: pathlib.Path, end: int) -> Iterator[Line]:
+    return _metric_file(path, problems).lines(end)
+
+  return Record(
+    _Again(events),
+    {
+      i: _Again(functools.partial(steps, *place))
+      for i, place in metrics.items()
+      if place[1]
+    },
+    problems,
+  )
+
+
+class _Again:
+  """An iterable that begins anew each time."""
+
+  def __init__(self, begin: Callable[[], Iterator[Line]]):
+    self._begin = begin
+
+  def __iter__(self) -> Iterator[Line]:
+    return self._begin()
+
+
+class _Problems(list[BrokenLinesError]):
+  """One error for each file, the newest of it."""
+
+  def told(self, problem: BrokenLinesError) -> None:
+    for i, known in enumerate(self):
+      if known.path == problem.path:
+        self[i] = problem
+        return
+    self.append(problem)
+
+
+class Follower:
+  """Reads a run's record piece by piece; each line is returned once."""
+
+  def __init__(
+    self,
+    run_dir: str | os.PathLike[str],
+    position: Mapping[str, list[int]] | None = None,
+  ):
+    """Starts before the first line of every file; files may come later.
+
+    Args:
+      run_dir: directory of the run; it need not exist yet.
+      position: go on from here instead; see `position`.
+    """
+    self._root = pathlib.Path(run_dir)
+    self._position = dict(position or {})
+    self._files: dict[pathlib.Path, _File] = {}
+    self._problems = _Problems()
+
+  @property
+  def position(self) -> dict[str, list[int]]:
+    """How far each file is read: by name, bytes and lines."""
+    read = {
+      file.path.relative_to(self._root).as_posix(): [file.offset, file.count]
+      for file in self._files.values()
+    }
+    return self._position | read
+
+  def poll(self) -> Whole:
+    """Returns what was written since the last poll, as lists."""
+    news = self.news()
+    events = list(news.events)
+    metrics = {i: list(lines) for i, lines in news.metrics.items()}
+    found = {i: lines for i, lines in metrics.items() if lines}
+    return Whole(events, found, list(news.problems))
+
+  def news(self) -> Record:
+    """Returns what was written since the last poll, to be read once, now."""
+    self._problems = _Problems()
+    roles: dict[str, list[Iterator[Line]]] = {}
+    for path, role, incarnation in _tapes(self._root):
+      if path not in self._files:
+        self._add(_tape_file(path, role, incarnation, self._problems))
+      roles.setdefault(role, []).append(self._lines(path))
+    metrics = {}
+    for path, island in _metric_logs(self._root):
+      if path not in self._files:
+        self._add(_metric_file(path, self._problems))
+      if self._files[path].grown:
+        metrics[island] = self._lines(path)
+    lines = interleave(map(itertools.chain.from_iterable, roles.values()))
+    return Record(lines, metrics, self._problems)
+
+  def _add(self, file: "_File") -> None:
+    name = file.path.relative_to(self._root).as_posix()
+    file.offset, file.count = self._position.get(name, (0, 0))
+    self._files[file.path] = file
+
+  def _lines(self, path: pathlib.Path) -> Iterator[Line]:
+    file = self._files[path]
+    file.problems = self._problems
+    return file.lines() if file.grown else iter(())
+
+
+def interleave(roles: Iterable[Iterable[Line]]) -> Iterator[Line]:
+  """Merges lines of several roles by wall time, keeping the order within each.
+
+  A clock that was set back does not reorder a role: a line counts as no
+  earlier than the line before it.
+  """
+  keyed = map(_keyed, roles, itertools.count())
+  return (line for _, _, line in heapq.merge(*keyed))
+
+
+def _keyed(
+  lines: Iterable[Line], role: int
+) -> Iterator[tuple[float, tuple[int, int], Line]]:
+  latest = 0.0
+  for position, line in enumerate(lines):
+    latest = max(latest, line["wall_secs"])
+    yield latest, (role, position), line
+
+
+def _directory(run_dir: str | os.PathLike[str]) -> pathlib.Path:
   root = pathlib.Path(run_dir)
   if not root.is_dir():
     raise errors.UserError(
@@ -66,73 +258,18 @@ def read(run_dir: str | os.PathLike[str], *, strict: bool = False) -> Record:
       "there is no such directory",
       "give the directory a run was started with",
     )
-  record = Follower(root).poll()
-  if strict and record.problems:
-    raise record.problems[0]
-  return record
+  return root
 
 
-class Follower:
-  """Reads a run's record piece by piece; each line is returned once."""
-
-  def __init__(self, run_dir: str | os.PathLike[str]):
-    """Starts before the first line of every file; files may come later."""
-    self._root = pathlib.Path(run_dir)
-    self._files: dict[pathlib.Path, _LineReader] = {}
-
-  def poll(self) -> Record:
-    """Returns what was written since the last poll."""
-    problems: list[errors.UserError] = []
-    roles: dict[str, list[Line]] = {}
-    for match, path in _listed(self._root / recorder.TAPE_DIR, _TAPE_NAME):
-      role = match["role"]
-      fault: Fault = functools.partial(
-        schema.fault_of_event, role=role, incarnation=int(match["incarnation"])
-      )
-      lines = self._lines(path, "event", fault, problems)
-      roles.setdefault(role, []).extend(lines)
-    metrics: dict[int, list[Line]] = {}
-    folder = self._root / recorder.METRICS_DIR
-    for match, path in _listed(folder, _METRICS_NAME):
-      fault = schema.fault_of_metric
-      if steps := self._lines(path, "step", fault, problems):
-        metrics[int(match["island"])] = steps
-    return Record(interleave(roles.values()), metrics, problems)
-
-  def _lines(
-    self,
-    path: pathlib.Path,
-    needed: str,
-    fault: Fault,
-    problems: list[errors.UserError],
-  ) -> list[Line]:
-    reader = self._files.setdefault(path, _LineReader(path, needed, fault))
-    return reader.read(problems)
+def _tapes(root: pathlib.Path) -> list[tuple[pathlib.Path, str, int]]:
+  """Paths, roles and incarnations of a run's tapes."""
+  found = _listed(root / recorder.TAPE_DIR, _TAPE_NAME)
+  return [(p, match["role"], int(match["incarnation"])) for match, p in found]
 
 
-def interleave(roles: Iterable[list[Line]]) -> list[Line]:
-  """Merges lists of lines by wall time, keeping the order within each.
-
-  A clock that was set back does not reorder a list: a line counts as no
-  earlier than the line before it.
-  """
-  return [line for _, _, line in heapq.merge(*map(_keyed, roles, _count()))]
-
-
-def _count() -> Iterator[int]:
-  number = 0
-  while True:
-    yield number
-    number += 1
-
-
-def _keyed(
-  lines: list[Line], role: int
-) -> Iterator[tuple[float, tuple[int, int], Line]]:
-  latest = 0.0
-  for position, line in enumerate(lines):
-    latest = max(latest, line["wall_secs"])
-    yield latest, (role, position), line
+def _metric_logs(root: pathlib.Path) -> list[tuple[pathlib.Path, int]]:
+  found = _listed(root / recorder.METRICS_DIR, _METRICS_NAME)
+  return [(path, int(match["island"])) for match, path in found]
 
 
 def _listed(
@@ -141,60 +278,100 @@ def _listed(
   """Returns the files whose names match, incarnations in order."""
   try:
     names = os.listdir(folder)
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):
     return []
   found = [m for m in map(pattern.fullmatch, names) if m]
   found.sort(key=lambda m: [(len(g), g) for g in m.groups()])
   return [(m, folder / m.string) for m in found]
 
 
-class _LineReader:
-  """One file, read up to its last whole line."""
+def _tape_file(
+  path: pathlib.Path, role: str, incarnation: int, problems: _Problems
+) -> "_File":
+  fault: Fault = functools.partial(
+    schema.fault_of_event, role=role, incarnation=incarnation
+  )
+  return _File(path, "event", fault, problems)
 
-  def __init__(self, path: pathlib.Path, needed: str, fault: Fault):
-    self._path = path
+
+def _metric_file(path: pathlib.Path, problems: _Problems) -> "_File":
+  return _File(path, "step", schema.fault_of_metric, problems)
+
+
+def _size(path: pathlib.Path) -> int:
+  try:
+    return os.stat(path).st_size
+  except OSError:
+    return 0
+
+
+class _File:
+  """One file, read line by line up to its last whole line."""
+
+  def __init__(
+    self, path: pathlib.Path, needed: str, fault: Fault, problems: _Problems
+  ):
+    self.path = path
+    self.problems = problems
+    self.offset = 0
+    self.count = 0  # lines before the offset
     self._needed = needed
     self._fault = fault
-    self._offset = 0
-    self._count = 0  # lines before the offset
+    self._broken = 0
+    self._first = (0, "")  # broken line: number and what is wrong
 
-  def read(self, problems: list[errors.UserError]) -> list[Line]:
+  @property
+  def grown(self) -> bool:
+    """Whether there is more than was read."""
+    return _size(self.path) > self.offset
+
+  def lines(self, end: int | None = None) -> Iterator[Line]:
+    """Yields the sound lines that are left, before byte `end`."""
     try:
-      if os.stat(self._path).st_size <= self._offset:
-        return []
-      with open(self._path, "rb") as file:
-        file.seek(self._offset)
-        data = file.read()
-    except FileNotFoundError:
-      return []
-    whole = data[: data.rfind(b"\n") + 1]
-    self._offset += len(whole)
-    lines = []
-    for text in whole.split(b"\n")[:-1]:
-      self._count += 1
-      line = self._parse(text)
-      if isinstance(line, dict):
-        lines.append(line)
-      else:
-        problems.append(line)
-    return lines
+      file = open(self.path, "rb")  # noqa: SIM115, closed below
+    except OSError:
+      return  # gone since it was listed
+    with file:
+      file.seek(self.offset)
+      while text := file.readline():
+        if not text.endswith(b"\n") or (
+          end is not None and self.offset + len(text) > end
+        ):
+          return
+        self.offset += len(text)
+        self.count += 1
+        line, why = self._parse(text)
+        if not why:
+          yield line
+        else:
+          self._tell(why)
 
-  def _parse(self, text: bytes) -> Line | errors.UserError:
+  def _tell(self, why: str) -> None:
+    self._broken += 1
+    if self._broken == 1:
+      self._first = self.count, why
+    number, why = self._first
+    problem = BrokenLinesError(self.path, number, why, self._broken)
+    self.problems.told(problem)
+
+  def _parse(self, text: bytes) -> tuple[Line, str]:
+    """Returns a line, and what is wrong with it."""
     try:
       line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
       line = None
-    why = f"it is no JSON object with {self._needed!r} and numeric 'wall_secs'"
-    if (
-      isinstance(line, dict)
-      and self._needed in line
-      and isinstance(line.setdefault("wall_secs", 0.0), int | float)
-    ):
-      why = self._fault(line)
-    if not why:
-      return line
-    return errors.UserError(
-      f"{self._path}, line {self._count}",
-      why,
-      "the line is left out; restore the file or delete that line",
-    )
+    if not isinstance(line, dict) or self._needed not in line:
+      return {}, f"it is no JSON object with {self._needed!r}"
+    if b"\\ud" in text.lower() and not _is_unicode(line):
+      return {}, "it holds text that is no Unicode"
+    line.setdefault("wall_secs", 0.0)
+    return line, self._fault(line)
+
+
+def _is_unicode(line: Line) -> bool:
+  """Whether no half of a surrogate pair stands alone."""
+  try:
+    json.dumps(line, ensure_ascii=False).encode()
+  except UnicodeEncodeError:
+    return False
+  return True

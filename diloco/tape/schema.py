@@ -1,65 +1,186 @@
-"""What a line of the record must have, so that whoever reads it can go on.
+"""What a line of the record must be, so that whoever reads it can go on.
 
-Listed is what readers take for granted, not all that is written; what they ask
-for with a default is not. A line without it is a broken line.
+Listed is what readers look at, not all that is written: fields they take for
+granted, and fields they ask for with a default, which may be missing or null
+but not of another kind. A line that breaks this is a broken line. So a reader
+need not doubt the type of anything it finds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco.tape import events
 
-_NUMBER = (int, float)
-_STEPS = {"first_step": int, "step": int}
-_SENT = {"fragment": int, **_STEPS}
-_CONTRIBUTION = {"island": int, "incarnation": int, **_STEPS}
+Kind = Callable[[Any], bool]
+Kinds = Mapping[str, Kind]
 
-Kinds = Mapping[str, type | tuple[type, ...]]
+MAX_ISLANDS = 10_000
+_MAX_LIVES = 1_000_000
+_MAX_FRAGMENTS = 10_000
+_MAX_COUNT = 1 << 53  # integers that a float holds exactly
+_MAX_SECS = 1e11
+
+
+def _is_number(value: Any) -> bool:
+  """Any float, or an integer that fits into one."""
+  if isinstance(value, float):
+    return True
+  return type(value) is int and abs(value) < _MAX_COUNT
+
+
+def _is_secs(value: Any) -> bool:
+  return _is_number(value) and abs(value) < _MAX_SECS
+
+
+def _below(limit: int) -> Kind:
+  return lambda value: type(value) is int and 0 <= value < limit
+
+
+def _is_text(value: Any) -> bool:
+  return isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+  return isinstance(value, bool)
+
+
+def _is_object(value: Any) -> bool:
+  return isinstance(value, dict)
+
+
+def _is_list(value: Any) -> bool:
+  return isinstance(value, list)
+
+
+_is_count = _below(_MAX_COUNT)
+_is_island = _below(MAX_ISLANDS)
+_is_life = _below(_MAX_LIVES)
+_is_fragment = _below(_MAX_FRAGMENTS)
+
+
+def _or_none(kind: Kind) -> Kind:
+  return lambda value: value is None or kind(value)
+
+
+def _list_of(kind: Kind) -> Kind:
+  return lambda value: isinstance(value, list) and all(map(kind, value))
+
+
+_STEPS = {"first_step": _is_count, "step": _is_count}
+_SENT = {"fragment": _is_fragment, **_STEPS}
+_CONTRIBUTION = {"island": _is_island, "incarnation": _is_life, **_STEPS}
+_LIFE = {"island": _is_island, "island_incarnation": _is_life}
+_VERSION = {"fragment": _is_fragment, "version": _is_count}
 
 # Written by an island, whose number is in its role.
 _OF_ISLANDS: Mapping[str, Kinds] = {
-  events.STARTED: {"step": int, "tokens_per_step": int},
+  events.STARTED: {"step": _is_count, "tokens_per_step": _is_count},
   events.SUBMITTED: _SENT,
   events.PUBLISHED: _SENT,
   events.PUBLISH_DROPPED: _SENT,
-  events.ADOPTED: {"fragment": int},
-  events.RESYNCED: {"step": int, "fragments": list},
+  events.ADOPTED: {"fragment": _is_fragment},
+  events.RESYNCED: {"step": _is_count, "fragments": _is_list},
   events.EVALUATED: {
-    "step": int,
-    "target": str,
-    "loss": (*_NUMBER, type(None)),
+    "step": _is_count,
+    "target": _is_text,
+    "loss": _or_none(_is_number),
   },
-  events.SAVING: {"step": int, "serial": int},
-  events.CHECKPOINTED: {"step": int},
-  events.REBASED: {"step": int, "fragment": int},
-  events.POISONED: {"step": int, "fragment": int},
-  events.STOPPED: {"step": int},
+  events.SAVING: {"step": _is_count, "serial": _is_count},
+  events.CHECKPOINTED: {"step": _is_count},
+  events.REBASED: {"step": _is_count, "fragment": _is_fragment},
+  events.POISONED: {"step": _is_count, "fragment": _is_fragment},
+  events.STOPPED: {"step": _is_count},
 }
 _OF_OTHERS: Mapping[str, Kinds] = {
-  events.ISLAND_STARTED: {"island": int, "island_incarnation": int},
-  events.ISLAND_DIED: {"island": int, "island_incarnation": int},
-  events.ISLAND_RESTART: {"island": int},
-  events.REATTACHED: {"peer": str},
-  events.FAULT_INJECTED: {"kind": str, "target": str},
-  events.CUT_COMPLETED: {"cut": int},
-  events.RESTORED: {"version_from": list, "version_to": list},
-  events.LEASE_ACQUIRED: {"token": int},
-  events.ROUND_OPENED: {"fragment": int, "version": int, "island": int},
-  events.MERGED: {"fragment": int, "version": int, "contributions": list},
-  events.DISCARDED: {
-    "island": int,
-    "island_incarnation": int,
-    "reason": str,
-    **_SENT,
+  events.ISLAND_STARTED: _LIFE,
+  events.ISLAND_READY: _LIFE,
+  events.ISLAND_DIED: _LIFE,
+  events.ISLAND_RESTART: {"island": _is_island},
+  events.REATTACHED: {"peer": _is_text},
+  events.FAULT_INJECTED: {"kind": _is_text, "target": _is_text},
+  events.CUT_COMPLETED: {"cut": _is_count},
+  events.RESTORED: {
+    "version_from": _list_of(_is_count),
+    "version_to": _list_of(_is_count),
   },
-  events.QUARANTINED: {"island": int, "island_incarnation": int},
-  events.GLOBAL_DAMAGED: {"fragment": int, "version": int, "reason": str},
+  events.LEASE_ACQUIRED: {"token": _is_count},
+  events.ROUND_OPENED: {**_VERSION, "island": _is_island},
+  events.MERGED: {**_VERSION, "contributions": _is_list},
+  events.DISCARDED: {**_LIFE, "reason": _is_text, **_SENT},
+  events.QUARANTINED: _LIFE,
+  events.GLOBAL_DAMAGED: {**_VERSION, "reason": _is_text},
+  events.MEMBER_JOINED: {"island": _is_island},
+  events.MEMBER_LOST: {"island": _is_island},
 }
-_ITEMS: Mapping[str, tuple[str, Kinds]] = {
-  events.MERGED: ("contributions", _CONTRIBUTION),
-  events.RESYNCED: ("fragments", {"fragment": int}),
+
+# Of these, a field that is missing or null is no fault.
+_ANYWHERE: Kinds = {
+  "island": _is_island,
+  "key": _is_text,
+  "c_tokens": _is_count,
+  "bytes": _is_count,
+  "secs": _is_secs,
+  "step": _is_count,
 }
-_METRIC: Kinds = {"step": int, "incarnation": int}
+_GIVEN_UP: Kinds = {
+  name: _is_count for name in ("lost_from_step", "lost_to_step", "muted_until")
+}
+_OPTIONAL: Mapping[str, Kinds] = {
+  events.RUN_STARTED: {
+    "method": _is_text,
+    "islands": _is_island,
+    "total_tokens": _is_count,
+  },
+  events.RUN_FINISHED: {"status": _is_text, "reason": _is_text},
+  events.SYNCER_DIED: {"led": _is_flag, "seat": _is_text},
+  events.FAULT_INJECTED: {"at_tokens": _is_count},
+  events.RESTORED: {
+    "cut": _is_count,
+    "epoch": _is_count,
+    "reinjected": _list_of(_is_text),
+  },
+  events.STARTED: {
+    "kind": _is_text,
+    "topology": _is_text,
+    "devices": _is_count,
+    "relative_speed": _is_secs,
+    "paced_step_secs": _is_secs,
+    "unsent_from_step": _list_of(_is_count),
+    "base_versions": _list_of(_is_count),
+    "base_digests": _is_list,
+    "initial_by": _list_of(
+      _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
+    ),
+  },
+  events.PUBLISHED: {"base_version": _is_count},
+  events.ADOPTED: {"version": _is_count, **_GIVEN_UP},
+  events.MERGED: {
+    "grace_facts": _is_object,
+    "token": _is_count,
+    "absent": _list_of(_is_island),
+  },
+  events.QUARANTINED: {"suspended_secs": _is_secs},
+}
+_ITEMS: Mapping[str, tuple[str, Kinds, Kinds]] = {
+  events.MERGED: (
+    "contributions",
+    _CONTRIBUTION,
+    {
+      "key": _is_text,
+      "c_tokens": _is_count,
+      "staleness": _is_count,
+      "weight": _is_number,
+    },
+  ),
+  events.RESYNCED: ("fragments", {"fragment": _is_fragment}, _GIVEN_UP),
+}
+_METRIC: Kinds = {"step": _is_count, "incarnation": _is_life}
+_METRIC_OPTIONAL: Kinds = {
+  "loss": _is_number,
+  "tokens": _is_count,
+  "step_secs": _is_secs,
+  "gap_secs": _is_secs,
+}
 
 
 def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
@@ -79,15 +200,19 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
   )
   if writer != (role, incarnation):
     return f"it was written by {writer[0]!r} in its life {writer[1]!r}"
-  if event in _OF_ISLANDS and not role.startswith("island-"):
+  if event in _OF_ISLANDS and not _is_island_role(role):
     return f"only an island writes {event!r}"
   kinds: Kinds = _OF_ISLANDS.get(event) or _OF_OTHERS.get(event) or {}
-  if why := _lacks(line, kinds):
+  if why := (
+    _fault_of_wall(line)
+    or _lacks(line, kinds)
+    or _strange(line, _ANYWHERE)
+    or _strange(line, _OPTIONAL.get(event, {}))
+  ):
     return why
-  name, of_item = _ITEMS.get(event, ("", {}))
+  name, needed, optional = _ITEMS.get(event, ("", {}, {}))
   for item in line[name] if name else ():
-    why = _lacks(item, of_item) if isinstance(item, dict) else "it is no object"
-    if why:
+    if why := _fault_of_item(item, needed, optional):
       return f"in {name!r}: {why}"
   if event == events.RESTORED:
     spans = line["version_from"], line["version_to"]
@@ -99,15 +224,47 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
 def fault_of_metric(line: dict[str, Any]) -> str:
   """Says what is wrong with a line of metrics; empty if nothing."""
   line.setdefault("incarnation", 1)
-  return _lacks(line, _METRIC)
+  return (
+    _fault_of_wall(line)
+    or _lacks(line, _METRIC)
+    or _strange(line, _METRIC_OPTIONAL)
+  )
+
+
+def _fault_of_item(item: Any, needed: Kinds, optional: Kinds) -> str:
+  if not isinstance(item, dict):
+    return "it is no object"
+  return _lacks(item, needed) or _strange(item, optional)
+
+
+def _is_island_role(role: str) -> bool:
+  name, _, number = role.partition("-")
+  return name == "island" and number.isdecimal() and len(number) < 5
+
+
+def _fault_of_wall(line: Mapping[str, Any]) -> str:
+  if _is_secs(line.get("wall_secs", 0.0)):
+    return ""
+  return f"its 'wall_secs' is {_shown(line['wall_secs'])}"
 
 
 def _lacks(line: Mapping[str, Any], kinds: Kinds) -> str:
   for name, kind in kinds.items():
-    if not isinstance(line.get(name, _MISSING), kind):
-      found = f"{line[name]!r}" if name in line else "missing"
-      return f"its {name!r} is {found}"
+    if name not in line:
+      return f"its {name!r} is missing"
+    if not kind(line[name]):
+      return f"its {name!r} is {_shown(line[name])}"
   return ""
 
 
-_MISSING = object()
+def _strange(line: Mapping[str, Any], kinds: Kinds) -> str:
+  for name, kind in kinds.items():
+    value = line.get(name)
+    if value is not None and not kind(value):
+      return f"its {name!r} is {_shown(value)}"
+  return ""
+
+
+def _shown(value: object) -> str:
+  text = ascii(value)
+  return text if len(text) <= 40 else text[:37] + "..."

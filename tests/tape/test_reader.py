@@ -128,3 +128,36 @@ def test_follower_goes_on_after_a_torn_tail_was_cut(tmp_path):
   log.record(step=2)
   log.close()
   assert [s["step"] for s in follower.poll().metrics[0]] == [2]
+
+
+def test_stream_reads_the_same_lines_as_often_as_it_is_asked(tmp_path):
+  _tape(tmp_path, "syncer", 1, _event("a", 1), b"bad\n", _event("c", 3))
+  _tape(tmp_path, "island-0", 1, _event("b", 2))
+  log = recorder.MetricLog(tmp_path, 0)
+  log.record(step=1)
+  record = reader.stream(tmp_path)
+  _tape(tmp_path, "syncer", 1, _event("later", 4))
+  log.record(step=2)
+  log.close()
+  for _ in range(2):
+    assert _names(record) == ["a", "b", "c"]
+    assert [line["step"] for line in record.metrics[0]] == [1]
+    assert len(record.problems) == 1
+
+
+def test_stream_of_one_role_opens_no_other_file(tmp_path):
+  _tape(tmp_path, "controller", 1, _event("a", 1))
+  _tape(tmp_path, "island-0", 1, b"bad\n")
+  record = reader.stream(tmp_path, only_role="controller")
+  assert _names(record) == ["a"]
+  assert not record.metrics and not record.problems
+
+
+def test_follower_goes_on_from_where_another_was(tmp_path):
+  _tape(tmp_path, "syncer", 1, _event("a", 1), _event("b", 2))
+  first = reader.Follower(tmp_path)
+  first.poll()
+  _tape(tmp_path, "syncer", 1, _event("c", 3), b"bad\n")
+  record = reader.Follower(tmp_path, first.position).poll()
+  assert _names(record) == ["c"]
+  assert "line 4" in str(record.problems[0])
