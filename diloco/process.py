@@ -10,13 +10,15 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diloco import config as config_lib
 from diloco import crash, errors
 
-FORMAT = "diloco-run-2"  # of a run directory
+FORMAT = "diloco-run-3"  # of a run directory
+STORE = "snapshots"  # the store, in a run directory
 UNFINISHED = "config.tmp"  # a run killed in its very first write has only this
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -34,21 +36,68 @@ ISLAND_ENV = {
 
 
 def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
-  """Writes a run's config.json, whole or not at all."""
-  run_dir.mkdir(parents=True, exist_ok=True)
-  temporary = run_dir / UNFINISHED
-  content = {"format": FORMAT, "config": config.to_dict()}
-  temporary.write_text(json.dumps(content, indent=2) + "\n")
-  temporary.rename(run_dir / "config.json")
+  """Writes a run's config.json and its copy, each whole or not at all."""
+  fields = config.to_dict()
+  content = {"format": FORMAT, "crc32": _checksum(fields), "config": fields}
+  text = json.dumps(content, indent=2) + "\n"
+  for path in _config_paths(run_dir):
+    _write_whole(path, text)
 
 
-def read_config(run_dir: str | os.PathLike[str]) -> config_lib.RunConfig:
-  """Reads the configuration a run was started with.
+def _config_paths(
+  run_dir: str | os.PathLike[str],
+) -> tuple[pathlib.Path, pathlib.Path]:
+  """Where a run's configuration is, and where a copy of it."""
+  folder = pathlib.Path(run_dir)
+  return folder / "config.json", folder / STORE / "config"
+
+
+def _write_whole(path: pathlib.Path, text: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_name(UNFINISHED)
+  temporary.write_text(text)
+  temporary.rename(path)
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+  return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+def holds_run(run_dir: str | os.PathLike[str]) -> bool:
+  """Whether a directory has the configuration of a run, sound or not."""
+  return any(path.exists() for path in _config_paths(run_dir))
+
+
+def keep_config(run_dir: str | os.PathLike[str]) -> None:
+  """Puts the configuration back if it or its copy was deleted.
 
   Raises:
-    UserError: there is none, it cannot be read, or another version wrote it.
+    OSError: it cannot be written.
   """
-  path = pathlib.Path(run_dir) / "config.json"
+  path, copy = _config_paths(run_dir)
+  for lost, other in ((path, copy), (copy, path)):
+    if not lost.exists() and _intact(other) is not None:
+      _write_whole(lost, other.read_text())
+
+
+def read_config(
+  run_dir: str | os.PathLike[str], *, or_copy: bool = False
+) -> config_lib.RunConfig:
+  """Reads the configuration a run was started with.
+
+  One that was deleted is read from its copy in the run's store.
+
+  Args:
+    run_dir: directory of the run.
+    or_copy: take the copy too if the file is damaged or was changed by hand.
+      For roles: a run that is on goes on as it began.
+
+  Raises:
+    UserError: there is none, it cannot be read, it was changed by hand, or
+      another version wrote it.
+  """
+  path, copy = _config_paths(run_dir)
+  held = _intact(copy)
   try:
     content = json.loads(path.read_text())
     if content["format"] != FORMAT:
@@ -58,15 +107,67 @@ def read_config(run_dir: str | os.PathLike[str]) -> config_lib.RunConfig:
         f" {FORMAT!r}",
         "use the version of diloco that wrote it, or another directory",
       )
+    if content["crc32"] != _checksum(content["config"]):
+      raise _changed(run_dir, content["config"], held)
     return config_lib.from_mapping(content["config"])
   except (OSError, ValueError, KeyError, TypeError) as error:
+    if held is not None and (or_copy or isinstance(error, FileNotFoundError)):
+      return config_lib.from_mapping(held)
     if isinstance(error, errors.UserError):
       raise
+    remedy = "name the directory of a run, or start one with 'diloco train'"
+    if held is not None:
+      remedy = "delete it, and the copy in the run's store is used"
     raise errors.UserError(
       f"the run directory {run_dir}",
       f"its config.json cannot be read ({error})",
-      "name the directory of a run, or start one with 'diloco train'",
+      remedy,
     ) from error
+
+
+def _intact(path: pathlib.Path) -> dict[str, Any] | None:
+  """The fields of a configuration file; None if it is not what was written."""
+  try:
+    content = json.loads(path.read_text())
+    fields: dict[str, Any] = content["config"]
+    sound = content["crc32"] == _checksum(fields)
+    return fields if sound and content["format"] == FORMAT else None
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
+def _changed(
+  run_dir: str | os.PathLike[str], found: Any, held: dict[str, Any] | None
+) -> errors.UserError:
+  """Says what of config.json was changed by hand, if the copy can tell."""
+  before = {} if held is None else dict(_flat(held))
+  after = dict(_flat(found))
+  names = [
+    f"{name} from {before.get(name)!r} to {after.get(name)!r}"
+    for name in sorted({*before, *after})
+    if before.get(name) != after.get(name)
+  ]
+  what = (
+    ", ".join(names) if held is not None and names else "what, is not known"
+  )
+  return errors.UserError(
+    f"the run directory {run_dir}",
+    f"its config.json was changed by hand or damaged ({what})",
+    "undo that, or delete the file if the run's store is there, which has a"
+    " copy; to change a setting give it to 'diloco train' with this --workdir",
+  )
+
+
+def _flat(value: Any, name: str = "config") -> Iterator[tuple[str, Any]]:
+  """Leaves of a JSON value by their names, as the command line has them."""
+  if isinstance(value, dict) and value:
+    for key, inner in value.items():
+      yield from _flat(inner, f"{name}.{key}")
+  elif isinstance(value, list) and value:
+    for i, inner in enumerate(value):
+      yield from _flat(inner, f"{name}[{i}]")
+  else:
+    yield name, value
 
 
 def processes_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
@@ -91,6 +192,15 @@ def read_processes(
     return {}
 
 
+def is_stranger(run_dir: str | os.PathLike[str], owner: str) -> bool:
+  """Whether an owner of a lease is none of a run's processes.
+
+  Where these are not known, nobody is: the file that tells them is a hint.
+  """
+  known = [facts["pid"] for facts in read_processes(run_dir).values()]
+  return bool(known) and owner not in map(owner_name, known)
+
+
 def owner_name(pid: int) -> str:
   """Name under which a process of this machine holds a lease."""
   return f"{os.uname().nodename}.{pid}"
@@ -104,7 +214,7 @@ def print_error(error: Exception) -> None:
 
 def store_url(run_dir: str | os.PathLike[str]) -> str:
   """URL of a run's snapshot store."""
-  path = pathlib.Path(run_dir).absolute() / "snapshots"
+  path = pathlib.Path(run_dir).absolute() / STORE
   return path.as_uri() + "/"
 
 

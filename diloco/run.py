@@ -72,7 +72,7 @@ def train(
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()
   task = preflight(config, run_dir)
-  resumed = (run_dir / "config.json").exists()
+  resumed = process.holds_run(run_dir)
   tree = inner_step.ParamTree(task, config.seed)
   plan = partition.partition(tree.tensors(), config.sync.num_fragments)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
@@ -197,7 +197,7 @@ def _check_directory(
     {path.name for path in run_dir.iterdir()} <= {process.UNFINISHED}
   ):
     return
-  if not (run_dir / "config.json").exists():
+  if not process.holds_run(run_dir):
     raise errors.UserError(
       what,
       "it is not empty and holds no run",

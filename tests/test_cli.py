@@ -366,6 +366,23 @@ def test_run_does_not_go_on_with_another_fragment_plan(
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
+def test_setting_changed_by_hand_is_refused(run_dir, capsys, place, command):
+  path = run_dir / "config.json"
+  path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+  argv = train("seed=1") if command == "train" else ["resume", "run"]
+  check_refused(place, capsys, argv, "config.seed from 0 to 1")
+
+
+def test_run_goes_on_without_its_config_json(run_dir, monkeypatch):
+  wanted = process.read_config(run_dir).to_dict()
+  (run_dir / "config.json").unlink()
+  seen = []
+  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+  assert cli.main(["resume", "run"]) == 0
+  assert seen[0][0] == wanted
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
 def test_run_whose_store_is_gone_is_left_alone(run_dir, capsys, place, command):
   saved = run_dir / "checkpoints" / "island-0" / "000000040.0001.000001"
   saved.mkdir(parents=True)
@@ -414,16 +431,31 @@ def test_damaged_fragment_plan_is_one_line(run_dir, capsys):
   assert "fragment plan" in err
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
-def test_run_with_a_living_controller_is_left_alone(
-  run_dir, capsys, place, command
-):
+@pytest.fixture
+def living(run_dir):
+  """A run whose controller lives: this process."""
   path = channel.address_path(run_dir)
   path.parent.mkdir()
-  ticks = liveness.start_ticks(os.getpid())
-  path.write_text(json.dumps({"pid": os.getpid(), "started_ticks": ticks}))
+  facts = {
+    "pid": os.getpid(),
+    "started_ticks": liveness.start_ticks(os.getpid()),
+    "directory": liveness.directory_id(run_dir),
+  }
+  path.write_text(json.dumps(facts))
+  return run_dir
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+def test_run_with_a_living_controller_is_left_alone(
+  living, capsys, place, command
+):
   argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "controller of this run is alive")
+
+
+def test_controller_of_the_original_is_not_that_of_a_copy(living, place):
+  assert liveness.controller_alive(living)
+  assert not liveness.controller_alive(shutil.copytree(living, place / "copy"))
 
 
 def test_resume_checks_the_data_again(run_dir, capsys, place):

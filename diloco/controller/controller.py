@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diloco import channel, timing
+from diloco import channel, process, timing
 from diloco import config as config_lib
 from diloco.controller import (
   cutter,
@@ -37,6 +37,7 @@ from diloco.tape import events, recorder
 logger = logging.getLogger(__name__)
 
 _TICK_SECS = 0.1
+_HINTS_SECS = 1.0  # between two looks at what others find us by
 _USER_ERROR = "exit 2"
 _SEQS_A_LIFE = 10**9  # programs a controller dispatches at most
 
@@ -139,6 +140,7 @@ class Controller:
       config, self.tape, self.roles, self.is_ready, self.dispatcher
     )
     self.interrupts = 0
+    self._hints_due = 0.0
     self._supplying = True
     self._gathered_secs: float | None = None  # when to begin, once known
 
@@ -154,16 +156,36 @@ class Controller:
       self.supervisor.started(role, now)
     if self._attached:
       logger.warning("attaching roles=%s", ",".join(sorted(self._attached)))
-    pid = os.getpid()
-    self._server.announce(
-      self.run_dir, {"pid": pid, "started_ticks": liveness.start_ticks(pid)}
-    )
+    self._announce()
     self.tape.record(
       events.RUN_STARTED,
       method="decoupled_diloco",
       islands=self.config.fleet.islands,
       total_tokens=self.config.total_tokens,
     )
+
+  def _announce(self) -> None:
+    pid = os.getpid()
+    self._server.announce(
+      self.run_dir,
+      {
+        "pid": pid,
+        "started_ticks": liveness.start_ticks(pid),
+        "directory": liveness.directory_id(self.run_dir),
+      },
+    )
+
+  def _keep_hints(self) -> None:
+    """Puts back what others need to read, should it have been deleted."""
+    now = self.clock()
+    if now < self._hints_due:
+      return
+    self._hints_due = now + _HINTS_SECS
+    process.keep_config(self.run_dir)
+    self.roles.keep_record()
+    if not liveness.controller_alive(self.run_dir):
+      logger.warning("address_lost written_again=1")
+      self._announce()
 
   def close(self) -> None:
     """Leaves no process and no open port behind."""
@@ -196,7 +218,13 @@ class Controller:
     """
     if self.interrupts > 1:
       raise outcome.StopNowError(outcome.Outcome("killed", "interrupted twice"))
-    for part in (self._take_messages, self._reap, self._obey, self._supply):
+    for part in (
+      self._take_messages,
+      self._reap,
+      self._obey,
+      self._supply,
+      self._keep_hints,
+    ):
       try:
         part()
       except OSError as error:

@@ -41,6 +41,7 @@ def run(
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   before = max(snapshots.perform(cuts.numbers()), default=0)
   wish = cutter.wish_path(run_dir)
+  wish.parent.mkdir(exist_ok=True)
   wish.touch()
   try:
     number, reason = _wait(snapshots, before, wish, run_dir, told)

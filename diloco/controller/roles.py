@@ -265,8 +265,12 @@ class Roles:
     handle = self._handles.get(role)
     return handle is None or (pid is not None and pid != handle.pid)
 
+  def keep_record(self) -> None:
+    """Makes sure that others can read which processes there are."""
+    self._engine.keep_record()
+
   def kill_stray(self, pid: int) -> None:
-    """Ends a process of this run that nobody remembers having started."""
+    """Ends a process of this run that is not the one known by its role."""
     self._engine.kill_stray(pid)
 
   def log(self, role: str) -> pathlib.Path:

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-  config = process.read_config(args.run_dir)
+  config = process.read_config(args.run_dir, or_copy=True)
   hardware = config.fleet.slices[args.slice]
   # JAX reads these once, so it is imported only now.
   os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -5,6 +5,7 @@ new. Times are wall times of the machine that wrote the line: good enough for
 pictures, and no decision rests on them.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -339,10 +340,10 @@ class RunView:
 
 def read_config(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   """Returns a run's configuration; empty if there is none to read."""
-  try:
-    content = json.loads((pathlib.Path(run_dir) / "config.json").read_text())
-  except (OSError, ValueError):
-    return {}
+  content = None
+  for name in ("snapshots/config", "config.json"):
+    with contextlib.suppress(OSError, ValueError):
+      content = json.loads((pathlib.Path(run_dir) / name).read_text())
   if isinstance(content, dict) and isinstance(content.get("config"), dict):
     return content["config"]
   return content if isinstance(content, dict) else {}

@@ -4,6 +4,7 @@ Any number of them may run. One leads; the others are warm and wait for it.
 """
 
 import argparse
+import functools
 import logging
 import os
 import pathlib
@@ -38,17 +39,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
-  config = process.read_config(run_dir)
+  config = process.read_config(run_dir, or_copy=True)
   tape = recorder.Recorder(run_dir, role, incarnation)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   times = timing.read(snapshots, config.controller)
   channel = channel_lib.Client(
     run_dir, role, {"incarnation": incarnation, "ready": False, "token": 0}
   )
-
-  def is_stranger(owner: str) -> bool:
-    processes = process.read_processes(run_dir).values()
-    return owner not in {process.owner_name(p["pid"]) for p in processes}
 
   def report() -> None:
     channel.send({"type": "status", "merges": syncer.num_merges})
@@ -59,7 +56,7 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
     tape,
     owner=process.owner_name(os.getpid()),
     after_beat=report,
-    stranger=is_stranger,
+    stranger=functools.partial(process.is_stranger, run_dir),
   )
   waiting = Waiting(channel, times.orphan_secs)
   snapshots.read_plan()  # now, so that nothing is done first after a takeover

@@ -1,11 +1,13 @@
 """The controller's loop and the end of a session, in a fleet of fakes."""
 
 import errno
+import shutil
 
 import fake_fleet
 import pytest
 
-from diloco import errors
+from diloco import channel, errors
+from diloco.report import liveness
 
 EAGAIN = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
@@ -49,6 +51,21 @@ def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
   assert fleet.killed == [] and fleet.living == {} and fleet.closed
   (end,) = run.events("run_finished")
   assert end["status"] == "finished"
+
+
+@pytest.mark.parametrize(
+  "harm",
+  [lambda path: shutil.rmtree(path.parent), lambda path: path.write_text("{")],
+)
+def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
+  run = session()
+  run.open()
+  run.turn_until(lambda: fleet.steps, secs=30.0)
+  assert liveness.controller_alive(tmp_path)
+  harm(channel.address_path(tmp_path))
+  kept = fleet.records_kept
+  run.turn_until(lambda: liveness.controller_alive(tmp_path), secs=2.0)
+  assert fleet.records_kept > kept
 
 
 def test_interrupted_run_drains_and_saves_and_does_not_evaluate(session, fleet):

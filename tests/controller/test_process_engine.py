@@ -1,14 +1,15 @@
 """The process engine with real processes."""
 
-import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import time
 
 import pytest
 
+from diloco import process
 from diloco.controller.engines import base
 from diloco.controller.engines import process as process_engine
 from diloco.report import liveness
@@ -70,24 +71,6 @@ def run_dir(tmp_path):
 def start(engine, run_dir, *args, role="island-0"):
   log = run_dir / "logs" / f"{role}.log"
   return engine.start(base.Launch(role, "role_under_test", args, log))
-
-
-def test_role_that_cannot_be_written_down_does_not_run(
-  engine, run_dir, monkeypatch
-):
-  started = []
-
-  class Popen(process_engine.subprocess.Popen):
-    def __init__(self, *args, **kwargs):
-      super().__init__(*args, **kwargs)
-      started.append(self)
-
-  monkeypatch.setattr(process_engine.subprocess, "Popen", Popen)
-  run_dir.mkdir()
-  (run_dir / "control").write_text("no folder")
-  with pytest.raises(OSError):
-    start(engine, run_dir, "wait", str(run_dir / "child"))
-  assert started[0].returncode == -signal.SIGKILL
 
 
 def start_with_child(engine, run_dir, mode="wait", role="island-0"):
@@ -182,18 +165,70 @@ def test_leftovers_of_an_earlier_controller_are_ended(engine, run_dir):
 
 def test_process_with_a_number_used_again_is_spared(engine, run_dir):
   handle, child = start_with_child(engine, run_dir)
-  record = run_dir / "control" / "processes.json"
-  right = record.read_text()
-  ((role, facts),) = json.loads(right).items()
-  assert (role, facts["pid"]) == ("island-0", handle.pid)
-  for other in (facts["start_ticks"] - 1, facts["start_ticks"] + 1, None):
-    record.write_text(json.dumps({role: facts | {"start_ticks": other}}))
-    later = process_engine.ProcessEngine(run_dir)
-    assert later.survivors() == {}
-    assert later.kill_leftovers() == []
+  ticks = liveness.start_ticks(handle.pid)
+  for other in (ticks - 1, ticks + 1):
+    earlier = process_engine.AttachedHandle(handle.pid, other)
+    earlier.signal(signal.SIGKILL)
+    assert earlier.wait(0)
+    assert earlier.cause_of_death() == "unknown"
   assert handle.cause_of_death() is None
   assert is_alive(child)
-  record.write_text(right)
+
+
+def copy_beside(run_dir):
+  return shutil.copytree(run_dir, run_dir.with_name("copy"))
+
+
+def copy_in_place(run_dir):
+  run_dir.rename(run_dir.with_name("moved"))
+  return shutil.copytree(run_dir.with_name("moved"), run_dir)
+
+
+@pytest.mark.parametrize("copy", [copy_beside, copy_in_place])
+def test_processes_of_the_original_are_not_those_of_a_copy(
+  engine, run_dir, copy
+):
+  handle, child = start_with_child(engine, run_dir)
+  later = process_engine.ProcessEngine(copy(run_dir))
+  assert later.survivors() == {}
+  assert later.kill_leftovers() == []
+  later.kill_stray(handle.pid)
+  assert handle.cause_of_death() is None
+  assert is_alive(child)
+
+
+def test_roles_are_found_without_the_file_of_their_numbers(engine, run_dir):
+  handle, _ = start_with_child(engine, run_dir)
+  shutil.rmtree(run_dir / "control")
+  later = process_engine.ProcessEngine(run_dir)
+  assert later.survivors()["island-0"].handle.pid == handle.pid
+  assert later.kill_leftovers() == ["island-0"]
+  assert handle.wait(_PATIENCE_SECS)
+
+
+@pytest.mark.parametrize(
+  "harm",
+  [
+    lambda path: shutil.rmtree(path.parent),
+    lambda path: path.write_text("{"),
+  ],
+)
+def test_file_of_process_numbers_is_written_again(engine, run_dir, harm):
+  handle, _ = start_with_child(engine, run_dir)
+  path = process.processes_path(run_dir)
+  before = path.read_text()
+  harm(path)
+  assert not process.is_stranger(run_dir, process.owner_name(1))
+  engine.keep_record()
+  assert path.read_text() == before
+  assert process.is_stranger(run_dir, process.owner_name(1))
+  assert not process.is_stranger(run_dir, process.owner_name(handle.pid))
+
+
+def test_role_starts_where_its_number_cannot_be_written(engine, run_dir):
+  run_dir.mkdir()
+  (run_dir / "control").write_text("no directory")
+  start_with_child(engine, run_dir)
 
 
 def test_next_controller_takes_a_role_up_with_what_was_known_of_it(

@@ -54,6 +54,9 @@ class Engine:
     self.living = {}
     return killed
 
+  def keep_record(self):
+    pass
+
   def kill_stray(self, pid):
     self.strays.append(pid)
 

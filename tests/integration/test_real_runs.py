@@ -3,10 +3,13 @@
 import json
 import math
 import os
+import shutil
 import signal
 import time
 
 from diloco.tape import reader
+
+_KEPT = ("control/controller.json", "control/processes.json", "config.json")
 
 
 def _check_books(facts):
@@ -175,12 +178,19 @@ def test_what_died_with_its_controller_is_started_and_the_rest_taken_up(
   _check_books(run.summary())
 
 
-def test_run_survives_the_death_of_the_standby(make_run):
+def test_run_survives_the_loss_of_its_hints_and_the_standby(
+  make_run,
+):
   run = make_run(
     total_tokens=30_000,
-    faults=({"target": "standby", "at_fraction": 0.3, "kind": "sigkill"},),
+    faults=({"target": "standby", "at_fraction": 0.4, "kind": "sigkill"},),
   )
-  code, _, err = run.start().finish()
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 10)
+  shutil.rmtree(run.dir / "control")
+  (run.dir / "config.json").unlink()
+  run.wait_for(lambda: all((run.dir / n).exists() for n in _KEPT), secs=10)
+  code, _, err = run.finish()
   assert code == 0, err
   facts = run.summary()
   assert facts["syncer"]["deaths"] == facts["syncer"]["takeovers"] == 0

@@ -5,7 +5,7 @@ import json
 import pytest
 from run_tape import A, RunTape, two_islands
 
-from diloco import cli
+from diloco import cli, process
 from diloco import config as config_lib
 from diloco.replay import command, replayer
 
@@ -30,9 +30,7 @@ def write_run(tmp_path):
       name = f"{line['role']}-{line['incarnation']:04d}.jsonl"
       with (tmp_path / "tape" / name).open("a") as file:
         file.write(json.dumps(line) + "\n")
-    content = {"format": "diloco-run-2", "config": config_lib.RunConfig()}
-    content["config"] = content["config"].to_dict()
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    process.write_config(config_lib.RunConfig(), tmp_path)
     return tmp_path
 
   return write

@@ -23,8 +23,12 @@ class Terminal(io.StringIO):
 
 
 def _announce(run_dir, pid, ticks):
-  (run_dir / "control").mkdir()
-  content = {"pid": pid, "started_ticks": ticks, "port": 1}
+  (run_dir / "control").mkdir(exist_ok=True)
+  content = {
+    "pid": pid,
+    "started_ticks": ticks,
+    "directory": liveness.directory_id(run_dir),
+  }
   (run_dir / "control" / "controller.json").write_text(json.dumps(content))
 
 
@@ -34,9 +38,9 @@ def test_own_process_is_alive_and_a_recycled_id_is_not(tmp_path):
   assert ticks is not None and ticks > 0
   _announce(tmp_path, os.getpid(), ticks)
   assert liveness.controller_alive(tmp_path)
-  path = tmp_path / "control" / "controller.json"
-  path.write_text(json.dumps({"pid": os.getpid(), "started_ticks": ticks - 1}))
+  _announce(tmp_path, os.getpid(), ticks - 1)
   assert not liveness.controller_alive(tmp_path)
+  path = tmp_path / "control" / "controller.json"
   path.write_text("{torn")
   assert not liveness.controller_alive(tmp_path)
 

@@ -68,6 +68,10 @@ class Engine(Protocol):
     """Ends all roles of this run, whoever started them; returns who lived."""
     ...
 
+  def keep_record(self) -> None:
+    """Makes sure that others can read which processes were started."""
+    ...
+
   def kill_stray(self, pid: int) -> None:
-    """Ends a role that nobody remembers having started."""
+    """Ends a role of this run that is not the one known by its name."""
     ...

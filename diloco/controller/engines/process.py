@@ -1,21 +1,31 @@
-"""The `process` engine: one OS process per role on this machine."""
+"""The `process` engine: one OS process per role on this machine.
+
+A role's process carries in its environment which run directory it belongs to
+and what a later controller must know of it. That is the truth about who lives;
+the file of process numbers repeats it for those that cannot look.
+"""
 
 import contextlib
 import json
+import logging
 import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from diloco import crash, process
 from diloco.controller.engines import base
 from diloco.report import liveness
 
+logger = logging.getLogger(__name__)
+
 _KILL_SECS = 10.0
 _POLL_SECS = 0.01
+_VARIABLE = "DILOCO_ROLE"  # in the environment of every role
 
 
 class ProcessHandle:
@@ -122,7 +132,7 @@ class ProcessEngine:
   def __init__(self, run_dir: pathlib.Path):
     """Args: the run's directory, where process numbers are kept."""
     self._run_dir = run_dir
-    self._started: dict[str, dict[str, Any]] = {}
+    self._started: dict[str, dict[str, Any]] = {}  # the newest of each role
 
   def start(self, launch: base.Launch) -> ProcessHandle:
     """Starts a role and returns at once.
@@ -137,7 +147,7 @@ class ProcessEngine:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**launch.env, **os.environ},
+        env={**launch.env, **os.environ, _VARIABLE: self._label(launch)},
         start_new_session=True,
       )
     if launch.cores:
@@ -145,30 +155,46 @@ class ProcessEngine:
       with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(started.pid, launch.cores)
     crash.point("controller_start_role")
-    try:
-      self._remember(launch, started.pid)
-    except OSError:
-      _signal_session(started.pid, signal.SIGKILL)  # nobody would know of it
-      started.wait()
-      raise
-    return ProcessHandle(started)
-
-  def _remember(self, launch: base.Launch, pid: int) -> None:
     self._started[launch.role] = {
-      "pid": pid,
-      "start_ticks": liveness.start_ticks(pid),
+      "pid": started.pid,
+      "start_ticks": liveness.start_ticks(started.pid),
       **launch.facts,
     }
+    self._write_record()
+    return ProcessHandle(started)
+
+  def _label(self, launch: base.Launch) -> str:
+    return json.dumps(
+      {
+        "run": liveness.directory_id(self._run_dir),
+        "role": launch.role,
+        "facts": launch.facts,
+      }
+    )
+
+  def keep_record(self) -> None:
+    """Writes the file of process numbers again if it is lost or damaged."""
+    if self._started and not process.read_processes(self._run_dir):
+      logger.warning("process_numbers_lost written_again=1")
+      self._write_record()
+
+  def _write_record(self) -> None:
     record = process.processes_path(self._run_dir)
-    record.parent.mkdir(parents=True, exist_ok=True)
     temporary = record.with_suffix(".tmp")
-    temporary.write_text(json.dumps(self._started))
-    temporary.rename(record)
+    try:
+      record.parent.mkdir(parents=True, exist_ok=True)
+      temporary.write_text(json.dumps(self._started))
+      temporary.rename(record)
+    except OSError as error:  # nothing rests on it
+      logger.warning("process_numbers_not_written error=%s", error)
 
   def survivors(self) -> dict[str, base.Survivor]:
     """Roles an earlier controller of this run left alive, by name."""
-    found = {}
-    for role, facts in self._living().items():
+    found: dict[str, base.Survivor] = {}
+    for role, facts in self._living():
+      other = found.get(role)
+      if other and _life(other.facts) > _life(facts):
+        continue  # that one's successor
       # Kept in the record, whoever is started from now on.
       self._started[role] = facts
       handle = AttachedHandle(facts["pid"], facts["start_ticks"])
@@ -178,27 +204,51 @@ class ProcessEngine:
   def kill_leftovers(self) -> list[str]:
     """Ends all roles of this run, whoever started them; returns who lived."""
     living = self._living()
-    for facts in living.values():
+    for _, facts in living:
       _signal_session(facts["pid"], signal.SIGKILL)
     deadline = time.monotonic() + _KILL_SECS
     while self._living() and time.monotonic() < deadline:
       time.sleep(_POLL_SECS)
-    return list(living)
+    return [role for role, _ in living]
 
   def kill_stray(self, pid: int) -> None:
-    """Ends a role that nobody remembers having started.
+    """Ends a role of this run that is not the one known by its name."""
+    if any(facts["pid"] == pid for _, facts in self._living()):
+      _signal_session(pid, signal.SIGKILL)
 
-    Its controller died between starting it and writing that down.
+  def _living(self) -> list[tuple[str, dict[str, Any]]]:
+    """Roles of this very directory that live, and what is known of each.
+
+    Processes of a run that this directory was copied from are not ours.
     """
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      if os.getsid(pid) == pid != os.getsid(0):
-        _signal_session(pid, signal.SIGKILL)
+    try:
+      run = liveness.directory_id(self._run_dir)
+    except FileNotFoundError:
+      return []
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+      pid = int(path.name)
+      label = _read_label(pid)
+      ticks = liveness.start_ticks(pid)
+      if label.get("run") == run and ticks is not None:
+        facts = {"pid": pid, "start_ticks": ticks, **label["facts"]}
+        found.append((label["role"], facts))
+    return found
 
-  def _living(self) -> dict[str, dict[str, Any]]:
-    """What the record says of those that live; numbers are used again."""
-    return {
-      role: facts
-      for role, facts in process.read_processes(self._run_dir).items()
-      if facts.get("start_ticks") is not None
-      and liveness.start_ticks(facts["pid"]) == facts["start_ticks"]
-    }
+
+def _read_label(pid: int) -> dict[str, Any]:
+  """What a role's process carries; empty for any other process."""
+  prefix = f"{_VARIABLE}=".encode()
+  try:
+    if os.getsid(pid) != pid:
+      return {}  # a role leads its session; what it started does not
+    environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    found = [v.removeprefix(prefix) for v in environ if v.startswith(prefix)]
+    label = json.loads(found[0]) if found else {}
+  except (OSError, ValueError):
+    return {}  # gone meanwhile, or somebody else's
+  return label if isinstance(label, dict) else {}
+
+
+def _life(facts: Mapping[str, Any]) -> int:
+  return int(facts.get("incarnation", 0))

@@ -1,0 +1,107 @@
+"""A run's configuration on disk: sealed, copied, and put back."""
+
+import json
+
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors, process
+
+CONFIG = config_lib.from_mapping({"name": "mine", "seed": 3})
+
+
+@pytest.fixture
+def files(tmp_path):
+  """config.json and its copy in the store."""
+  process.write_config(CONFIG, tmp_path)
+  return tmp_path / "config.json", tmp_path / "snapshots" / "config"
+
+
+def change_seed(path):
+  content = json.loads(path.read_text())
+  content["config"]["seed"] = 4
+  path.write_text(json.dumps(content))
+
+
+def tear(path):
+  path.write_text(path.read_text()[:40])
+
+
+def lose_checksum(path):
+  content = json.loads(path.read_text())
+  del content["crc32"]
+  path.write_text(json.dumps(content))
+
+
+def delete(path):
+  path.unlink()
+
+
+HARM = [change_seed, tear, lose_checksum, delete]
+
+
+def test_setting_changed_by_hand_is_refused_by_name(files, tmp_path):
+  change_seed(files[0])
+  with pytest.raises(errors.UserError) as refused:
+    process.read_config(tmp_path)
+  assert "config.seed from 3 to 4" in str(refused.value)
+  assert "diloco train" in str(refused.value)
+
+
+def test_change_is_refused_where_no_copy_tells_what_it_is(files, tmp_path):
+  change_seed(files[0])
+  tear(files[1])
+  with pytest.raises(errors.UserError, match="changed by hand or damaged"):
+    process.read_config(tmp_path)
+
+
+def test_layout_of_the_file_is_free(files, tmp_path):
+  files[0].write_text(json.dumps(json.loads(files[0].read_text())))
+  assert process.read_config(tmp_path) == CONFIG
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_damaged_copy_harms_nobody(files, tmp_path, harm):
+  harm(files[1])
+  assert process.read_config(tmp_path) == CONFIG
+  assert process.read_config(tmp_path, or_copy=True) == CONFIG
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_role_reads_the_copy_whatever_became_of_the_file(files, tmp_path, harm):
+  harm(files[0])
+  assert process.read_config(tmp_path, or_copy=True) == CONFIG
+
+
+@pytest.mark.parametrize("harm", [tear, lose_checksum])
+def test_damaged_file_is_refused_and_the_copy_is_named(files, tmp_path, harm):
+  harm(files[0])
+  with pytest.raises(errors.UserError, match="delete it, and the copy"):
+    process.read_config(tmp_path)
+
+
+def test_deleted_file_is_read_from_its_copy_and_put_back(files, tmp_path):
+  before = files[0].read_text()
+  for lost in files:
+    lost.unlink()
+    assert process.holds_run(tmp_path)
+    assert process.read_config(tmp_path) == CONFIG
+    process.keep_config(tmp_path)
+    assert [path.read_text() for path in files] == [before] * 2
+
+
+def test_what_was_changed_by_hand_is_not_written_over(files, tmp_path):
+  change_seed(files[0])
+  changed = files[0].read_text()
+  process.keep_config(tmp_path)
+  assert files[0].read_text() == changed
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_without_either_there_is_no_run(files, tmp_path, harm):
+  for path in files:
+    harm(path)
+  process.keep_config(tmp_path)
+  for or_copy in (False, True):
+    with pytest.raises(errors.UserError):
+      process.read_config(tmp_path, or_copy=or_copy)
