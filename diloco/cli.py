@@ -144,8 +144,16 @@ def _report(argv: list[str]) -> int:
   parser.add_argument("dir", type=pathlib.Path)
   args = parser.parse_args(argv)
   process.read_config(args.dir)
-  facts = summary.write_summary(args.dir)
-  path = html.write_report(args.dir)
+  run = summary.load(args.dir)
+  facts = summary.write_summary(args.dir, run)
+  path = html.write_report(args.dir, run)
+  if gone := summary.lines_gone(args.dir, run):
+    print(
+      f"{args.dir / summary.FILE_NAME}: it was made from lines that are gone"
+      f" ({gone[0]}, {len(gone)} files in all); it stays, and what is left is"
+      f" summed up beside it, in files named .partial",
+      file=sys.stderr,
+    )
   if args.json:
     _print_json(facts)
   else:

@@ -256,5 +256,7 @@ def _run(
 def _conclude(
   run_dir: pathlib.Path, outcome: outcome_lib.Outcome
 ) -> tuple[dict[str, Any], pathlib.Path]:
-  facts = summary.write_summary(run_dir)
-  return facts, html.write_report(run_dir)
+  run = summary.load(run_dir)
+  summary.set_aside(run_dir, run)
+  facts = summary.write_summary(run_dir, run)
+  return facts, html.write_report(run_dir, run)

@@ -23,25 +23,25 @@ from diloco.report import (
 FILE_NAME = "report.html"
 
 
-def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
+def write_report(
+  run_dir: str | os.PathLike[str], run: summary.Run | None = None
+) -> pathlib.Path:
   """Writes `report.html` into the run directory.
 
   Args:
     run_dir: directory of the run, in whatever state.
+    run: what is known of it, if it was read before.
 
   Returns:
-    Path of the report.
+    Path of the report; see `summary.path_for`.
 
   Raises:
     UserError: there is no such directory.
   """
   run_dir = pathlib.Path(run_dir)
-  content = render(summary.load(run_dir), run_dir.resolve().name)
-  path = run_dir / FILE_NAME
-  temporary = path.with_suffix(".tmp")
-  # Half a surrogate pair in a name is no reason to have no report.
-  temporary.write_text(content, encoding="utf-8", errors="replace")
-  temporary.rename(path)
+  run = run or summary.load(run_dir)
+  path = summary.path_for(run_dir, FILE_NAME, run)
+  summary.replace(path, render(run, run_dir.resolve().name))
   return path
 
 

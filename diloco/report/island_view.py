@@ -23,6 +23,7 @@ _COLUMNS = (
 _RECENT_STEPS = 20
 _RECENT_SECS = 30.0
 _LOSS_WINDOW = 50
+_PACE_MISSED = 1.1  # times the set pace; timers are as exact as that
 
 
 class Span(NamedTuple):
@@ -139,6 +140,14 @@ class IslandView:
   def paced(self) -> bool:
     """Whether its speed is emulated."""
     return self.paced_step_secs > 0
+
+  @property
+  def missed_pace(self) -> float | None:
+    """Median seconds between steps, if the set pace was not kept."""
+    seen = self.percentile("gap_secs", 50)
+    if not self.paced or seen is None:
+      return None
+    return seen if seen > _PACE_MISSED * self.paced_step_secs else None
 
   @property
   def state(self) -> State:

@@ -121,9 +121,23 @@ def emulation_note(view: view_lib.RunView) -> str:
     noun = "islands" if len(paced) > 1 else "island"
     which = f"{noun} {', '.join(map(str, paced))}"
   return (
-    f"Emulated speed: the steps of {which} were stretched to a set pace, to"
-    " stand for unequal hardware; those are not the speeds of this machine."
+    f"Emulated speed: the steps of {which} were to be stretched to a set pace,"
+    " to stand for unequal hardware; those are not the speeds of this machine."
+    + _missed_paces(view)
   )
+
+
+def _missed_paces(view: view_lib.RunView) -> str:
+  """Says where the machine was too busy for the pace that was asked for."""
+  missed = [
+    f"island {m} (asked {figures.secs(island.paced_step_secs)} a step, seen"
+    f" {figures.secs(island.missed_pace)})"
+    for m, island in view.islands.items()
+    if island.missed_pace is not None
+  ]
+  if not missed:
+    return ""
+  return f" The pace was not kept by {', '.join(missed)}: it took longer."
 
 
 def settings(view: view_lib.RunView) -> list[tuple[str, object]]:

@@ -53,14 +53,76 @@ def summarise(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   return summary_of(load(run_dir))
 
 
-def write_summary(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
-  """Writes `summary.json` into the run directory and returns it."""
-  facts = summarise(run_dir)
-  path = pathlib.Path(run_dir) / FILE_NAME
-  temporary = path.with_suffix(".tmp")
-  temporary.write_text(json.dumps(facts, indent=2, allow_nan=False) + "\n")
-  temporary.rename(path)
+def write_summary(
+  run_dir: str | os.PathLike[str], run: Run | None = None
+) -> dict[str, Any]:
+  """Writes `summary.json` into the run directory and returns it.
+
+  Args:
+    run_dir: directory of the run.
+    run: what is known of it, if it was read before.
+
+  Returns:
+    Its content. If the one that is there was made from lines that are gone,
+    it stays, and this one is written to the name `path_for` gives.
+  """
+  run = run or load(run_dir)
+  facts = summary_of(run)
+  text = json.dumps(facts, indent=2, allow_nan=False) + "\n"
+  replace(path_for(run_dir, FILE_NAME, run), text)
   return facts
+
+
+def path_for(
+  run_dir: str | os.PathLike[str], name: str, run: Run
+) -> pathlib.Path:
+  """Returns where to write what is made of a run.
+
+  Args:
+    run_dir: directory of the run.
+    name: of the file, such as "summary.json".
+    run: what it will be made from.
+
+  Returns:
+    The file of that name; one with "partial" in its name if lines are gone that
+    the summary in the directory was made from.
+  """
+  path = pathlib.Path(run_dir) / name
+  if lines_gone(run_dir, run):
+    return path.with_suffix(f".partial{path.suffix}")
+  return path
+
+
+def lines_gone(run_dir: str | os.PathLike[str], run: Run) -> list[str]:
+  """Returns files of which the run's summary knew more than there is now."""
+  try:
+    old = json.loads((pathlib.Path(run_dir) / FILE_NAME).read_text())
+    before = {str(k): int(v) for k, v in old["made_from"].items()}
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    return []
+  now = run.view.made_from
+  return [name for name, count in before.items() if now.get(name, 0) < count]
+
+
+def set_aside(run_dir: str | os.PathLike[str], run: Run) -> None:
+  """Keeps the summary and report of lines that are gone under another name.
+
+  For the end of a session, whose own are the run's from then on.
+  """
+  if not lines_gone(run_dir, run):
+    return
+  for name in (FILE_NAME, "report.html"):
+    path = pathlib.Path(run_dir) / name
+    if path.exists():
+      path.replace(path.with_suffix(f".earlier{path.suffix}"))
+
+
+def replace(path: pathlib.Path, text: str) -> None:
+  """Writes a file whole or not at all."""
+  temporary = path.with_suffix(".tmp")
+  # Half a surrogate pair in a name is no reason to have no report.
+  temporary.write_text(text, encoding="utf-8", errors="replace")
+  temporary.replace(path)
 
 
 def summary_of(run: Run) -> dict[str, Any]:
@@ -104,6 +166,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     "faults": [_incident(view, incident) for incident in run.incidents],
     "violations": ledger.violations,
     "problems": view.problems,
+    "made_from": view.made_from,
   }
   return finite(facts)
 

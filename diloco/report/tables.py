@@ -24,6 +24,8 @@ def islands(run: summary.Run) -> str:
     if island.paced:
       pace = figures.secs(island.paced_step_secs)
       speed += f", emulated at {pace} a step"
+      if island.missed_pace is not None:
+        speed += f", seen {figures.secs(island.missed_pace)}"
     rows.append(
       [
         f"{spot}{number}",

@@ -80,6 +80,7 @@ class RunView:
     self.quarantines: list[reader.Line] = []
     self.resyncs: list[tuple[float, int]] = []  # wall_secs, island
     self.damaged: dict[int, str] = {}  # fragments that stand still, and why
+    self.made_from: dict[str, int] = {}  # sound lines by file
     self._stood_still: list[str] = []
     self._broken: dict[pathlib.Path, str] = {}  # files, and what is wrong
     self.last_wall_secs = 0.0
@@ -120,6 +121,7 @@ class RunView:
       for line in lines:
         view.log(line)
         self._heard(line["wall_secs"])
+    self.made_from |= record.sound
     for problem in record.problems:
       self._broken[problem.path] = str(problem)
 
@@ -274,8 +276,12 @@ class RunView:
   def state(self, island: int) -> island_view.State:
     """Returns the state of an island, seen with the state of the run."""
     state = self.islands[island].state
-    if state == "stopped" and self.status == "finished":
+    if state == "dead":
+      return state
+    if self.status == "finished":
       return "done"
+    if self.status == "stopped":
+      return "stopped"
     if state != "stopped" and self.status == sessions_lib.CRASHED:
       return "dead"
     return state

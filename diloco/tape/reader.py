@@ -61,11 +61,14 @@ class Record:
       are interleaved by wall time, which is good for pictures only.
     metrics: metric lines by island, as written.
     problems: files with broken lines, one error each, not raised.
+    sound: how many lines of each file were sound, from its beginning on; like
+      `problems` it is whole once all lines were taken.
   """
 
   events: Iterable[Line]
   metrics: Mapping[int, Iterable[Line]]
   problems: list[BrokenLinesError]
+  sound: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def __bool__(self) -> bool:
     return bool(self.events or self.metrics or self.problems)
@@ -116,7 +119,7 @@ def stream(
     UserError: `run_dir` is no directory.
   """
   root = _directory(run_dir)
-  problems = _Problems()
+  found = _Found()
   tapes = [
     (path, role, incarnation, _size(path))
     for path, role, incarnation in _tapes(root)
@@ -128,12 +131,12 @@ def stream(
   def events() -> Iterator[Line]:
     roles: dict[str, list[Iterator[Line]]] = {}
     for path, role, incarnation, end in tapes:
-      file = _tape_file(path, role, incarnation, problems)
-      roles.setdefault(role, []).append(file.lines(end))
+      file = _tape_file(path, role, incarnation)
+      roles.setdefault(role, []).append(file.lines(found, end))
     return interleave(map(itertools.chain.from_iterable, roles.values()))
 
   def steps(path: pathlib.Path, end: int) -> Iterator[Line]:
-    return _metric_file(path, problems).lines(end)
+    return _metric_file(path).lines(found, end)
 
   return Record(
     _Again(events),
@@ -142,7 +145,8 @@ def stream(
       for i, place in metrics.items()
       if place[1]
     },
-    problems,
+    found.problems,
+    found.sound,
   )
 
 
@@ -156,15 +160,20 @@ class _Again:
     return self._begin()
 
 
-class _Problems(list[BrokenLinesError]):
-  """One error for each file, the newest of it."""
+class _Found:
+  """What came of reading some files."""
 
-  def told(self, problem: BrokenLinesError) -> None:
-    for i, known in enumerate(self):
+  def __init__(self) -> None:
+    self.problems: list[BrokenLinesError] = []
+    self.sound: dict[str, int] = {}
+
+  def broken(self, problem: BrokenLinesError) -> None:
+    """Takes the newest word on a file: one problem for each."""
+    for i, known in enumerate(self.problems):
       if known.path == problem.path:
-        self[i] = problem
+        self.problems[i] = problem
         return
-    self.append(problem)
+    self.problems.append(problem)
 
 
 class Follower:
@@ -184,13 +193,12 @@ class Follower:
     self._root = pathlib.Path(run_dir)
     self._position = dict(position or {})
     self._files: dict[pathlib.Path, _File] = {}
-    self._problems = _Problems()
 
   @property
   def position(self) -> dict[str, list[int]]:
-    """How far each file is read: by name, bytes and lines."""
+    """How far each file is read: by name, bytes, lines, broken lines."""
     read = {
-      file.path.relative_to(self._root).as_posix(): [file.offset, file.count]
+      file.name: [file.offset, file.count, file.broken]
       for file in self._files.values()
     }
     return self._position | read
@@ -200,35 +208,29 @@ class Follower:
     news = self.news()
     events = list(news.events)
     metrics = {i: list(lines) for i, lines in news.metrics.items()}
-    found = {i: lines for i, lines in metrics.items() if lines}
-    return Whole(events, found, list(news.problems))
+    metrics = {i: lines for i, lines in metrics.items() if lines}
+    return Whole(events, metrics, news.problems, news.sound)
 
   def news(self) -> Record:
     """Returns what was written since the last poll, to be read once, now."""
-    self._problems = _Problems()
+    found = _Found()
     roles: dict[str, list[Iterator[Line]]] = {}
     for path, role, incarnation in _tapes(self._root):
       if path not in self._files:
-        self._add(_tape_file(path, role, incarnation, self._problems))
-      roles.setdefault(role, []).append(self._lines(path))
+        self._add(_tape_file(path, role, incarnation))
+      roles.setdefault(role, []).append(self._files[path].lines(found))
     metrics = {}
     for path, island in _metric_logs(self._root):
       if path not in self._files:
-        self._add(_metric_file(path, self._problems))
-      if self._files[path].grown:
-        metrics[island] = self._lines(path)
+        self._add(_metric_file(path))
+      metrics[island] = self._files[path].lines(found)
     lines = interleave(map(itertools.chain.from_iterable, roles.values()))
-    return Record(lines, metrics, self._problems)
+    return Record(lines, metrics, found.problems, found.sound)
 
   def _add(self, file: "_File") -> None:
-    name = file.path.relative_to(self._root).as_posix()
-    file.offset, file.count = self._position.get(name, (0, 0))
+    position = self._position.get(file.name, (0, 0, 0))
+    file.offset, file.count, file.broken = position
     self._files[file.path] = file
-
-  def _lines(self, path: pathlib.Path) -> Iterator[Line]:
-    file = self._files[path]
-    file.problems = self._problems
-    return file.lines() if file.grown else iter(())
 
 
 def interleave(roles: Iterable[Iterable[Line]]) -> Iterator[Line]:
@@ -285,17 +287,15 @@ def _listed(
   return [(m, folder / m.string) for m in found]
 
 
-def _tape_file(
-  path: pathlib.Path, role: str, incarnation: int, problems: _Problems
-) -> "_File":
+def _tape_file(path: pathlib.Path, role: str, incarnation: int) -> "_File":
   fault: Fault = functools.partial(
     schema.fault_of_event, role=role, incarnation=incarnation
   )
-  return _File(path, "event", fault, problems)
+  return _File(path, "event", fault)
 
 
-def _metric_file(path: pathlib.Path, problems: _Problems) -> "_File":
-  return _File(path, "step", schema.fault_of_metric, problems)
+def _metric_file(path: pathlib.Path) -> "_File":
+  return _File(path, "step", schema.fault_of_metric)
 
 
 def _size(path: pathlib.Path) -> int:
@@ -308,25 +308,20 @@ def _size(path: pathlib.Path) -> int:
 class _File:
   """One file, read line by line up to its last whole line."""
 
-  def __init__(
-    self, path: pathlib.Path, needed: str, fault: Fault, problems: _Problems
-  ):
+  def __init__(self, path: pathlib.Path, needed: str, fault: Fault):
     self.path = path
-    self.problems = problems
+    self.name = f"{path.parent.name}/{path.name}"
     self.offset = 0
     self.count = 0  # lines before the offset
+    self.broken = 0  # of them
     self._needed = needed
     self._fault = fault
-    self._broken = 0
     self._first = (0, "")  # broken line: number and what is wrong
 
-  @property
-  def grown(self) -> bool:
-    """Whether there is more than was read."""
-    return _size(self.path) > self.offset
-
-  def lines(self, end: int | None = None) -> Iterator[Line]:
+  def lines(self, found: _Found, end: int | None = None) -> Iterator[Line]:
     """Yields the sound lines that are left, before byte `end`."""
+    if _size(self.path) <= self.offset:
+      return
     try:
       file = open(self.path, "rb")  # noqa: SIM115, closed below
     except OSError:
@@ -337,22 +332,21 @@ class _File:
         if not text.endswith(b"\n") or (
           end is not None and self.offset + len(text) > end
         ):
-          return
+          break
         self.offset += len(text)
         self.count += 1
         line, why = self._parse(text)
-        if not why:
-          yield line
+        if why:
+          self._tell(why, found)
         else:
-          self._tell(why)
+          yield line
+    found.sound[self.name] = self.count - self.broken
 
-  def _tell(self, why: str) -> None:
-    self._broken += 1
-    if self._broken == 1:
+  def _tell(self, why: str, found: _Found) -> None:
+    self.broken += 1
+    if not self._first[0]:
       self._first = self.count, why
-    number, why = self._first
-    problem = BrokenLinesError(self.path, number, why, self._broken)
-    self.problems.told(problem)
+    found.broken(BrokenLinesError(self.path, *self._first, self.broken))
 
   def _parse(self, text: bytes) -> tuple[Line, str]:
     """Returns a line, and what is wrong with it."""

@@ -25,6 +25,7 @@ class Island:
   kind: str = "cpu"
   relative_speed: float = 1.0
   paced: bool = False
+  asked_secs: float = 0.0  # pace that was asked for; 0: what it keeps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +92,9 @@ class _Player:
       topology="1",
       devices=1,
       relative_speed=spec.relative_speed,
-      paced_step_secs=spec.step_secs if spec.paced else 0.0,
+      paced_step_secs=(
+        (spec.asked_secs or spec.step_secs) if spec.paced else 0.0
+      ),
       share=[self.number, len(run.plan.islands)],
     )
     self.first = [self.step] * run.plan.num_fragments

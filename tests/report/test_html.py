@@ -135,3 +135,14 @@ def test_problems_are_listed(tmp_path):
     file.write("broken\n")
   _, words = _checked(run_dir)
   assert "What must not happen" in words and "syncer-0001.jsonl" in words
+
+
+def test_pace_the_machine_did_not_keep_is_not_claimed(tmp_path):
+  slow = run_builder.Island(0.143, paced=True, asked_secs=0.09)
+  kept = run_builder.Island(0.2, paced=True)
+  plan = run_builder.Plan(islands=(slow, kept))
+  _, words = _checked(run_builder.simulate(tmp_path, plan))
+  assert "The pace was not kept by island 0 (asked 90 ms a step, seen" in words
+  assert "emulated at 90 ms a step, seen 0.14" in words
+  assert "emulated at 0.2 s a step " in words
+  assert "were stretched to a set pace" not in words

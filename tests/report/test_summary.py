@@ -5,7 +5,7 @@ import json
 import pytest
 import run_builder
 
-from diloco import errors
+from diloco import cli, errors
 from diloco.report import summary
 from diloco.tape import events, recorder
 
@@ -145,3 +145,57 @@ def test_figures_that_are_not_finite_become_unknown(tmp_path):
   facts = summary.summarise(run_dir)
   assert facts["final_eval_loss"] is None
   json.dumps(facts, allow_nan=False)
+
+
+def test_summary_of_half_the_tapes_does_not_replace_that_of_all(
+  tmp_path, capsys
+):
+  run_dir = run_builder.simulate(tmp_path / "run", _PLAN)
+  whole = summary.write_summary(run_dir)
+  tape = next(run_dir.glob("tape/syncer-*.jsonl"))
+  lines = tape.read_bytes()
+  tape.unlink()
+  assert cli.main(["report", str(run_dir)]) == 0
+  assert f"({tape.parent.name}/{tape.name}, 1 files" in capsys.readouterr().err
+  assert json.loads((run_dir / "summary.json").read_text()) == whole
+  part = json.loads((run_dir / "summary.partial.json").read_text())
+  assert part["merges"]["count"] < whole["merges"]["count"]
+  assert (run_dir / "report.partial.html").exists()
+  tape.write_bytes(b"garbage\n" * 50)  # no better than none
+  summary.write_summary(run_dir)
+  assert json.loads((run_dir / "summary.json").read_text()) == whole
+  tape.write_bytes(lines)
+  assert summary.write_summary(run_dir) == whole
+  more = recorder.Recorder(run_dir, "controller", 2)
+  more.record(events.RUN_STARTED)
+  more.close()
+  assert summary.write_summary(run_dir)["sessions"] == 2
+  assert json.loads((run_dir / "summary.json").read_text())["sessions"] == 2
+
+
+def test_end_of_a_session_keeps_a_summary_of_lines_that_are_gone(tmp_path):
+  run_dir = run_builder.simulate(tmp_path / "run", _PLAN)
+  whole = summary.write_summary(run_dir)
+  next(run_dir.glob("tape/syncer-*.jsonl")).unlink()
+  run = summary.load(run_dir)
+  summary.set_aside(run_dir, run)
+  part = summary.write_summary(run_dir, run)
+  assert json.loads((run_dir / "summary.json").read_text()) == part
+  earlier = (run_dir / "summary.earlier.json").read_text()
+  assert json.loads(earlier) == whole
+
+
+@pytest.mark.parametrize(
+  ("status", "state"), [("finished", "done"), ("stopped", "stopped")]
+)
+def test_run_that_has_ended_has_no_starting_islands(tmp_path, status, state):
+  run_dir = run_builder.simulate(tmp_path / "run")
+  tape = recorder.Recorder(run_dir, "controller", 2)
+  tape.record(events.RUN_STARTED, islands=2)
+  tape.record(
+    events.ISLAND_STARTED, island=0, island_incarnation=2, pid=1, cores=[0]
+  )
+  tape.record(events.RUN_FINISHED, status=status, reason="budget is spent")
+  tape.close()
+  islands = summary.summarise(run_dir)["islands"]
+  assert [island["state"] for island in islands.values()] == [state] * 2
