@@ -5,7 +5,8 @@ import json
 import pytest
 import run_builder
 
-from diloco import cli, errors
+from diloco import cli, errors, process
+from diloco import config as config_lib
 from diloco.report import summary
 from diloco.tape import events, recorder
 
@@ -151,6 +152,7 @@ def test_summary_of_half_the_tapes_does_not_replace_that_of_all(
   tmp_path, capsys
 ):
   run_dir = run_builder.simulate(tmp_path / "run", _PLAN)
+  process.write_config(config_lib.RunConfig(), run_dir)
   whole = summary.write_summary(run_dir)
   tape = next(run_dir.glob("tape/syncer-*.jsonl"))
   lines = tape.read_bytes()
