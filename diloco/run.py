@@ -82,7 +82,7 @@ def train(
   with _sole_controller(run_dir):
     crash.configure(run_dir, "controller")
     engine = process_engine.ProcessEngine(run_dir)
-    incarnation = roles.next_incarnation(run_dir, "controller")
+    incarnation = roles.draw_incarnation(run_dir, "controller")
     if resumed:
       restorer.Restorer(
         run_dir, config, plan, engine.kill_leftovers, incarnation

@@ -128,22 +128,18 @@ class Restorer:
     if wanted is not None:
       number = None if wanted == LAST else int(wanted)
       return self._go_back(number, f"--cut={wanted}")
-    unfinished, why = self._damage()
-    if not why:
-      return None
-    if unfinished and self._look(unfinished).parts is None:
-      unfinished = 0  # damaged since; another one will do
-    return self._go_back(unfinished or None, why)
+    why = self._damage()
+    return self._go_back(None, why) if why else None
 
-  def _damage(self) -> tuple[int, str]:
-    """The cut of a restore that was begun, and why one is needed at all."""
+  def _damage(self) -> str:
+    """Why the run must be set back; empty if it need not be."""
     try:
       cut = self._store.perform(restore.unfinished())
     except errors.CorruptSnapshotError as error:
-      return 0, f"the epoch is not known: {error}"
+      return f"the epoch is not known: {error}"
     if cut:
-      return cut, f"the restore of cut {cut} was not finished"
-    return 0, self._verifier.damage(begun=bool(begun(self._run_dir)))
+      return f"the restore of cut {cut} was not finished"
+    return self._verifier.damage(begun=bool(begun(self._run_dir)))
 
   def _look(self, number: int | None) -> restore.Choice:
     check = self._verifier
@@ -160,6 +156,16 @@ class Restorer:
     return choice.parts, choice
 
   def _go_back(self, number: int | None, why: str) -> restore.Restored:
+    while True:
+      try:
+        restored = self._finish_one(number, why)
+      except restore.ChangedError:
+        continue
+      if number in (None, restored.cut):
+        return restored
+      # That one was begun before; now the one that was asked for.
+
+  def _finish_one(self, number: int | None, why: str) -> restore.Restored:
     parts, choice = self._choose(number, why)
     if self._end_roles():
       # They may have gone on meanwhile, and deleted an old cut.
@@ -173,7 +179,7 @@ class Restorer:
         _tell_discarded(tape, sent.key, sent, f"corrupt: {reason}")
       restored = self._store.perform(
         restore.restore(
-          parts,
+          choice,
           lambda name, record: _tell_discarded(tape, name, record),
           lambda facts: _tell_restored(tape, facts, why, choice.passed_over),
         )

@@ -4,6 +4,7 @@ A *seat* is a place for a syncer process. Any of them may lead; the first is
 called `syncer`, the others `standby`.
 """
 
+import itertools
 import json
 import logging
 import pathlib
@@ -37,11 +38,30 @@ def seats(standbys: int) -> list[str]:
   return ["syncer", *(["standby"] if standbys else []), *more]
 
 
-def next_incarnation(run_dir: pathlib.Path, role: str) -> int:
-  """One more than the last life of a role that left a tape."""
-  tapes = (run_dir / recorder.TAPE_DIR).glob(f"{role}-[0-9]*.jsonl")
+def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
+  """Draws the number of a role's next life, which no other process gets.
+
+  What a life writes is named after its number, in the store and here; so its
+  tape is made now, and only if it is not there.
+
+  Args:
+    run_dir: directory of the run.
+    role: whose life begins.
+    last: of its lives, as far as known.
+  """
+  folder = run_dir / recorder.TAPE_DIR
+  folder.mkdir(parents=True, exist_ok=True)
+  tapes = folder.glob(f"{role}-[0-9]*.jsonl")
   lives = [int(path.stem.rpartition("-")[2]) for path in tapes]
-  return max(lives, default=0) + 1
+  for incarnation in itertools.count(max([last, *lives]) + 1):
+    try:
+      recorder.tape_path(run_dir, role, incarnation).touch(
+        0o600, exist_ok=False
+      )
+    except FileExistsError:
+      continue
+    return incarnation
+  raise AssertionError("numbers do not end")
 
 
 def digest(config: config_lib.RunConfig) -> str:
@@ -158,10 +178,9 @@ class Roles:
 
   def start(self, role: str) -> None:
     """Starts a new life of a role."""
-    if role in self._incarnations:
-      incarnation = self._incarnations[role] + 1
-    else:
-      incarnation = next_incarnation(self._run_dir, role)
+    incarnation = draw_incarnation(
+      self._run_dir, role, self._incarnations.get(role, 0)
+    )
     self._incarnations[role] = incarnation
     args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
     facts = {"incarnation": incarnation, "config": self._digest}

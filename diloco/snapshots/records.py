@@ -13,7 +13,7 @@ from typing import Any, Self, get_origin, get_type_hints
 
 from diloco import errors
 
-FORMAT = 2  # version of the store layout
+FORMAT = 3  # version of the store layout
 
 
 @functools.cache
@@ -203,13 +203,19 @@ class Verdict(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Epoch(Record):
-  """Which timeline the store is in; absent in a run never rolled back."""
+  """Which timeline the store is in; absent in a run never rolled back.
+
+  It is the decision of a restore too; see `restore`.
+  """
 
   epoch: int
   cut: int  # the cut it was rolled back to
   # [P], what the heads were set to.
   versions: list[int] = dataclasses.field(default_factory=list)
   done: bool = True  # else a restore is under way, or died
+  stamp: int = 0  # the newest cut there was then; heads are stamped with it
+  # Keys of contributions that wait again.
+  reinjected: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)

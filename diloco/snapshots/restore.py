@@ -5,9 +5,13 @@ is set to one more than the newest version its fragment ever had, with the
 values and the clock of the cut. What was published in the old epoch is
 discarded, and what was on its way at the cut waits again.
 
-The epoch record is written before anything else and says what will be done.
-Until then nothing has changed; from then on a restore that dies is finished by
-the next one, to the same cut and the same versions, before any role is started.
+The epoch record is the decision: one compare-and-set, from the generation that
+was read before the cut was chosen, says which cut, under which versions, and
+what waits again. Until then nothing has changed; all that follows is read from
+it. So a restore that dies, or runs beside another, is finished by whoever comes
+next, to the same cut and the same versions, before anything else is chosen.
+Whoever is late finds heads and records of this epoch, or of a later one, and
+leaves them alone.
 
 No role may live meanwhile. One that does is fenced out by the token.
 
@@ -33,6 +37,10 @@ Check = Callable[[cut_parts.Parts], str]
 CheckSent = Callable[[records.Contribution], str]
 
 
+class ChangedError(Exception):
+  """Another restore has decided since this one chose; choose again."""
+
+
 class Choice(NamedTuple):
   """A cut to go back to.
 
@@ -41,11 +49,15 @@ class Choice(NamedTuple):
       no cut that can be used.
     passed_over: newer cuts, with the reason.
     left_out: contributions of the cut that cannot be read, with the reason.
+    begun: the decision of a restore that was not finished.
+    generation: of the epoch record, read before anything was looked at.
   """
 
   parts: cut_parts.Parts | None
   passed_over: tuple[tuple[int, str], ...]
   left_out: tuple[tuple[records.Contribution, str], ...] = ()
+  begun: records.Epoch | None = None
+  generation: Any = None
 
 
 class Restored(NamedTuple):
@@ -71,45 +83,48 @@ class Restored(NamedTuple):
 def choose(
   check: Check, check_sent: CheckSent, wanted: int | None = None
 ) -> operations.Procedure[Choice]:
-  """Chooses the newest cut that verifies.
+  """Chooses the newest cut that verifies; what was begun is finished first.
 
   Args:
     check: looks at the versions and saved states the records point to.
     check_sent: looks at a contribution's tensors.
-    wanted: the only one to consider; None for all.
+    wanted: the only one to consider; None for all. A restore that was begun
+      goes before, unless its cut cannot be used any more.
   """
+  epoch, generation = yield from _sound(keys.EPOCH, records.Epoch)
+  begun = None if epoch is None or epoch.done else epoch
+  found: list[int] = yield from cuts.numbers()
+  candidates = sorted(found, reverse=True)
+  if wanted is not None:
+    candidates = [cut for cut in candidates if cut == wanted]
+  if begun is not None:
+    others = [cut for cut in candidates if cut != begun.cut]
+    candidates = [begun.cut, *others]
   passed_over: list[tuple[int, str]] = []
-  found = yield from cuts.numbers()
-  for cut in sorted(found, reverse=True):
-    if wanted is not None and cut != wanted:
-      continue
+  for cut in candidates:
     try:
       parts: cut_parts.Parts = yield from verified(cut)
       why = check(parts)
     except errors.CorruptSnapshotError as error:
       why = str(error)
-    if not why:
-      return _without_unreadable(parts, check_sent, tuple(passed_over))
-    passed_over.append((cut, why))
-  return Choice(None, tuple(passed_over))
+    if why:
+      passed_over.append((cut, why))
+      continue
+    left_out: tuple[tuple[records.Contribution, str], ...] = ()
+    if begun is None or cut != begun.cut:
+      left_out = tuple(
+        (sent, text)
+        for sent in parts.contributions
+        if (text := check_sent(sent))
+      )
+      parts = _without(parts, {sent.key for sent, _ in left_out})
+    return Choice(parts, tuple(passed_over), left_out, begun, generation)
+  return Choice(None, tuple(passed_over), (), begun, generation)
 
 
-def _without_unreadable(
-  parts: cut_parts.Parts,
-  check_sent: CheckSent,
-  passed_over: tuple[tuple[int, str], ...],
-) -> Choice:
-  left_out = {
-    sent.key: (sent, why)
-    for sent in parts.contributions
-    if (why := check_sent(sent))
-  }
-  readable = [s for s in parts.contributions if s.key not in left_out]
-  return Choice(
-    parts._replace(contributions=tuple(readable)),
-    passed_over,
-    tuple(left_out.values()),
-  )
+def _without(parts: cut_parts.Parts, keys_: Collection[str]) -> cut_parts.Parts:
+  kept = [sent for sent in parts.contributions if sent.key not in keys_]
+  return parts._replace(contributions=tuple(kept))
 
 
 def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
@@ -147,108 +162,136 @@ def unfinished() -> operations.Procedure[int]:
 
 
 def restore(
-  parts: cut_parts.Parts,
+  choice: Choice,
   tell_discarded: Callable[[str, records.Contribution | None], None],
   tell: Callable[[Restored], None],
 ) -> operations.Procedure[Restored]:
   """Sets the run back to a cut, or finishes doing so.
 
   Args:
-    parts: of the cut, as chosen.
+    choice: of the cut, with its parts.
     tell_discarded: puts on the tape that a contribution, given by its name and
       its record if that can be read, will never be merged. May be called again
       for the same one.
     tell: puts on the tape what is restored. May be called again.
+
+  Raises:
+    ChangedError: another restore has decided since. Nothing has been changed.
   """
-  begun: records.Epoch = yield from _begin(parts)
-  cut, epoch, versions = begun.cut, begun.epoch, begun.versions
+  parts = choice.parts
+  assert parts is not None
+  begun, generation = yield from _decide(choice, parts)
+  epoch, versions = begun.epoch, begun.versions
   yield operations.Point("mid_restore")
   now = []
   for head in parts.heads:
     now.append((yield from _head(head.fragment)))
-  stamp = yield from _give_up_cuts(cut, now)
+  yield from _give_up_cuts(begun, now)
   token = yield from _take_lease(now)
   kept = yield from _kept_payloads()
   names = yield operations.Names("contributions")
-  for name in filter(keys.is_contribution_name, names):
+  # What waits again is replaced where it is: one who runs beside this one, and
+  # dies, could not put back what it took away.
+  waiting = set(begun.reinjected)
+  for name in filter(keys.is_contribution_name, sorted(set(names) - waiting)):
     yield from _discard_old(name, epoch, kept, tell_discarded)
   yield operations.Point("mid_restore")
   for sent in parts.contributions:
-    behind = parts.heads[sent.fragment].version - sent.base_version
-    again = dataclasses.replace(
-      sent,
-      epoch=epoch,
-      base_version=versions[sent.fragment] - behind,
-      cut=stamp,
-    )
-    yield operations.Write(keys.contribution_key(again.key), again)
+    if sent.key in waiting:
+      behind = parts.heads[sent.fragment].version - sent.base_version
+      again = dataclasses.replace(
+        sent,
+        epoch=epoch,
+        base_version=versions[sent.fragment] - behind,
+        cut=begun.stamp,
+      )
+      yield from _bring_to(epoch, keys.contribution_key(again.key), again)
   facts = Restored(
-    cut,
+    begun.cut,
     epoch,
     [head.version for head in parts.heads],
     versions,
-    [sent.key for sent in parts.contributions],
+    begun.reinjected,
     {m: part.step for m, part in parts.islands.items()},
   )
   tell(facts)
   for head, version in zip(parts.heads, versions, strict=True):
     yield operations.Point("mid_restore")
-    yield from _set_head(
-      dataclasses.replace(
-        head, version=version, token=token, merged={}, epoch=epoch, cut=stamp
-      )
+    back = dataclasses.replace(
+      head,
+      version=version,
+      token=token,
+      merged={},
+      epoch=epoch,
+      cut=begun.stamp,
     )
-  yield operations.Write(keys.EPOCH, dataclasses.replace(begun, done=True))
+    yield from _bring_to(epoch, keys.head_key(back.fragment), back)
+  # Unless another has finished it, or one without this cut has overtaken it.
+  done = dataclasses.replace(begun, done=True)
+  yield operations.CompareAndSet(keys.EPOCH, done, generation)
   return facts
 
 
-def _begin(parts: cut_parts.Parts) -> operations.Procedure[records.Epoch]:
-  """Writes down what will be done, unless an earlier attempt has."""
-  cut = parts.request.cut
-  try:
-    found, _ = yield operations.Read(keys.EPOCH, records.Epoch)
-  except errors.CorruptSnapshotError:
-    found = None
-  if found is not None and found.cut == cut and not found.done:
-    return found
+def _decide(
+  choice: Choice, parts: cut_parts.Parts
+) -> operations.Procedure[tuple[records.Epoch, Any]]:
+  """Writes down what will be done, unless that was begun already.
+
+  Returns:
+    The decision, and its generation.
+  """
+  cut, found = parts.request.cut, choice.begun
+  if found is not None and found.cut == cut:
+    return found, choice.generation
+  before, _ = yield from _sound(keys.EPOCH, records.Epoch)
   # Where a head is lost, its last tensors may be too, or not be listed yet.
   board, _ = yield from _sound(keys.BOARD, records.Board)
-  newest, versions = found.epoch if found else 0, []
+  newest, versions = before.epoch if before else 0, []
+  taken = 0
   for head in parts.heads:
     now = yield from _head(head.fragment)
     newest = max(newest, head.epoch, now.epoch if now else 0)
+    taken = max(taken, now.cut if now else 0)
     names = yield operations.Names(keys.globals_prefix(head.fragment))
     # A head that was set back is newer than its payload's name.
     ever = [head.version, now.version if now else 0, keys.newest_version(names)]
-    if found is not None and found.versions:
-      ever.append(found.versions[head.fragment])
+    if before is not None and before.versions:
+      ever.append(before.versions[head.fragment])
     if board is not None:
       ever += board.versions[head.fragment : head.fragment + 1]
     versions.append(max(ever) + 1)
-  begun = records.Epoch(newest + 1, cut, versions, done=False)
-  yield operations.Write(keys.EPOCH, begun)
-  return begun
+  stamp = max((yield from cuts.all_numbers(taken)), default=cut)
+  sent = [one.key for one in parts.contributions]
+  begun = records.Epoch(newest + 1, cut, versions, False, stamp, sent)
+  yield operations.CompareAndSet(keys.EPOCH, begun, choice.generation)
+  # What counts is what is there: an answer may have been lost.
+  now_there, generation = yield from _sound(keys.EPOCH, records.Epoch)
+  if now_there != begun:
+    raise ChangedError(f"cut {cut} was chosen, and another restore began")
+  return begun, generation
 
 
 def _give_up_cuts(
-  chosen: int, heads: Sequence[records.Head | None]
-) -> operations.Procedure[int]:
+  begun: records.Epoch, heads: Sequence[records.Head | None]
+) -> operations.Procedure[None]:
   """Ends all cuts that are open, or after the one gone back to.
 
   Those are of a timeline that is given up: to go back to one later would undo
   this return.
-
-  Returns:
-    The newest number.
   """
+  chosen = begun.cut
   taken = max(head.cut if head else 0 for head in heads)
   found: list[int] = yield from cuts.all_numbers(taken)
   for cut in found:
     try:
       seen = yield from cuts.look(cut)
       given_up, is_open = cuts.ABANDONED in seen.names, seen.is_open
+      asked = seen.request
     except errors.CorruptSnapshotError:
       given_up = is_open = False
+      asked = None
+    if asked is not None and asked.epoch >= begun.epoch:
+      continue  # of the timeline that this return begins
     why = f"the run was set back to cut {chosen}"
     if cut > chosen and not given_up:
       yield operations.Write(
@@ -256,7 +299,6 @@ def _give_up_cuts(
       )
     elif cut < chosen and is_open:
       yield from cuts.abandon(cut, why)  # unless it only looks open
-  return max(found, default=0)
 
 
 def _take_lease(
@@ -299,7 +341,7 @@ def _discard_old(
   key = keys.contribution_key(name)
   try:
     record, _ = yield operations.Read(key, records.Contribution)
-    if record is None or record.epoch == epoch:
+    if record is None or record.epoch >= epoch:
       return  # gone, or waits again since an earlier attempt
   except errors.CorruptSnapshotError:
     record = None
@@ -330,11 +372,13 @@ def _sound(
   return found, generation
 
 
-def _set_head(head: records.Head) -> operations.Procedure[Any]:
-  key = keys.head_key(head.fragment)
+def _bring_to(
+  epoch: int, key: str, record: records.Head | records.Contribution
+) -> operations.Procedure[None]:
+  """Puts a record there, unless one of this epoch or a later one is."""
   while True:
-    found, generation = yield from _sound(key, records.Head)
-    if found is not None and found.epoch == head.epoch:
+    found, generation = yield from _sound(key, type(record))
+    if found is not None and found.epoch >= epoch:
       return
-    if (yield operations.CompareAndSet(key, head, generation)):
+    if (yield operations.CompareAndSet(key, record, generation)):
       return

@@ -239,3 +239,15 @@ def test_nothing_is_left_alive_at_the_end(make, engine):
   later.attach()
   later.kill_all()
   assert engine.living == {}
+
+
+def test_incarnation_is_drawn_once_though_two_look_at_the_same_tapes(
+  tmp_path, monkeypatch
+):
+  recorder.Recorder(tmp_path, "island-1", 4).close()
+  assert roles_lib.draw_incarnation(tmp_path, "island-1") == 5
+  assert roles_lib.draw_incarnation(tmp_path, "island-10") == 1
+  assert roles_lib.draw_incarnation(tmp_path, "island-1", last=8) == 9
+  # What another has drawn since is not in this one's listing.
+  monkeypatch.setattr(type(tmp_path), "glob", lambda *_: iter(()))
+  assert roles_lib.draw_incarnation(tmp_path, "island-1", last=3) == 6

@@ -1,4 +1,6 @@
+import contextlib
 import dataclasses
+import random
 
 import pytest
 from cut_builder import run_with_a_cut, spoil
@@ -22,11 +24,26 @@ def all_good(anything):
   return ""
 
 
-def restoring(run, cut=1):
+def restoring(run, cut=None, check=all_good):
   told = Told()
-  parts = run.perform(restore.verified(cut))
-  procedure = restore.restore(parts, told.discard, told.restored.append)
+  choice = run.perform(restore.choose(check, all_good, cut))
+  procedure = restore.restore(choice, told.discard, told.restored.append)
   return procedure, told
+
+
+def going_back(told, wanted=None):
+  """Chooses and restores until it is done, as every caller does."""
+  while True:
+    choice = yield from restore.choose(all_good, all_good, wanted)
+    if choice.parts is None:
+      return None  # the cut asked for was given up meanwhile
+    procedure = restore.restore(choice, told.discard, told.restored.append)
+    try:
+      facts = yield from procedure
+    except restore.ChangedError:
+      continue
+    if wanted in (None, facts.cut):
+      return facts
 
 
 def outcome(run):
@@ -52,10 +69,8 @@ def test_restore_sets_heads_back_under_newer_versions(tmp_path):
       then.digest,
     )
     assert (now.epoch, now.cut, now.merged) == (1, 1, {})
-  assert told.discarded == [
-    "0000.0000.0001.000000032",
-    "0001.0001.0001.000000008",
-  ]
+  # The other one waits again.
+  assert told.discarded == ["0000.0000.0001.000000032"]
   waiting = run.waiting()
   assert set(waiting) == {s.key for s in sent} == set(facts.reinjected)
   for before in sent:
@@ -176,9 +191,127 @@ def test_other_cut_may_be_chosen_when_a_restore_cannot_be_finished(tmp_path):
   second = run.take_cut(published=(32, 8))
   died, _ = run.perform_until(restoring(run, second)[0], 12)
   assert died and run.perform(restore.unfinished()) == second
-  facts = run.perform(restoring(run, 1)[0])
-  assert facts.epoch == 2 and not run.perform(restore.unfinished())
+
+  def check(parts):
+    return "gone" if parts.request.cut == second else ""
+
+  facts = run.perform(restoring(run, check=check)[0])
+  assert (facts.cut, facts.epoch) == (1, 2)
+  assert not run.perform(restore.unfinished())
   assert set(run.waiting()) == {s.key for s in sent}
+
+
+def test_what_was_begun_is_finished_before_another_cut_is_chosen(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  second = run.take_cut(published=(32, 8))
+  died, _ = run.perform_until(restoring(run, second)[0], 30)
+  assert died and run.perform(restore.unfinished()) == second
+  told = Told()
+  assert run.perform(going_back(told, 1)).cut == 1
+  assert [(f.cut, f.epoch) for f in told.restored] == [(second, 1), (1, 2)]
+
+
+def test_choice_is_void_once_another_restore_has_decided(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  late, _ = restoring(run)
+  run.perform(restoring(run)[0])
+  before = outcome(run)
+  with pytest.raises(restore.ChangedError):
+    run.perform(late)
+  assert outcome(run) == before
+
+
+@pytest.mark.parametrize("count", range(12, 60, 4))
+def test_restore_that_was_overtaken_leaves_the_later_epoch_alone(
+  tmp_path, count
+):
+  run, sent = run_with_a_cut(tmp_path)
+  second = run.take_cut([sent[1]], published=(32, 8))
+  slow, _ = restoring(run, second)
+  value = None
+  for _ in range(count):
+    try:
+      value = run.store.execute(slow.send(value))
+    except StopIteration:
+      return
+  if not run.perform(restore.unfinished()):
+    return
+
+  def check(parts):
+    return "gone" if parts.request.cut == second else ""
+
+  assert run.perform(restoring(run, check=check)[0]).cut == 1
+  with contextlib.suppress(StopIteration):
+    while True:
+      value = run.store.execute(slow.send(value))
+  check_one_cut(run)
+
+
+def interleave(run, procedures, turn):
+  """Performs procedures side by side; `turn` says whose operation is next.
+
+  It is given the numbers of those that go on, and answers (number, dies).
+  """
+  values = [None] * len(procedures)
+  alive = list(range(len(procedures)))
+  while alive:
+    mine, dies = turn(alive)
+    if dies:
+      procedures[mine].close()
+      alive.remove(mine)
+      continue
+    try:
+      operation = procedures[mine].send(values[mine])
+      try:
+        values[mine] = run.store.execute(operation)
+      except errors.CorruptSnapshotError as error:
+        operation = procedures[mine].throw(error)
+        values[mine] = run.store.execute(operation)
+    except StopIteration:
+      alive.remove(mine)
+
+
+def check_one_cut(run):
+  """All heads are of one cut and one epoch, and so is what waits."""
+  epoch = run.store.read(keys.EPOCH, records.Epoch)
+  assert epoch.done
+  parts = run.perform(restore.verified(epoch.cut))
+  heads = run.heads()
+  assert {h.epoch for h in heads} == {epoch.epoch}
+  assert [h.payload for h in heads] == [h.payload for h in parts.heads]
+  assert [h.version for h in heads] == epoch.versions
+  waiting = {key for key, c in run.waiting().items() if c.epoch == epoch.epoch}
+  assert waiting == {sent.key for sent in parts.contributions}
+  for sent in parts.contributions:
+    assert run.store.keys(sent.payload)
+
+
+class Turns:
+  """Whose operation is next, by a seed; one of the two may die somewhere."""
+
+  def __init__(self, rng, deaths):
+    self._uniform = rng.random
+    self._share = rng.random()  # one may be far ahead of the other
+    self._doomed = rng.randrange(2) if deaths else None
+    self._left = rng.randrange(70)
+
+  def __call__(self, alive):
+    mine = alive[self._uniform() < self._share] if len(alive) > 1 else alive[0]
+    self._left -= mine == self._doomed
+    return mine, mine == self._doomed and self._left < 0
+
+
+@pytest.mark.parametrize("wanted", [(None, None), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("deaths", [0, 1])
+def test_restores_side_by_side_end_in_one_cut(tmp_path, wanted, deaths):
+  for seed in range(40):
+    run, sent = run_with_a_cut(tmp_path / str(seed))
+    assert run.take_cut([sent[1]], published=(32, 8)) == 2
+    turns = Turns(random.Random(seed), deaths)
+    interleave(run, [going_back(Told(), cut) for cut in wanted], turns)
+    if run.perform(restore.unfinished()):
+      run.perform(going_back(Told()))
+    check_one_cut(run)
 
 
 def test_payloads_a_cut_needs_outlive_a_restore(tmp_path):
@@ -235,7 +368,7 @@ def test_wanted_cut_is_the_only_candidate(tmp_path):
     run.perform(restore.choose(all_good, all_good, 1)).parts.request.cut == 1
   )
   none = run.perform(restore.choose(all_good, all_good, 9))
-  assert none == restore.Choice(None, ())
+  assert none.parts is None and none.passed_over == ()
 
 
 def test_contribution_that_cannot_be_read_does_not_spoil_a_cut(tmp_path):

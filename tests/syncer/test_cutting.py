@@ -228,8 +228,8 @@ def test_successor_leaves_a_cut_alone_whose_channel_is_known(tmp_path):
 def test_cut_asked_for_before_a_return_is_given_up(tmp_path):
   run = CutRun(tmp_path)
   cut = run.take_cut()
-  parts = run.perform(restore.verified(cut))
-  run.perform(restore.restore(parts, lambda *_: None, lambda _: None))
+  choice = run.perform(restore.choose(lambda _: "", lambda _: "", cut))
+  run.perform(restore.restore(choice, lambda *_: None, lambda _: None))
   # There before, and not in the restore's listing, which was stale.
   old = records.CutRequest(2, 0, list(ISLANDS))
   run.store.write(keys.cut_request_key(2), old)
@@ -247,8 +247,8 @@ def test_deposed_syncer_leaves_a_cut_of_a_later_epoch_alone(tmp_path):
   run = CutRun(tmp_path)
   cut = run.take_cut()
   seat = Seat(run)
-  parts = run.perform(restore.verified(cut))
-  run.perform(restore.restore(parts, lambda *_: None, lambda _: None))
+  choice = run.perform(restore.choose(lambda _: "", lambda _: "", cut))
+  run.perform(restore.restore(choice, lambda *_: None, lambda _: None))
   asked = run.perform(cuts.request(ISLANDS, 2))
   seat.look()
   assert run.perform(cuts.look(asked.cut)).names == {"request"}

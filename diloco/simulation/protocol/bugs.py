@@ -210,8 +210,8 @@ def own_optimizer(right: Any) -> Any:
 def only_open_cuts_given_up(right: Any) -> Any:
   """A return leaves the cuts after the one gone back to as they are."""
 
-  def give_up(chosen: int, heads: Any) -> Any:
-    return (yield from right(10**6, heads))
+  def give_up(begun: records.Epoch, heads: Any) -> Any:
+    return (yield from right(dataclasses.replace(begun, cut=10**6), heads))
 
   return give_up
 

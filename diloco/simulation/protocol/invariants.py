@@ -197,7 +197,7 @@ class Checker:
     versions.append(content)
     self.last_commit = self._kernel.now
 
-  def passed_over(self, cuts_: Any, begun: int) -> None:
+  def passed_over(self, cuts_: Any, begun: Any) -> None:
     """Cuts were found and cannot be used."""
     spoiled = self._world.spoiled
     for cut, why in cuts_:

@@ -54,11 +54,8 @@ class Restorer:
 
   def _go_back(self) -> kernel_lib.Script:
     world = self.world
-    begun = yield from restore.unfinished()
-    choice = yield from restore.choose(
-      self._check, self._check_sent, begun or None
-    )
-    world.checker.passed_over(choice.passed_over, begun)
+    choice = yield from restore.choose(self._check, self._check_sent)
+    world.checker.passed_over(choice.passed_over, choice.begun)
     world.checker.left_out(choice.left_out)
     if choice.parts is None and world.spoiled:
       world.checker.refused(choice.passed_over)
@@ -66,7 +63,7 @@ class Restorer:
       world.kernel.done = True
     if choice.parts is not None:
       facts = yield from restore.restore(
-        choice.parts, lambda name, record: None, lambda facts: None
+        choice, lambda name, record: None, lambda facts: None
       )
       world.checker.restored(choice.parts, facts)
 
