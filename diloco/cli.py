@@ -137,6 +137,7 @@ def _status(argv: list[str]) -> int:
   return 0
 
 
+@process.private_files()
 def _report(argv: list[str]) -> int:
   from diloco.report import html, summary
 

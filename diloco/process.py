@@ -4,6 +4,7 @@ Roles run in sessions of their own. A Ctrl-C in the terminal reaches only the
 controller, which then winds the run down in order.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -19,6 +20,7 @@ from diloco import crash, errors
 
 FORMAT = "diloco-run-3"  # of a run directory
 STORE = "snapshots"  # the store, in a run directory
+_PRIVATE = 0o077  # file mode bits that are not given: those of other users
 UNFINISHED = "config.tmp"  # a run killed in its very first write has only this
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -218,6 +220,16 @@ def store_url(run_dir: str | os.PathLike[str]) -> str:
   return path.as_uri() + "/"
 
 
+@contextlib.contextmanager
+def private_files() -> Iterator[None]:
+  """Files made meanwhile, by any thread, are readable by this user alone."""
+  before = os.umask(_PRIVATE)
+  try:
+    yield
+  finally:
+    os.umask(before)
+
+
 def setup_role(
   cores: Sequence[int], run_dir: str | os.PathLike[str], role: str
 ) -> None:
@@ -225,6 +237,7 @@ def setup_role(
 
   Must run before JAX is imported: its thread pools are sized then.
   """
+  os.umask(_PRIVATE)
   if cores:
     os.sched_setaffinity(0, set(cores))
   crash.configure(run_dir, role)

@@ -44,6 +44,7 @@ class Result:
   report: pathlib.Path
 
 
+@process.private_files()
 def train(
   values: Mapping[str, Any],
   workdir: str | os.PathLike[str],

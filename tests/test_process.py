@@ -1,6 +1,7 @@
 """A run's configuration on disk: sealed, copied, and put back."""
 
 import json
+import os
 
 import pytest
 
@@ -105,3 +106,13 @@ def test_without_either_there_is_no_run(files, tmp_path, harm):
   for or_copy in (False, True):
     with pytest.raises(errors.UserError):
       process.read_config(tmp_path, or_copy=or_copy)
+
+
+def test_files_of_a_run_are_their_owners_alone(tmp_path):
+  before = os.umask(0o022)
+  with process.private_files():
+    process.write_config(CONFIG, tmp_path / "run")
+  assert os.umask(before) == 0o022
+  found = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+  assert len(found) == 4
+  assert [path for path in found if path.stat().st_mode & 0o077] == []

@@ -42,14 +42,11 @@ def _run(args: argparse.Namespace) -> int:
   )
   import jax
 
+  from diloco.islands import compilation, programs
   from diloco.islands import island as island_lib
-  from diloco.islands import programs
   from diloco.tasks import registry
 
-  jax.config.update(
-    "jax_compilation_cache_dir", str(args.run_dir / "compilation_cache")
-  )
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+  compilation.use_cache(args.run_dir / "compilation_cache")
   channel = channel_lib.Client(
     args.run_dir,
     f"island-{args.island}",

@@ -34,13 +34,10 @@ def main(argv: list[str] | None = None) -> int:
   answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   # JAX reads its environment once, which is in place by now.
-  import jax
-
+  from diloco.islands import compilation
   from diloco.replay import performer
 
-  jax.config.update(
-    "jax_compilation_cache_dir", str(args.scratch / "compilation_cache")
-  )
+  compilation.use_cache(args.scratch / "compilation_cache")
   config = process.read_config(args.run_dir)
   config = dataclasses.replace(config, total_tokens=args.total_tokens)
   life = performer.Performer(

@@ -271,6 +271,8 @@ def test_second_interrupt_kills_everything_at_once(make_run):
   assert code == 1
   assert time.monotonic() - started < 30  # no drain, which may take a minute
   assert run.alive() == []
+  for path in [run.dir, *run.dir.rglob("*")]:
+    assert not path.stat().st_mode & 0o077, f"others may use {path}"
   _check_books(run.summary())
 
 
