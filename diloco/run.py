@@ -16,7 +16,7 @@ from diloco import channel, crash, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
-from diloco.controller import resources, restorer, roles, wind_down
+from diloco.controller import outside, resources, restorer, roles, wind_down
 from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
 from diloco.islands import inner_step
@@ -96,7 +96,7 @@ def train(
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,
-      controller_lib.Outside(
+      outside.Outside(
         engine,
         channel.Server(config.controller.port),
         on_tick=(lambda: None) if view is None else view.tick,
@@ -107,9 +107,7 @@ def train(
     )
     outcome = _run(controller, view)
   if outcome.user_error:
-    raise errors.UserError(
-      f"the run in {run_dir}", outcome.user_error, "see above"
-    )
+    raise outcome.user_error
   return Result(outcome.status, *_conclude(run_dir, outcome))
 
 

@@ -9,16 +9,14 @@ Reference: Pathways, arXiv 2203.12533.
 """
 
 import contextlib
-import dataclasses
 import logging
 import os
 import pathlib
 import queue
-import time
-from collections.abc import Callable
+import re
 from typing import Any
 
-from diloco import channel, process, timing
+from diloco import channel, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import (
   cutter,
@@ -29,52 +27,17 @@ from diloco.controller import (
   program,
   supervisor,
 )
+from diloco.controller import outside as outside_lib
 from diloco.controller import roles as roles_lib
-from diloco.controller.engines import base
 from diloco.report import liveness
-from diloco.tape import events, recorder
+from diloco.tape import events
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECS = 0.1
 _HINTS_SECS = 1.0  # between two looks at what others find us by
-_USER_ERROR = "exit 2"
+_FAILED = re.compile("exit [1-9][0-9]*")  # by itself, and not by a signal
 _SEQS_A_LIFE = 10**9  # programs a controller dispatches at most
-
-
-class _Tape(recorder.Recorder):
-  """A tape whose failure stops nobody."""
-
-  def record(self, event: str, /, **fields: Any) -> None:
-    """Appends one event; one that the disk refuses is lost."""
-    try:
-      super().record(event, **fields)
-    except OSError as error:
-      logger.warning("line_lost event=%s error=%s", event, error)
-
-  def close(self) -> None:
-    """Closes the file."""
-    try:
-      super().close()
-    except OSError as error:
-      logger.warning("lines_lost error=%s", error)
-
-
-@dataclasses.dataclass(frozen=True)
-class Outside:
-  """What a controller acts on.
-
-  Attributes:
-    engine: where roles run.
-    server: its end of all channels.
-    clock: gives monotonic seconds.
-    on_tick: called several times a second, for the live view.
-  """
-
-  engine: base.Engine
-  server: channel.Server
-  clock: Callable[[], float] = time.monotonic
-  on_tick: Callable[[], None] = lambda: None
 
 
 class Controller:
@@ -87,7 +50,7 @@ class Controller:
     self,
     config: config_lib.RunConfig,
     run_dir: pathlib.Path,
-    outside: Outside,
+    outside: outside_lib.Outside,
     tokens_per_step: int,
     times: timing.Timing,
     *,
@@ -112,7 +75,7 @@ class Controller:
     self.clock = outside.clock
     self._on_tick = outside.on_tick
     self._server = outside.server
-    self.tape = _Tape(run_dir, "controller", incarnation)
+    self.tape = outside_lib.Tape(run_dir, "controller", incarnation)
     self.roles = roles_lib.Roles(config, run_dir, outside.engine, self.tape)
     self.islands = self.roles.islands
     self.supervisor = supervisor.Supervisor(
@@ -123,6 +86,7 @@ class Controller:
         start_secs=times.start_secs,
         hang_secs=times.hang_secs,
         deposed_secs=times.deposed_secs,
+        settle_steps=config.sync.every,
       ),
       self.roles.names,
     )
@@ -135,6 +99,8 @@ class Controller:
     self.pilot = pilot.Pilot(config, tokens_per_step)
     self._cutter = cutter.of_run(config, run_dir, self.tape)
     self._attached: set[str] = set()  # until they have said hello
+    # Each role's, until an island has made a step.
+    self._first_errors: dict[str, str] | None = {}
     self._merges: dict[str, int] = {}  # seat -> merges of its life
     self._faults = faults.Injector(
       config, self.tape, self.roles, self.is_ready, self.dispatcher
@@ -202,6 +168,12 @@ class Controller:
     """From now on no island gets train windows or is started again."""
     self._supplying = False
     self._cutter.close()
+
+  @property
+  def trained(self) -> bool:
+    """Whether the budget is spent, and there is an island to evaluate."""
+    ready = sum(map(self.is_ready, self.islands))
+    return self.pilot.budget_spent and ready > 0 and self._gathered(ready)
 
   def is_ready(self, role: str | None) -> bool:
     """Whether a role can be asked something."""
@@ -294,7 +266,8 @@ class Controller:
   def _observe(self, role: str, step: int) -> None:
     """Takes in how far an island has trained, which is what it is for."""
     if self.pilot.observe(self.islands[role], step):
-      self.supervisor.settled(role)
+      self._first_errors = None
+      self.supervisor.trained(role, step)
 
   def _ready(self, role: str, message: channel.Message, now: float) -> None:
     if role in self.roles.seats:
@@ -312,6 +285,7 @@ class Controller:
     step = message.get("step")
     if role in self.islands:
       self.pilot.joined(self.islands[role], message["step"])
+      self.supervisor.joined(role, message["step"])
     if role in self._attached:
       self._attached.discard(role)
       self.tape.record(
@@ -338,11 +312,8 @@ class Controller:
       self._attached.discard(role)
       expected = self.supervisor.state(role) == "stopped"
       self.roles.buried(death, expected=expected)
-      if not expected and death.cause == _USER_ERROR:
-        error = self.roles.error(role)
-        raise outcome.StopNowError(
-          outcome.Outcome("failed", f"{role} refused", user_error=error)
-        )
+      if not expected:
+        self._check_first_error(death)
       again = self.supervisor.died(role, now)
       if again is not None and role in self.islands:
         deaths, delay_secs = again
@@ -356,6 +327,30 @@ class Controller:
         )
       elif again is None and not expected:
         self._check_anybody_left(role)
+
+  def _check_first_error(self, death: roles_lib.Death) -> None:
+    """Raises once a role fails in the same way again, and nothing ever worked.
+
+    That is a mistake of the configuration or the task, and no dying machine.
+    Once an island has made a step it is that role's death alone.
+    """
+    role = death.role
+    if self._first_errors is None or not _FAILED.fullmatch(death.cause):
+      return
+    error = self.roles.error(role)
+    if error and error == self._first_errors.get(role):
+      raise outcome.StopNowError(
+        outcome.Outcome(
+          "failed",
+          f"{role} failed twice before any step: {error}",
+          user_error=errors.UserError(
+            f"the run in {self.run_dir}",
+            f"{role} failed twice before any step: {error}",
+            f"see {self.roles.log(role)}",
+          ),
+        )
+      )
+    self._first_errors[role] = error
 
   def _check_anybody_left(self, role: str) -> None:
     """Raises once a role is given up without which nothing can go on."""

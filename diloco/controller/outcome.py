@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any, Literal
 
+from diloco import errors
+
 Status = Literal["finished", "stopped", "failed", "killed"]
 
 
@@ -15,13 +17,13 @@ class Outcome:
       "failed" (nothing left to run on) or "killed" (asked twice).
     reason: in words.
     final_eval: the last evaluation of the global parameters, if there was one.
-    user_error: the line of a role that refused its input.
+    user_error: what to tell the user of a run that never got to work.
   """
 
   status: Status
   reason: str
   final_eval: dict[str, Any] | None = None
-  user_error: str | None = None
+  user_error: errors.UserError | None = None
 
 
 class StopNowError(Exception):

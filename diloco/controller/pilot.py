@@ -46,8 +46,12 @@ class Pilot:
     return self.tokens >= self._config.total_tokens
 
   def observe(self, island: int, step: int) -> bool:
-    """Takes an island's step count in; says whether it moved."""
-    moved = step > self._steps.get(island, -1)
+    """Takes an island's step count in; says whether it moved.
+
+    What it says before it has joined counts for nothing: an island that is
+    still starting cannot be asked to evaluate, drain or save.
+    """
+    moved = step > self._steps.get(island, step)
     if moved:
       self._steps[island] = step
     return moved

@@ -7,6 +7,7 @@ called `syncer`, the others `standby`.
 import itertools
 import json
 import logging
+import os
 import pathlib
 import signal
 import zlib
@@ -21,6 +22,8 @@ from diloco.tape import events, recorder
 logger = logging.getLogger(__name__)
 
 _KILL_SECS = 10.0
+_TAIL_BYTES = 1 << 16
+_ERROR = "error: "  # begins the line of `process.print_error`
 # The controller alone reads these; a role lives on when they change.
 _OWN_FIELDS = ("faults", "programs")
 
@@ -97,6 +100,7 @@ class Roles:
     self._handles: dict[str, base.Handle] = {}
     self._incarnations: dict[str, int] = {}
     self._tokens: dict[str, int] = {}  # seat -> token it leads or led under
+    self._log_begun: dict[str, int] = {}  # role -> size before its last life
     self._killed: dict[str, str] = {}  # role -> why, until it is buried
 
   @property
@@ -182,6 +186,7 @@ class Roles:
       self._run_dir, role, self._incarnations.get(role, 0)
     )
     self._incarnations[role] = incarnation
+    self._begin_log(role)
     args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
     facts = {"incarnation": incarnation, "config": self._digest}
     if role in self.islands:
@@ -297,7 +302,25 @@ class Roles:
     return self._run_dir / "logs" / f"{role}.log"
 
   def error(self, role: str) -> str:
-    """The last line in which a role refused its input."""
-    lines = self.log(role).read_text(errors="replace").splitlines()
-    found = [line for line in lines if line.startswith("error: ")]
-    return found[-1].removeprefix("error: ") if found else f"{role} failed"
+    """The line in which a role's last life said why it ended.
+
+    That is its last one of an error, or else its very last; "" if it said
+    nothing, or nothing can be read.
+    """
+    try:
+      with self.log(role).open("rb") as log:
+        end = log.seek(0, os.SEEK_END)
+        begun = self._log_begun.get(role, 0)
+        log.seek(max(begun, end - _TAIL_BYTES))
+        text = log.read().decode(errors="replace")
+    except OSError as error:
+      logger.warning("log_unreadable role=%s error=%s", role, error)
+      return ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(_ERROR)]
+    return next(iter([*said[-1:], *lines[-1:]]), "").removeprefix(_ERROR)
+
+  def _begin_log(self, role: str) -> None:
+    """Notes where the log of a new life begins: logs are continued."""
+    log = self.log(role)
+    self._log_begun[role] = log.stat().st_size if log.exists() else 0

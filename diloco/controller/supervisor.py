@@ -3,9 +3,11 @@
 Pure decisions: time and facts come in, orders go out.
 
 Contract: every death is reported here once, whatever its cause. A role that
-dies is started again after a back-off that doubles with each death in a row
-and is forgotten once it has made progress again; after `max_restarts` restarts
-in a row its next death gives it up. A death concerns that role alone.
+dies is started again after a back-off that doubles with each death in a row;
+after `max_restarts` restarts in a row its next death gives it up. A death
+concerns that role alone. An island's row ends once it has trained
+`settle_steps` beyond every step at which it died or started in it, a syncer's
+with the next merge: who always dies at the same step gets nowhere.
 """
 
 import dataclasses
@@ -24,6 +26,7 @@ class Policy:
   start_secs: float  # from start to ready
   hang_secs: float  # without a sign of life, or without progress
   deposed_secs: float  # without a sign of life, once another leads
+  settle_steps: int  # of an island; more than it trains again after a death
 
   def delay_secs(self, deaths: int) -> float:
     """Pause before the next start after `deaths` in a row."""
@@ -53,6 +56,8 @@ class _Role:
   state: State = "waiting"
   due: float = 0.0  # when to start, while waiting
   deaths: int = 0  # in a row
+  step: int = 0  # last told; of an island
+  hurdle: int = 0  # furthest step at a death or start of the row
   refusals: int = 0  # starts in a row that came to nothing
   began: float = 0.0  # last start
   heard: float = 0.0  # last sign of life
@@ -131,6 +136,18 @@ class Supervisor:
     """The role did what it is there for: its deaths so far are forgotten."""
     self._roles[role].deaths = 0
 
+  def joined(self, role: str, step: int) -> None:
+    """An island goes on from `step`, which may be before where it died."""
+    entry = self._roles[role]
+    entry.step, entry.hurdle = step, max(step, entry.hurdle)
+
+  def trained(self, role: str, step: int) -> None:
+    """An island has trained up to `step`."""
+    entry = self._roles[role]
+    entry.step = step
+    if step >= entry.hurdle + self._policy.settle_steps:
+      self.settled(role)
+
   def died(self, role: str, now: float) -> tuple[int, float] | None:
     """The role's process is gone.
 
@@ -141,6 +158,7 @@ class Supervisor:
     entry = self._roles[role]
     if entry.state == "stopped":
       return None
+    entry.hurdle = max(entry.step, entry.hurdle if entry.deaths else 0)
     entry.deaths += 1
     if entry.deaths > self._policy.max_restarts:
       entry.state = "given_up"

@@ -70,7 +70,7 @@ def _outcome(controller: controller_lib.Controller) -> outcome_lib.Outcome:
 def _train_and_wind_down(
   controller: controller_lib.Controller,
 ) -> outcome_lib.Outcome:
-  while not controller.pilot.budget_spent and not controller.interrupts:
+  while not controller.trained and not controller.interrupts:
     controller.turn()
   finished = not controller.interrupts
   reason = "token budget trained" if finished else "interrupted"

@@ -11,13 +11,13 @@ import queue
 from diloco import channel, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
-from diloco.controller import wind_down
+from diloco.controller import outside, wind_down
 from diloco.controller.engines import base
 from diloco.tape import reader
 
 START_SECS = 3.0
 BEAT_SECS = 1.0
-STEP_SECS = 0.1
+LIMIT_SECS = 3000.0  # no session here lasts so long
 
 
 class Role:
@@ -143,6 +143,7 @@ class Fleet:
   def get(self, timeout):
     if not self.said:
       self.now += timeout
+      assert self.now < LIMIT_SECS, "the session does not end"
       for role in list(self.living.values()):
         role.live(self.now)
     return self.get_nowait()
@@ -178,7 +179,7 @@ class Session:
     self.controller = controller_lib.Controller(
       config,
       run_dir,
-      controller_lib.Outside(
+      outside.Outside(
         world, world, lambda: world.now, on_tick or (lambda: None)
       ),
       10,  # tokens of a step
@@ -194,7 +195,7 @@ class Session:
   def run(self):
     return wind_down.run(self.controller)
 
-  def turn_until(self, holds, secs=10_000.0):
+  def turn_until(self, holds, secs=LIMIT_SECS):
     """Turns until something holds; the time is the fleet's."""
     deadline = self.fleet.now + secs
     while not holds():

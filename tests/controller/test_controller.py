@@ -60,7 +60,7 @@ def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
 def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
   run = session()
   run.open()
-  run.turn_until(lambda: fleet.steps, secs=30.0)
+  run.turn_until(lambda: fleet.steps)
   assert liveness.controller_alive(tmp_path)
   harm(channel.address_path(tmp_path))
   kept = fleet.records_kept
@@ -192,3 +192,151 @@ def test_error_nobody_foresaw_leaves_the_fleet_running(
   assert run.events("run_finished") == []
   log = tmp_path / "logs" / "controller.log"
   assert "in surprise" in log.read_text() and str(log) in text
+
+
+@pytest.mark.parametrize("islands", [1, 2])
+def test_resumed_run_that_has_its_budget_finishes_and_kills_nobody(
+  session, fleet, islands
+):
+  fleet_of = {"slices": [{}] * islands}
+  assert session(fleet=fleet_of).run().status == "finished"
+  trained = dict(fleet.steps)
+  fleet.start_secs["island-1"] = 2 * fake_fleet.START_SECS
+  again = session(incarnation=2, fleet=fleet_of)
+  outcome = again.run()
+  assert outcome.status == "finished" and outcome.final_eval
+  assert fleet.killed == [] and fleet.steps == trained
+
+
+def test_island_that_dies_as_the_budget_ends_is_waited_for(session, fleet):
+  def hook(role):
+    if role.name == "island-0" and role.step == 100 and role.pid == 103:
+      role._say("status", progress=1, extra_secs=0.0)
+      role.die("SIGKILL")
+
+  fleet.hook = hook
+  run = session(fleet={"slices": [{}]})
+  outcome = run.run()
+  assert len(run.events("island_died")) == 1
+  assert outcome.status == "finished" and outcome.final_eval
+
+
+def test_island_that_dies_at_one_step_gets_the_spare_and_is_given_up(
+  session, fleet
+):
+  def hook(role):
+    if role.name == "island-0" and role.step == 30:
+      fleet.steps["island-0"] = 25  # where its checkpoint is
+      role.die("SIGSEGV")
+
+  fleet.hook = hook
+  run = session(
+    fleet={"slices": [{}, {}, {}], "num_islands": 2},
+    sync={"quorum": 1},
+    controller={"max_restarts": 3},
+    total_tokens=3000,
+  )
+  run.open()
+  state = run.controller.supervisor.state
+  run.turn_until(lambda: state("island-0") == "given_up")
+  assert run.run().status == "finished"
+  assert slices_of(fleet, "island-0") == [0, 0, 2, 2]
+  assert [e["attempt"] for e in run.events("island_restart")] == [1, 2, 3]
+
+
+def test_deaths_with_work_done_between_them_are_forgiven(session, fleet):
+  died = set()
+
+  def hook(role):
+    at = role.step // 20
+    if role.name == "island-0" and at and at not in died:
+      died.add(at)
+      fleet.steps["island-0"] = role.step - 5
+      role.die("SIGSEGV")
+
+  fleet.hook = hook
+  run = session(controller={"max_restarts": 1}, total_tokens=3000)
+  assert run.run().status == "finished"
+  assert [e["attempt"] for e in run.events("island_restart")] == [1] * len(died)
+  assert len(died) > 1
+  assert set(slices_of(fleet, "island-0")) == {0}
+
+
+@pytest.mark.parametrize(
+  ("role", "cause", "line"),
+  [
+    ("island-0", "exit 1", "ValueError: shapes (3,) and (4,)"),
+    ("island-0", "exit 2", "error: shapes (3,) and (4,)"),
+    ("standby", "exit 2", "error: shapes (3,) and (4,)"),
+  ],
+)
+@pytest.mark.parametrize("ready", [False, True])
+def test_role_that_fails_twice_alike_before_any_step_ends_the_run(
+  session, fleet, role, cause, line, ready, tmp_path
+):
+  def hook(r):
+    if r.ready:
+      r.programs = [p for p in r.programs if p["name"] != "train"]
+      r.programs = fake_fleet.collections.deque(r.programs)
+
+  text = f"{line}\n\n"
+  fail(fleet, [role], cause, text, when=lambda r: r.ready or not ready)
+  dies, fleet.hook = fleet.hook, lambda r: (hook(r), dies(r))
+  run = session()
+  outcome = run.run()
+  assert outcome.status == "failed"
+  assert "shapes (3,) and (4,)" in str(outcome.user_error)
+  assert f"{tmp_path}/logs/{role}.log" in str(outcome.user_error)
+  assert [s.role for s in fleet.launches].count(role) == 2
+  assert fleet.living == {}
+
+
+def test_one_early_failure_is_forgiven(session, fleet):
+  fail(
+    fleet,
+    ["island-0", "syncer"],
+    "exit 2",
+    "error: config.json cannot be read\n",
+    when=lambda role: role.pid < 105,
+  )
+  assert session().run().status == "finished"
+
+
+@pytest.mark.parametrize(
+  ("cause", "line"),
+  [("SIGKILL", "the same\n"), ("exit 1", "{n}\n"), ("exit 1", "")],
+)
+def test_early_deaths_that_are_not_one_error_twice_go_on_as_deaths(
+  session, fleet, cause, line
+):
+  lives = []
+
+  def hook(role):
+    if role.name == "island-0":
+      lives.append(role)
+      role.launch.log.parent.mkdir(exist_ok=True)
+      with role.launch.log.open("a") as log:
+        log.write(line.format(n=len(lives)))
+      role.die(cause)
+
+  fleet.hook = hook
+  run = session(
+    sync={"quorum": 1},
+    controller={"max_restarts": 3, "gather_secs": 1000.0},
+  )
+  run.open()
+  state = run.controller.supervisor.state
+  run.turn_until(lambda: state("island-0") == "given_up")
+  assert len(lives) == 4
+
+
+@pytest.mark.parametrize("cause", ["exit 1", "exit 2"])
+def test_failures_of_an_island_in_a_run_that_works_are_its_own(
+  session, fleet, cause
+):
+  run = session(sync={"quorum": 1}, controller={"max_restarts": 3})
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  fail(fleet, ["island-0"], cause, "error: the same\n")
+  assert run.run().status == "finished"
+  assert len(run.events("island_died")) == 4

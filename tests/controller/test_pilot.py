@@ -47,7 +47,10 @@ def test_only_ready_islands_get_programs():
 
 def test_budget_counts_the_steps_of_all_islands():
   run = make(total_tokens=100)
+  assert not run.observe(0, 99)  # it starts, and cannot be asked anything yet
   assert run.tokens == 0
+  run.joined(0, 0)
+  run.joined(1, 0)
   assert run.observe(0, 6)
   assert run.observe(1, 3)
   assert not run.observe(0, 6)
@@ -77,6 +80,7 @@ def test_evaluation_is_asked_of_the_fastest_ready_island():
 
 def test_evaluations_come_once_every_so_many_tokens():
   run = make(eval_every_tokens=100)
+  run.joined(1, 0)
   assert names(run.wanted({0: 0, 1: 0}), 0)[0] == "evaluate"
   assert "evaluate" not in names(run.wanted({0: 0, 1: 0}), 0)
   run.observe(1, 9)

@@ -233,6 +233,29 @@ def test_process_nobody_started_is_a_stranger(make):
   assert roles.is_stranger("syncer", roles.pid("syncer") + 1)
 
 
+@pytest.mark.parametrize(
+  ("log", "error"),
+  [
+    (None, ""),
+    ("", ""),
+    ("INFO begin\nTraceback\n  f(x)\nValueError: bad\n\n", "ValueError: bad"),
+    ("error: first\nerror: a = 1: too small\nbye\n", "a = 1: too small"),
+    ("x" * 100_000 + "\nlast\n", "last"),
+  ],
+)
+def test_error_of_a_role_is_the_line_of_its_last_life(make, log, error):
+  roles = make()
+  path = roles.log("island-0")
+  path.parent.mkdir()
+  path.write_text("error: of the life before\n")
+  roles.start("island-0")
+  with path.open("a") as file:
+    file.write(log or "")
+  if log is None:
+    path.unlink()
+  assert roles.error("island-0") == error
+
+
 def test_nothing_is_left_alive_at_the_end(make, engine):
   _start_all(make())
   later = make(controller=2)

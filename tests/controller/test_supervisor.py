@@ -13,6 +13,7 @@ POLICY = supervisor.Policy(
   start_secs=10.0,
   hang_secs=5.0,
   deposed_secs=1.5,
+  settle_steps=8,
 )
 
 
@@ -85,6 +86,32 @@ def test_idleness_forgets_no_deaths(roles):
   for count in range(10):
     roles.told("island-0", 0.0, count, 0.0)
   assert roles.died("island-0", 0.0) == (2, 1.0)
+
+
+@pytest.mark.parametrize(
+  ("steps", "attempts"),
+  [
+    # Where each life joins, and how far it gets; 8 steps settle.
+    ([(0, 30), (25, 30), (25, 30)], [1, 2, None]),
+    ([(0, 30), (25, 37), (25, 40)], [1, 2, None]),
+    ([(0, 30), (25, 38), (25, 46)], [1, 1, 1]),
+    ([(90, 90), (90, 91), (91, 92)], [1, 2, None]),
+    ([(0, 500), (0, 400), (0, 300)], [1, 2, None]),
+    ([(0, 500), (0, 508), (0, 300), (0, 301)], [1, 1, 2, None]),
+  ],
+)
+def test_deaths_of_an_island_are_forgotten_well_past_all_of_them(
+  roles, steps, attempts
+):
+  found = []
+  for joined, reached in steps:
+    run(roles, "island-0", 0.0)
+    roles.joined("island-0", joined)
+    for step in range(joined, reached + 1):
+      roles.trained("island-0", step)
+    died = roles.died("island-0", 0.0)
+    found.append(died and died[0])
+  assert found == attempts
 
 
 def test_role_that_never_gets_ready_is_killed(roles):
@@ -230,6 +257,7 @@ POLICY_FOR_SILENCE = supervisor.Policy(
   start_secs=20.0,
   hang_secs=10.0,
   deposed_secs=3.0,
+  settle_steps=8,
 )
 
 
