@@ -213,8 +213,15 @@ def settle(
 def read(
   snapshots: store.SnapshotStore, chosen: config_lib.ControllerConfig
 ) -> Timing:
-  """Returns the run's timing; derived anew where there is none to read."""
-  return _stored(snapshots) or derive(chosen, 0.0)
+  """Returns the run's timing; derived anew where there is none to read.
+
+  A role that is born while the store is out of reach waits for it later.
+  """
+  try:
+    return _stored(snapshots) or derive(chosen, 0.0)
+  except OSError as error:
+    logger.warning("timing_unreachable error=%s", error)
+    return derive(chosen, 0.0)
 
 
 def _stored(snapshots: store.SnapshotStore) -> Timing | None:

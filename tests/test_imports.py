@@ -17,7 +17,7 @@ CONFIG = BASE | {"diloco.config", "diloco.typed", "diloco.fragments"}
 STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
-ROLE = PROCESS | STORE | {"diloco.timing"}
+ROLE = PROCESS | STORE | {"diloco.timing", "diloco.pulse"}
 CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
@@ -26,6 +26,7 @@ ALLOWED = {
   "diloco.config": CONFIG,
   "diloco.channel": BASE,
   "diloco.process": CONFIG,
+  "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},

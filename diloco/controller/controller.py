@@ -273,7 +273,7 @@ class Controller:
     if role in self.roles.seats:
       self.roles.says_it_leads(role, message["token"])
       for seat in self.roles.deposed:
-        self.supervisor.deposed(seat)
+        self.supervisor.deposed(seat, now)
       if message.get("draining") and self._supplying:
         # It was told to by a controller that wound the run down.
         logger.warning("draining_seat_ended role=%s", role)

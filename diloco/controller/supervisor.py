@@ -64,7 +64,7 @@ class _Role:
   progress: int | None = None  # last told; syncers tell none
   moved: float = 0.0  # when it was first told
   extra_secs: float = 0.0  # that it may stand still for beyond `hang_secs`
-  deposed: bool = False  # whether it led, and another leads now
+  deposed: float | None = None  # since when another leads in its place
 
 
 class Supervisor:
@@ -84,7 +84,7 @@ class Supervisor:
     """The role's process exists."""
     entry = self._roles[role]
     entry.state, entry.began, entry.heard = "starting", now, now
-    entry.deposed = False
+    entry.deposed = None
     entry.refusals = 0
 
   def refused(self, role: str, now: float) -> float:
@@ -128,9 +128,11 @@ class Supervisor:
       entry.progress, entry.moved = progress, now
     entry.extra_secs = extra_secs
 
-  def deposed(self, role: str) -> None:
+  def deposed(self, role: str, now: float) -> None:
     """Another leads in the role's place; what it still does is refused."""
-    self._roles[role].deposed = True
+    entry = self._roles[role]
+    if entry.deposed is None:
+      entry.deposed = now
 
   def settled(self, role: str) -> None:
     """The role did what it is there for: its deaths so far are forgotten."""
@@ -198,6 +200,8 @@ class Supervisor:
         entry.began = min(entry.began + away, now)
         entry.heard = min(entry.heard + away, now)
         entry.moved = min(entry.moved + away, now)
+        if entry.deposed is not None:
+          entry.deposed = min(entry.deposed + away, now)
 
   def _hangs(self, entry: _Role, now: float) -> str:
     """Why a running role must be killed; empty if it need not be."""
@@ -207,6 +211,11 @@ class Supervisor:
       return f"no progress for {still:.0f} s"
     if silent > limit_secs:
       return f"no sign of life for {silent:.0f} s"
-    if entry.deposed and silent > self._policy.deposed_secs:
+    if entry.deposed is None:
+      return ""
+    if silent > self._policy.deposed_secs:
       return f"deposed, and no sign of life for {silent:.1f} s"
+    # It lives, but a store that answers others has not told it for long.
+    if now - entry.deposed > limit_secs:
+      return f"deposed {now - entry.deposed:.0f} s ago, and has not ended"
     return ""

@@ -1,18 +1,15 @@
-"""An island's sign of life in the store, from a thread of its own.
+"""An island's signs of life, from threads of their own.
 
-A long step, a compilation or a checkpoint must not read as death, so the beat
-does not depend on the main thread. Whether that gets on is told by its
+A long step, a compilation or a checkpoint must not read as death, so beats
+do not depend on the main thread. Whether that gets on is told by its
 *progress*, which the controller hears with every beat.
 """
 
 import contextlib
-import logging
-import threading
 from collections.abc import Callable, Iterator
 
+from diloco import pulse
 from diloco.snapshots import keys, records, store
-
-logger = logging.getLogger(__name__)
 
 
 class Progress:
@@ -52,14 +49,18 @@ class Progress:
 
 
 class Heartbeat:
-  """Writes a `Member` record every `every_secs`, and at once on `nudge`."""
+  """Writes a `Member` record every so often, and tells the controller.
+
+  Each has a thread of its own: a store that blocks silences an island in the
+  store, where nobody could hear it, and nowhere else.
+  """
 
   def __init__(
     self,
     snapshots: store.SnapshotStore,
     describe: Callable[[int], records.Member],
     every_secs: float,
-    after_beat: Callable[[records.Member], None] = lambda member: None,
+    report: Callable[[records.Member], None] = lambda member: None,
   ):
     """Starts beating.
 
@@ -67,41 +68,30 @@ class Heartbeat:
       snapshots: the store.
       describe: makes the record for a beat number.
       every_secs: time between beats.
-      after_beat: called with what was written, on this thread.
+      report: called as often with what is true now, on a thread that never
+        touches the store.
     """
     self._store = snapshots
     self._describe = describe
-    self._every_secs = every_secs
-    self._after_beat = after_beat
-    self._wake = threading.Event()
-    self._stopping = False
-    self._thread = threading.Thread(
-      target=self._run, name="heartbeat", daemon=True
-    )
-    self._thread.start()
+    self._report = report
+    self._beat = 0
+    self._written = pulse.Pulse(self._write, every_secs, "heartbeat")
+    self._told = pulse.Pulse(self._tell, every_secs, "report")
 
   def nudge(self) -> None:
     """Beats now: something that others wait for has changed."""
-    self._wake.set()
+    self._written.nudge()
+    self._told.nudge()
 
   def close(self) -> None:
-    """Beats a last time and ends the thread."""
-    self._stopping = True
-    self._wake.set()
-    self._thread.join()
+    """Beats a last time and ends both threads."""
+    self._written.close()
+    self._told.close()
 
-  def _run(self) -> None:
-    beat = 0
-    stopping = False
-    while not stopping:
-      stopping = self._stopping
-      beat += 1
-      member = self._describe(beat)
-      try:
-        self._store.write(keys.member_key(member.island), member)
-      except OSError as error:
-        logger.warning("beat_failed error=%s", error)
-      self._after_beat(member)
-      if not stopping:
-        self._wake.wait(self._every_secs)
-        self._wake.clear()
+  def _write(self) -> None:
+    self._beat += 1
+    member = self._describe(self._beat)
+    self._store.write(keys.member_key(member.island), member)
+
+  def _tell(self) -> None:
+    self._report(self._describe(self._beat))

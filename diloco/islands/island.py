@@ -60,9 +60,9 @@ class Island:
     config: config_lib.RunConfig,
     task: task_lib.Task,
     devices: Sequence[jax.Device],
-    after_beat: Callable[
-      [records.Member, tuple[int, float]], None
-    ] = lambda *_: None,
+    report: Callable[[records.Member, tuple[int, float]], None] = lambda *_: (
+      None
+    ),
   ):
     """Joins the run: builds, restores, compiles, and starts the threads.
 
@@ -71,8 +71,9 @@ class Island:
       config: the run's configuration.
       task: what to train.
       devices: devices of its slice.
-      after_beat: called on a thread of its own with every sign of life, and
-        where the main thread stands: `heartbeat.Progress.standing`.
+      report: called on a thread that never touches the store with every sign
+        of life, and where the main thread stands:
+        `heartbeat.Progress.standing`.
 
     Raises:
       UserError: the task does not fit the run's fragment plan or the mesh.
@@ -95,7 +96,7 @@ class Island:
       self._store,
       self._member,
       self.times.heartbeat_secs,
-      lambda member: after_beat(member, self.progress.standing),
+      lambda member: report(member, self.progress.standing),
     )
 
   @property

@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     config,
     task,
     jax.devices(),
-    after_beat=report,
+    report=report,
   )
   # All that start-up made stays. Every full collection would look at it again,
   # which stops a step for a tenth of a second and more.

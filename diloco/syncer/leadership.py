@@ -4,7 +4,8 @@ Several syncers may run; who holds the lease leads. The others are *standbys*:
 they watch the lease by their own clocks and take it when it stands still. A
 leader that was only stopped finds, when it wakes, a token that is not its own.
 A leader whose main thread hangs lets the lease go: it is renewed only for who
-asks, every `hang_secs` at least, whether it still leads.
+asks, every `hang_secs` at least, whether it still leads. Time in which the
+store does not answer counts for nothing, or an outage would read as a hang.
 """
 
 import logging
@@ -51,6 +52,34 @@ class StrangerWatch:
       )
 
 
+class HangWatch:
+  """Tells when the main thread does not get on although the store answers."""
+
+  def __init__(self, limit_secs: float, longest_secs: float):
+    """Args: how long it may stand still; longest time between two answers."""
+    self._limit_secs = limit_secs
+    self._longest_secs = longest_secs
+    self._answered: float | None = None
+    self._still_secs = 0.0
+
+  def asked(self) -> None:
+    """The main thread gets on."""
+    self._still_secs = 0.0
+
+  def answered(self, now: float) -> None:
+    """The store answered another thread at `now`, monotonic seconds."""
+    if self._answered is not None:
+      secs = now - self._answered
+      # What was longer was an outage, and may have stopped the main thread.
+      self._still_secs += min(secs, self._longest_secs)
+    self._answered = now
+
+  @property
+  def hung(self) -> bool:
+    """Whether it stood still for too long."""
+    return self._still_secs > self._limit_secs
+
+
 class Leadership:
   """Of one process; several threads may ask whether it still leads."""
 
@@ -59,7 +88,6 @@ class Leadership:
     snapshots: store.SnapshotStore,
     times: timing.Timing,
     owner: str,
-    after_beat: Callable[[], None],
     stranger: Callable[[str], bool],
   ):
     """Takes nothing yet.
@@ -68,20 +96,17 @@ class Leadership:
       snapshots: the store.
       times: the run's timeouts.
       owner: a name no other process has.
-      after_beat: called with every sign of life: a look at the lease while
-        waiting, and on a thread of its own a renewal while leading.
       stranger: whether an owner of the lease does not belong to this run.
     """
     self._store = snapshots
     self._times = times
     self._owner = owner
-    self._after_beat = after_beat
     self._watch = lease.LeaseWatch(times.lease_ttl_secs)
     self._strangers = StrangerWatch(times.foreign_secs, stranger)
     self._stop = threading.Event()
     self._fenced = threading.Event()
     self._renewals: threading.Thread | None = None
-    self._asked = 0.0  # when the main thread last asked, monotonic
+    self._hang = HangWatch(times.hang_secs, times.lease_ttl_secs)
     self.token = 0  # 0 until it leads
 
   def wait(self, wanted: Callable[[], bool]) -> bool:
@@ -98,7 +123,6 @@ class Leadership:
       try:
         if now >= beat_due:
           beat_due = now + self._times.heartbeat_secs
-          self._after_beat()
           self._look_for_strangers(now)
         self.token = self._store.perform(
           lease.acquire(
@@ -110,7 +134,6 @@ class Leadership:
         time.sleep(self._times.retry_secs)
       if not self.token:
         time.sleep(self._times.standby_poll_secs)
-    self._asked = time.monotonic()
     self._renewals = threading.Thread(
       target=self._renew, name="lease", daemon=True
     )
@@ -132,11 +155,16 @@ class Leadership:
     Raises:
       FencedError: another process has taken the lease, or may by now.
     """
-    self._asked = time.monotonic()
+    self._hang.asked()
     if self._fenced.is_set():
       raise errors.FencedError(
         f"the lease of token {self.token} was taken over"
       )
+
+  @property
+  def hung(self) -> bool:
+    """Whether the lease was let go because the main thread hangs."""
+    return self._hang.hung
 
   def close(self) -> None:
     """Gives the lease up, so that a successor need not wait."""
@@ -156,17 +184,17 @@ class Leadership:
     # A beat moves the lease at least this often, or others take it.
     pause_secs = min(self._times.heartbeat_secs, self._times.lease_ttl_secs / 4)
     while not self._stop.wait(pause_secs):
-      hung_secs = time.monotonic() - self._asked
-      if hung_secs > self._times.hang_secs:
-        logger.warning("lease_let_go hung_secs=%.1f", hung_secs)
-        self._fenced.set()
-        return
       try:
         if not self._store.perform(
           lease.renew(keys.SYNCER_LEASE, self._owner, self.token)
         ):
           self._fenced.set()
           return
-        self._after_beat()
       except (OSError, errors.CorruptSnapshotError) as error:
         logger.warning("renewal_failed error=%s", error)
+        continue
+      self._hang.answered(time.monotonic())
+      if self._hang.hung:
+        logger.warning("lease_let_go hang_secs=%.1f", self._times.hang_secs)
+        self._fenced.set()
+        return

@@ -4,6 +4,7 @@ Any number of them may run. One leads; the others are warm and wait for it.
 """
 
 import argparse
+import contextlib
 import functools
 import logging
 import os
@@ -12,7 +13,7 @@ import queue
 import sys
 
 from diloco import channel as channel_lib
-from diloco import errors, process, timing
+from diloco import errors, process, pulse, timing
 from diloco.snapshots import store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import recorder
@@ -40,33 +41,39 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
   config = process.read_config(run_dir, or_copy=True)
-  tape = recorder.Recorder(run_dir, role, incarnation)
-  snapshots = store.SnapshotStore(process.store_url(run_dir))
-  times = timing.read(snapshots, config.controller)
   channel = channel_lib.Client(
     run_dir, role, {"incarnation": incarnation, "ready": False, "token": 0}
   )
+  times = timing.derive(config.controller, 0.0)
+  syncer: syncer_lib.Syncer | None = None
 
   def report() -> None:
-    channel.send({"type": "status", "merges": syncer.num_merges})
+    if syncer is None or not syncer.hung:
+      merges = syncer.num_merges if syncer else 0
+      channel.send({"type": "status", "merges": merges})
 
+  # It lives before it has seen the store, which may be out of reach for long.
+  reports = pulse.Pulse(report, times.heartbeat_secs, "report")
+  waiting = Waiting(channel, times.orphan_secs)
+  waiting.ready(token=0)
+  tape = recorder.Recorder(run_dir, role, incarnation)
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  with contextlib.suppress(OSError, errors.CorruptSnapshotError):
+    snapshots.read_plan()  # now, so that nothing is done first when it leads
   syncer = syncer_lib.Syncer(
     snapshots,
     config,
     tape,
     owner=process.owner_name(os.getpid()),
-    after_beat=report,
     stranger=functools.partial(process.is_stranger, run_dir),
   )
-  waiting = Waiting(channel, times.orphan_secs)
-  snapshots.read_plan()  # now, so that nothing is done first after a takeover
-  waiting.ready(token=0)
   reason = "stopped"
   if syncer.take_over(waiting.wanted):
     waiting.ready(syncer.token)
     reason = syncer.run(channel)
   logger.info("leaving reason=%s", reason)
   syncer.close()
+  reports.close()
   channel.close()
   tape.close()
   return 0

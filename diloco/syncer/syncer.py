@@ -69,7 +69,6 @@ class Syncer:
     config: config_lib.RunConfig,
     tape: recorder.Recorder,
     owner: str,
-    after_beat: Callable[[], None] = lambda: None,
     stranger: Callable[[str], bool] = lambda owner: False,
   ):
     """Knows its store; takes no lease yet.
@@ -79,17 +78,13 @@ class Syncer:
       config: the run's configuration.
       tape: where decisions go.
       owner: a name no other process has.
-      after_beat: called with every sign of life; on a thread of its own while
-        leading: a long merge is no reason to look dead.
       stranger: whether an owner of the lease does not belong to this run.
     """
     self._store = snapshots
     self._config = config
     self._tape = tape
     self._times = timing.read(snapshots, config.controller)
-    self._lease = leadership.Leadership(
-      snapshots, self._times, owner, after_beat, stranger
-    )
+    self._lease = leadership.Leadership(snapshots, self._times, owner, stranger)
     self._members = members.MemberWatch(self._times.member_ttl_secs)
     self._stop = threading.Event()
     self._present: set[int] = set()
@@ -103,6 +98,11 @@ class Syncer:
   def token(self) -> int:
     """Fencing token of its leadership; 0 while it does not lead."""
     return self._lease.token
+
+  @property
+  def hung(self) -> bool:
+    """Whether its main thread hangs, and another shall lead."""
+    return self._lease.hung
 
   def take_over(self, wanted: Callable[[], bool] = lambda: True) -> bool:
     """Waits for the lease and the heads; afterwards this syncer leads.

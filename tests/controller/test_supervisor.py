@@ -184,7 +184,7 @@ def test_hang_of_one_life_is_not_held_against_the_next(roles):
 def test_leader_that_was_replaced_and_is_silent_is_killed_at_once(roles):
   for role in ("syncer", "island-0"):
     run(roles, role, 0.0)
-  roles.deposed("syncer")
+  roles.deposed("syncer", 0.0)
   assert roles.orders(1.5) == []
   (order,) = roles.orders(1.75)
   assert order.role == "syncer" and order.cause.startswith("deposed")
@@ -195,9 +195,18 @@ def test_leader_that_was_replaced_and_is_silent_is_killed_at_once(roles):
 
 def test_leader_that_was_replaced_and_speaks_may_leave_by_itself(roles):
   run(roles, "syncer", 0.0)
-  roles.deposed("syncer")
-  for now in range(10):
+  for now in range(4):
+    roles.deposed("syncer", float(now))  # as often as somebody says it leads
     assert orders_of(roles, "syncer", float(now)) == []
+
+
+def test_leader_that_was_replaced_and_never_leaves_is_killed(roles):
+  run(roles, "syncer", 0.0)
+  roles.deposed("syncer", 0.0)
+  for now in range(6):
+    assert orders_of(roles, "syncer", float(now)) == []
+  (order,) = orders_of(roles, "syncer", 6.0)
+  assert order.cause == "deposed 6 s ago, and has not ended"
 
 
 @pytest.mark.parametrize("takeover_secs", [0.1, 1.5, 60.0])

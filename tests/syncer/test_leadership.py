@@ -33,9 +33,7 @@ def make(snapshots):
 
   def leader(owner, stranger=lambda owner: False, **overrides):
     made.append(
-      leadership.Leadership(
-        snapshots, _times(**overrides), owner, lambda: None, stranger
-      )
+      leadership.Leadership(snapshots, _times(**overrides), owner, stranger)
     )
     return made[-1]
 
@@ -75,16 +73,27 @@ def test_leader_whose_main_thread_hangs_lets_the_lease_go(make):
     first.check()
 
 
-def test_lease_is_kept_for_a_main_thread_that_gets_on(make):
-  first, second = make("first", hang_secs=2.0), make("second")
-  first.wait(_always)
-  until = time.monotonic() + 4.0
+# When the store answered, with the moments at which the main thread asked
+# between, and whether that is a hang of 5 s where answers are 2 s apart.
+HANGS = {
+  "asks now and then": ([1, 2, 3, 4, "asks", 5, 6, 7, 8, 9], False),
+  "asks no more": ([1, "asks", 2, 3, 4, 5, 6, 7], True),
+  "waits for the store": (["asks", 1, 1000, 2000], False),
+  "hangs after an outage": ([1, 1000, *range(1001, 1005)], True),
+  "stopped by a signal": (["asks", 1, 2, 1000], False),
+}
 
-  def wanted():
-    first.check()
-    return time.monotonic() < until
 
-  assert not second.wait(wanted)
+@pytest.mark.parametrize("case", HANGS)
+def test_leader_hangs_only_while_the_store_answers(case):
+  seen, hangs = HANGS[case]
+  watch = leadership.HangWatch(5.0, 2.0)
+  for event in seen:
+    if event == "asks":
+      watch.asked()
+    else:
+      watch.answered(float(event))
+  assert watch.hung == hangs
 
 
 def test_lease_that_is_renewed_is_not_taken(make, snapshots):

@@ -1,0 +1,73 @@
+"""The process of a syncer: what its controller hears of it, and when."""
+
+import queue
+import threading
+
+import pytest
+
+from diloco import channel, config, process
+from diloco.snapshots import store
+from diloco.syncer import main
+
+_PATIENCE_SECS = 20.0
+
+
+class Seat:
+  """A syncer's process as a thread, and the controller it talks to."""
+
+  def __init__(self, run_dir):
+    chosen = config.from_mapping({"controller": {"takeover_secs": 0.6}})
+    process.write_config(chosen, run_dir)
+    self.server = channel.Server(0)
+    self.server.announce(run_dir, {})
+    self.result = queue.Queue()
+    self._thread = threading.Thread(
+      target=lambda: self.result.put(main._run(run_dir, "standby", 1)),
+      daemon=True,
+    )
+    self._thread.start()
+
+  def hear(self, kind, count=1):
+    """Waits for messages of a kind."""
+    while count:
+      peer, message = self.server.inbox.get(timeout=_PATIENCE_SECS)
+      assert peer == "standby"
+      kinds = {message["type"], "ready" if message.get("ready") else ""}
+      count -= kind in kinds
+
+  def end(self):
+    stop = {"type": "program", "name": "stop", "seq": 1, "args": {}}
+    self.server.send("standby", stop)
+    assert self.result.get(timeout=_PATIENCE_SECS) == 0
+    self._thread.join()
+    self.server.close()
+
+
+def _refuse(*args):
+  raise OSError("the store is out of reach")
+
+
+class Blocked:
+  """A store operation that hangs until it is let go."""
+
+  def __init__(self):
+    self.go_on = threading.Event()
+
+  def __call__(self, *args):
+    assert self.go_on.wait(_PATIENCE_SECS)
+    _refuse()
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_syncer_born_in_an_outage_is_ready_tells_that_it_lives_and_waits(
+  how, tmp_path, monkeypatch
+):
+  outage = _refuse if how == "fails" else Blocked()
+  for name in ("read_for_update", "read_plan", "names", "compare_and_set"):
+    monkeypatch.setattr(store.SnapshotStore, name, outage)
+  seat = Seat(tmp_path)
+  seat.hear("ready")
+  seat.hear("status", 3)
+  if how == "hangs":
+    outage.go_on.set()
+  seat.end()
