@@ -12,6 +12,7 @@ import zlib
 from typing import Any, Self, get_origin, get_type_hints
 
 from diloco import errors
+from diloco.snapshots import keys
 
 FORMAT = 3  # version of the store layout
 
@@ -43,6 +44,10 @@ class Record:
     """Gives what `from_fields` takes; what the fields hold is shared."""
     names = _hints(type(self))  # type: ignore[arg-type]
     return {name: getattr(self, name) for name in names}
+
+  def key_in_store(self) -> str:
+    """The one key it belongs under; empty if its content does not say."""
+    return ""
 
   @classmethod
   def from_bytes(cls, data: bytes) -> Self:
@@ -85,6 +90,18 @@ class Record:
     return cls(**fields)
 
 
+def check_key(record: Record, key: str) -> None:
+  """Refuses a record that is whole and lies under another record's key.
+
+  Raises:
+    CorruptSnapshotError: its content belongs elsewhere.
+  """
+  if (belongs := record.key_in_store()) not in ("", key):
+    raise errors.CorruptSnapshotError(
+      f"the record under {key} belongs under {belongs}"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Contribution(Record):
   """Commit record of one published outer gradient.
@@ -123,6 +140,10 @@ class Contribution(Record):
       f".{self.incarnation:04d}.{self.step:09d}"
     )
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.contribution_key(self.key)
+
 
 @dataclasses.dataclass(frozen=True)
 class Head(Record):
@@ -142,6 +163,10 @@ class Head(Record):
   def merged_step(self, island: int) -> int:
     """Last local step of an island that this version contains."""
     return self.clock.get(str(island), 0)
+
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.head_key(self.fragment)
 
 
 def retoken(head: Head, token: int) -> Head:
@@ -176,6 +201,10 @@ class Member(Record):
   step_secs: float
   present: bool  # whether a round should wait for it
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.member_key(self.island)
+
 
 @dataclasses.dataclass(frozen=True)
 class Board(Record):
@@ -199,6 +228,10 @@ class Verdict(Record):
   fragment: int
   reason: str
   suspended_secs: float  # refused unseen for so long; 0 for not
+
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.verdict_key(self.island)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +259,10 @@ class CutRequest(Record):
   epoch: int
   islands: list[int]  # those expected to take part
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.cut_request_key(self.cut)
+
 
 @dataclasses.dataclass(frozen=True)
 class CutPart(Record):
@@ -240,6 +277,10 @@ class CutPart(Record):
   checksum: int  # of the saved state, as its marker has it
   positions: list[list[int]]  # [P] of base, first step, published step
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.cut_part_key(self.cut, self.island)
+
 
 @dataclasses.dataclass(frozen=True)
 class CutHeads(Record):
@@ -250,6 +291,10 @@ class CutHeads(Record):
   token: int
   heads: list[dict[str, Any]]  # [P], fields of `Head`
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.cut_heads_key(self.cut)
+
 
 @dataclasses.dataclass(frozen=True)
 class CutChannel(Record):
@@ -258,6 +303,10 @@ class CutChannel(Record):
   cut: int
   token: int  # of the heads it belongs to
   contributions: list[dict[str, Any]]  # fields of `Contribution`
+
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.cut_channel_key(self.cut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,6 +317,10 @@ class CutComplete(Record):
   epoch: int
   parts: dict[str, int]  # name below the cut's prefix -> CRC-32 of its bytes
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.cut_complete_key(self.cut)
+
 
 @dataclasses.dataclass(frozen=True)
 class PeerRequest(Record):
@@ -276,6 +329,10 @@ class PeerRequest(Record):
   island: int
   incarnation: int
   versions: list[int]  # [P], what the answer's sender must have adopted
+
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.peer_request_key(self.island)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,6 +350,10 @@ class PeerState(Record):
   chunks: dict[str, list[int]]  # leaf -> chunk shape in the store
   digest: str  # of all tensors, in the order of their names
 
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.peer_state_key(self.island, self.incarnation)
+
 
 @dataclasses.dataclass(frozen=True)
 class CutAbandoned(Record):
@@ -300,3 +361,7 @@ class CutAbandoned(Record):
 
   cut: int
   reason: str
+
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.cut_abandoned_key(self.cut)

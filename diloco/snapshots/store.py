@@ -62,14 +62,17 @@ class SnapshotStore:
     """Returns a record and the generation to compare-and-set against.
 
     Raises:
-      CorruptSnapshotError: it is damaged; the error has the generation.
+      CorruptSnapshotError: it is damaged, or lies under the key of another
+        record; the error has the generation.
     """
     result = _finish(self._kvs.read(key))
     generation = result.stamp.generation
     if result.state == "missing":
       return None, generation
     try:
-      return kind.from_bytes(result.value), generation
+      record = kind.from_bytes(result.value)
+      records.check_key(record, key)
+      return record, generation
     except errors.CorruptSnapshotError as error:
       error.generation = generation
       raise

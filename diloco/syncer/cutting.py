@@ -267,7 +267,7 @@ def _add_channel(
       )
     except errors.CorruptSnapshotError:
       continue  # it will never be merged
-    if unseen is not None and unseen.key == name:
+    if unseen is not None:
       sent[name] = unseen
   on_their_way = [
     sent[name].to_fields()

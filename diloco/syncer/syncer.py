@@ -300,7 +300,7 @@ class Syncer:
       self._rounds.reject_record(name, why)
     sound = []
     for name, record in found:
-      if why := _refusal(record, name, self._plan):
+      if why := _refusal(record, self._plan):
         self._rounds.reject_record(name, why)
       else:
         sound.append(record)
@@ -328,12 +328,10 @@ class Syncer:
       self._draining = None
 
 
-def _refusal(
-  record: records.Contribution, name: str, plan: partition.FragmentPlan
-) -> str:
+def _refusal(record: records.Contribution, plan: partition.FragmentPlan) -> str:
   """Why a well-formed record cannot be true; empty if it can."""
-  if record.plan_hash != plan.hash or record.key != name:
-    return "written under another plan or name"
+  if record.plan_hash != plan.hash:
+    return "written under another plan"
   if record.fragment >= plan.num_fragments or record.codec not in codec.DTYPES:
     return f"fragment {record.fragment} in codec {record.codec!r}"
   tensors = len(plan.fragments[record.fragment])

@@ -130,6 +130,12 @@ def swap_tensor(machine):
   )
 
 
+def swap_heads(machine):
+  """Each is whole, and lies under the other's key."""
+  for fragment, head in enumerate(reversed(machine.run.heads())):
+    machine.run.store.write(keys.head_key(fragment), head)
+
+
 def damage_epoch(machine):
   machine.run.store.write(keys.EPOCH, records.Board([], {}))
 
@@ -140,6 +146,7 @@ DAMAGE = [
   damage_tensor,
   lose_momentum,
   swap_tensor,
+  swap_heads,
   damage_epoch,
 ]
 

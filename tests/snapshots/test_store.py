@@ -51,6 +51,44 @@ def test_of_many_threads_exactly_one_creates_each_key(snapshots):
   assert sorted(winners) == list(range(20))
 
 
+def _named_records():
+  """Records whose content says where they belong, as a function of a number."""
+  none: list = []
+  return {
+    "head": lambda n: records.Head(n, 1, 1, "globals/x", none, {}, {}),
+    "contribution": lambda n: records.Contribution(
+      0, 1, n, 0, 0, 8, 8, "f32", "plan", "payloads/x", none, 4, none
+    ),
+    "member": lambda n: records.Member(n, 1, 1, 1, 0.5, True),
+    "verdict": lambda n: records.Verdict(n, 1, 1, 0, "not_finite", 0.0),
+    "cut request": lambda n: records.CutRequest(n, 0, none),
+    "cut part": lambda n: records.CutPart(1, 0, n, 1, 8, "x", 0, none),
+    "cut heads": lambda n: records.CutHeads(n, 0, 1, none),
+    "cut channel": lambda n: records.CutChannel(n, 1, none),
+    "cut complete": lambda n: records.CutComplete(n, 0, {}),
+    "cut abandoned": lambda n: records.CutAbandoned(n, "why"),
+    "peer request": lambda n: records.PeerRequest(n, 1, none),
+    "peer state": lambda n: records.PeerState(
+      1, n, 0, 1, 8, none, "peers/x", {}, {}, ""
+    ),
+  }
+
+
+@pytest.mark.parametrize("name", _named_records())
+def test_whole_record_under_the_key_of_another_is_corrupt(name):
+  snapshots = store.SnapshotStore("memory://")
+  mine, other = (_named_records()[name](n) for n in (1, 2))
+  key = mine.key_in_store()
+  snapshots.write(key, mine)
+  assert snapshots.read(key, type(mine)) == mine
+  snapshots.write(key, other)
+  with pytest.raises(errors.CorruptSnapshotError, match="belongs under") as why:
+    snapshots.read(key, type(mine))
+  # As with any damage, it can be replaced by compare-and-set.
+  assert snapshots.compare_and_set(key, mine, why.value.generation)
+  assert snapshots.read(key, type(mine)) == mine
+
+
 def test_list_is_confined_to_its_prefix_and_sorted(snapshots):
   for key in ["a/2", "a/1", "ab/3", "b/4", "a/sub/5"]:
     snapshots.write(key, records.Lease("", 0, 0))

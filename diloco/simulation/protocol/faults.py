@@ -38,6 +38,7 @@ UNREADABLE = "unreadable"  # an island's saved state cannot be read
 # without it; that happens `secs` later, and until then the fragment stands.
 HEAD_CORRUPT = "head_corrupt"  # its head does not match its checksum
 HEAD_LOST = "head_lost"
+HEAD_SWAPPED = "head_swapped"  # another fragment's head is there in its place
 GLOBAL_CORRUPT = "global_corrupt"  # the payload its head points to
 GLOBAL_LOST = "global_lost"
 
@@ -64,7 +65,13 @@ AT_TIME = (
   POISON,
   UNREADABLE,
 )
-SPOILING = (HEAD_CORRUPT, HEAD_LOST, GLOBAL_CORRUPT, GLOBAL_LOST)
+SPOILING = (
+  HEAD_CORRUPT,
+  HEAD_LOST,
+  GLOBAL_CORRUPT,
+  GLOBAL_LOST,
+  HEAD_SWAPPED,
+)
 # What no store is allowed to do: some of the guarantees end here.
 BEYOND_CONTRACT = (TORN, CORRUPT, LOST)
 

@@ -56,6 +56,7 @@ class FaultyStore:
     self.payloads: dict[str, Any] = {}
     self.directories: dict[str, dict[str, None]] = collections.defaultdict(dict)
     self.damaged: set[str] = set()  # keys and prefixes
+    self.swapped = False  # whether a record may lie under another's key
     # The records while nothing is damaged: a plain look-up is a read then.
     self.plain: dict[str, tuple[Any, int]] | None = self.records
     self.full = 0  # intervals of full disk under way
@@ -101,7 +102,17 @@ class FaultyStore:
       error = errors.CorruptSnapshotError(f"{key} does not match its checksum")
       error.generation = self.records[key][1]
       raise error
-    return self.records.get(key, NOTHING)
+    found = self.records.get(key, NOTHING)
+    if self.swapped and found[0] is not None:
+      self._check_key(key, *found)
+    return found
+
+  def _check_key(self, key: str, record: Any, generation: int) -> None:
+    try:
+      records.check_key(record, key)
+    except errors.CorruptSnapshotError as error:
+      error.generation = generation
+      raise
 
   def _write(self, operation: operations.Write, life: Any) -> None:
     record: Any
@@ -303,6 +314,12 @@ class FaultyStore:
     record, _ = self.records.pop(key)
     if not lost:
       self.records[key] = (record, self._generation)
+
+  def swap(self, key: str, other: str) -> None:
+    """Puts the record of another key under a key: whole, and not its own."""
+    self.plain, self.swapped = None, True
+    self._generation += 1
+    self.records[key] = (self.records[other][0], self._generation)
 
   def listings(self) -> dict[str, list[str]]:
     """All listings as they are now, for a role that will see old ones."""

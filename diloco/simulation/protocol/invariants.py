@@ -114,8 +114,8 @@ class Checker:
     fragment = new.fragment
     versions = self.versions[fragment]
     where = f"fragment {fragment}"
-    if old is None:
-      old = self._spoiled[fragment]  # the store has lost it
+    if old is None or old.fragment != fragment:
+      old = self._spoiled[fragment]  # the store has lost or swapped it
     if self._committers.get(new.token) is not life:
       raise Violation(
         f"{life.role.name}.{life.incarnation} moved the head of {where} under"

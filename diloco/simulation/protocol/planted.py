@@ -16,7 +16,7 @@ from diloco.islands import comeback, peer_protocol
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.simulation.protocol import bugs, island_role, rollback, world
-from diloco.snapshots import cuts, lease, restore
+from diloco.snapshots import cuts, lease, records, restore
 from diloco.syncer import chores, cutting, grace
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
@@ -239,6 +239,12 @@ PLANTS: dict[str, Plant] = {
     cuts,
     "expired",
     bugs.expired_by_number,
+  ),
+  "key_not_compared": Plant(
+    "a record that lies under another's key is believed",
+    records,
+    "check_key",
+    bugs.constant(None),
   ),
   "lost_head_made_anew": Plant(
     "a new leader makes a fragment anew whose head is lost",

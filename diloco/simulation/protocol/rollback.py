@@ -118,9 +118,14 @@ def may_spoil(world: Any, fault: faults.Fault) -> bool:
 def spoil(world: Any, fault: faults.Fault) -> None:
   """Spoils a fragment's newest version, and sets the run back `secs` later."""
   world.spoiled = spoiled = _target(world, fault)
-  world.checker.spoiled(int(fault.role.partition("-")[2]))
+  fragment = int(fault.role.partition("-")[2])
+  world.checker.spoiled(fragment)
   lost = fault.kind in (faults.HEAD_LOST, faults.GLOBAL_LOST)
-  world.store.spoil(spoiled, lost=lost)
+  other = (fragment + 1) % world.schedule.fragments
+  if fault.kind == faults.HEAD_SWAPPED and other != fragment:
+    world.store.swap(spoiled, keys.head_key(other))
+  else:
+    world.store.spoil(spoiled, lost=lost)
   kernel: kernel_lib.Kernel = world.kernel
 
   def end() -> None:
@@ -133,7 +138,7 @@ def spoil(world: Any, fault: faults.Fault) -> None:
 def _target(world: Any, fault: faults.Fault) -> str:
   """Key of a head, or prefix of the payload it points to."""
   key = keys.head_key(int(fault.role.partition("-")[2]))
-  if fault.kind in (faults.HEAD_CORRUPT, faults.HEAD_LOST):
+  if fault.kind.startswith("head"):
     return key
   return str(world.store.peek(key).payload)
 

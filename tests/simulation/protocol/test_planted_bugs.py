@@ -148,6 +148,19 @@ def second_returns_after_one_that_missed_the_newest_cut():
       )
 
 
+def heads_under_another_fragments_key():
+  for seed in range(1, 9):
+    yield SMALL.replace(
+      seed=seed,
+      fragments=2,
+      sync_every=2,
+      rounds=30,
+      cuts=2.0,
+      set_back=1,
+      faults=(faults.Fault(faults.HEAD_SWAPPED, "fragment-0", 6.0, 5.0),),
+    )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
@@ -161,6 +174,7 @@ SWEEPS = {
   "token_stays_damaged": leases_torn_as_they_are_taken,
   "timed_before_look": slow_looks_at_a_lease_whose_owner_dies,
   "survey_by_name": returns_to_a_cut,
+  "key_not_compared": heads_under_another_fragments_key,
 }
 
 

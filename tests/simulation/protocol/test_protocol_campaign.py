@@ -35,6 +35,7 @@ def test_twenty_thousand_schedules_break_no_rule():
     "torn",
     "head_corrupt",
     "head_lost",
+    "head_swapped",
     "global_corrupt",
     "global_lost",
     "kill_before@mid_fence",
