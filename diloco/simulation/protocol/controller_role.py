@@ -80,8 +80,8 @@ class Controller:
     missing = seen.missing_islands
     if not missing and cut_parts.CHANNEL in seen.names:
       try:
-        yield from cuts.complete(mine)
-        self.world.checker.seen["cuts"] += 1
+        parts = yield from cuts.complete(mine)
+        self.world.checker.cut_completed(parts)
       except errors.CorruptSnapshotError as error:
         self.world.checker.inconsistent(mine.cut, str(error))
         yield from cuts.abandon(mine.cut, str(error))

@@ -33,6 +33,9 @@ DISK_FULL = "disk_full"  # writes fail
 STALE = "stale"  # this role sees old listings
 POISON = "poison"  # an island's parameters become non-finite
 UNREADABLE = "unreadable"  # an island's saved state cannot be read
+# `secs` is a factor here.
+OUTLIER = "outlier"  # an island's progress becomes so many times too long
+OUTLIERS = "outliers"  # from then on everybody's progress is so much longer
 
 # At a time, to a fragment's newest version, if the run can go back to a cut
 # without it; that happens `secs` later, and until then the fragment stands.
@@ -64,6 +67,8 @@ AT_TIME = (
   STALE,
   POISON,
   UNREADABLE,
+  OUTLIER,
+  OUTLIERS,
 )
 SPOILING = (
   HEAD_CORRUPT,
@@ -72,6 +77,7 @@ SPOILING = (
   GLOBAL_LOST,
   HEAD_SWAPPED,
 )
+OUTLYING = (OUTLIER, OUTLIERS)
 # What no store is allowed to do: some of the guarantees end here.
 BEYOND_CONTRACT = (TORN, CORRUPT, LOST)
 
@@ -83,7 +89,7 @@ class Fault(NamedTuple):
     kind: one of this module's constants.
     role: whom it strikes, "fragment-<p>" where it is no role; "" for all.
     at: number of the operation, or seconds of virtual time.
-    secs: how long, where that means something.
+    secs: how long, where that means something; of outliers, the factor.
   """
 
   kind: str
@@ -99,6 +105,8 @@ class Fault(NamedTuple):
       else f"t={self.at:.3f}"
     )
     lasting = f" for {self.secs:.3f} s" if self.secs else ""
+    if self.kind in OUTLYING:
+      lasting = f" by {self.secs:g}"
     return f"{self.kind} {where}at {at}{lasting}"
 
 
@@ -185,3 +193,32 @@ def draw_spoiling(
     # Time for nothing, or for several cuts that nobody can go back to.
     round(0.3 + 25.0 * uniform() ** 2, 3),
   )
+
+
+def draw_outliers(
+  rng: random.Random, islands: int, fragments: int, horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws faults that make progress too long, in a tenth of all schedules.
+
+  Args:
+    rng: source of randomness.
+    islands: how many there are.
+    fragments: as many.
+    horizon_secs: they strike before.
+  """
+  uniform = rng.random
+  if uniform() >= 0.1:
+    return ()
+  found = []
+  for _ in range(1 + int(4 * uniform())):
+    at = round((0.2 + 0.8 * uniform()) * horizon_secs, 3)
+    # From what passes to what nobody would take for sound.
+    factor = round(4.0 * 25.0 ** uniform(), 3)
+    role = f"island-{int(uniform() * islands)}"
+    found.append(Fault(OUTLIER, role, at, factor))
+  if uniform() < 0.3 and fragments == 1 and islands == 4:
+    # Of several fragments each has a gate of its own, and all its islands may
+    # be suspended long before one gives in.
+    at = round(uniform() * horizon_secs, 3)
+    found.append(Fault(OUTLIERS, "", at, round(30.0 + 70.0 * uniform(), 3)))
+  return tuple(found)

@@ -24,6 +24,9 @@ class Observer(Protocol):
   def contribution_written(self, key: str, record: Any, life: Any) -> None:
     """A commit record is there."""
 
+  def contribution_deleted(self, name: str, record: Any, life: Any) -> None:
+    """A commit record is gone."""
+
   def board_written(self, record: records.Board) -> None:
     """The board is there."""
 
@@ -57,6 +60,7 @@ class FaultyStore:
     self.directories: dict[str, dict[str, None]] = collections.defaultdict(dict)
     self.damaged: set[str] = set()  # keys and prefixes
     self.swapped = False  # whether a record may lie under another's key
+    self.ever_damaged: set[str] = set()  # those too that were written anew
     # The records while nothing is damaged: a plain look-up is a read then.
     self.plain: dict[str, tuple[Any, int]] | None = self.records
     self.full = 0  # intervals of full disk under way
@@ -164,8 +168,11 @@ class FaultyStore:
 
   def _delete(self, operation: operations.Delete, life: Any) -> None:
     key = operation[0]
-    if self.records.pop(key, None) is not None:
+    found = self.records.pop(key, None)
+    if found is not None:
       self._remove(key)
+      if type(found[0]) is records.Contribution:
+        self.observer.contribution_deleted(key[14:], found[0], life)
 
   def _delete_tree(self, operation: operations.DeleteTree, life: Any) -> None:
     prefix = operation[0]
@@ -219,7 +226,11 @@ class FaultyStore:
     alias = self._aliases.get((head.payload, head.version))
     if alias is None:
       alias = values.Version(
-        head.fragment, head.version, content.rows, parent=content
+        head.fragment,
+        head.version,
+        content.rows,
+        parent=content,
+        theta=content.theta,
       )
       self._aliases[head.payload, head.version] = alias
     return alias
@@ -295,6 +306,7 @@ class FaultyStore:
     self.plain = None
     if not lost:
       self.damaged.add(key)
+      self.ever_damaged.add(key)
     elif isinstance(operation, operations.WritePayload):
       self.payloads[key] = None
     elif (found := self.records.pop(key, None)) is not None:

@@ -10,8 +10,15 @@ import collections
 from typing import Any
 
 from diloco import errors
+from diloco.simulation.protocol import (
+  arithmetic,
+  cut_judge,
+  refusals,
+  rollback,
+  row_ledger,
+  values,
+)
 from diloco.simulation.protocol import kernel as kernel_lib
-from diloco.simulation.protocol import row_ledger, values
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import protocol
 
@@ -27,6 +34,7 @@ class Checker:
     self._schedule = world.schedule
     self._store = world.store
     self._kernel: kernel_lib.Kernel = world.kernel
+    self.ledger = row_ledger.RowLedger(for_good=not self._schedule.cuts)
     self.rounds = 0
     self.wanted = 0  # rounds after which the kernel is to pause
     self.last_commit = 0.0
@@ -37,11 +45,16 @@ class Checker:
     self._leading = 0  # newest token whose owner has fenced all heads
     self._lease_moved = 0.0
     self._committers: dict[int, Any] = {}  # token -> life that acquired it
-    self.recorded: set[str] = set()  # commit records ever written
-    self._discarded: set[str] = set()  # keys of contributions
+    self.sent: dict[str, values.Delta] = {}  # by name of its commit record
+    self._handed: dict[tuple[int, int, int, int], values.Delta] = {}
+    self._keepers: dict[Any, refusals.Keeper] = {}  # by life of a syncer
+    self._refused: dict[str, str] = {}  # by the merge itself
+    self._spoken: dict[tuple[int, int], int] = {}  # last step handed over
+    self.moment = 0  # grows with what is sent, committed or cut
+    self.cuts = cut_judge.CutJudge(self.versions, self.ledger)
     self._proven: dict[int, int] = {}  # by island that comes back, last row
     self.seen: dict[str, int] = collections.defaultdict(int)
-    self.ledger = row_ledger.RowLedger()
+    self._real = arithmetic.is_real(self._schedule.seed)
     # by life of a syncer: when, and the average time to commit from then on
     self._sync_secs: dict[Any, list[tuple[float, float]]] = {}
     self._spoiled: dict[int, records.Head] = {}  # heads as they were
@@ -51,15 +64,38 @@ class Checker:
   def contribution_written(self, key: str, record: Any, life: Any) -> None:
     """A commit record is in the store; it must prove something."""
     name = key[14:]  # after "contributions/"
-    if name not in self.recorded:
-      self.recorded.add(name)
+    if name not in self.sent:
+      content = self._handed[
+        record.island, record.incarnation, record.fragment, record.step
+      ]
+      self.sent[name] = content
+      self.ledger.left(content)
       if (
         record.epoch == self._epoch  # else nobody merges it
         and record.payload not in self._store.payloads
         and record.step > self._merged(record.fragment, record.island)
       ):
         raise Violation(f"the record {name} was written without its payload")
+    if record.epoch >= self._epoch:
+      self.ledger.arrived(name, record)
     self._world.nudge_syncers()
+
+  def contribution_deleted(self, name: str, record: Any, life: Any) -> None:
+    """A commit record was deleted; it must have been merged, or given up."""
+    self.ledger.gone(name, record)
+    if record.epoch < self._epoch or life.role.name == rollback.NAME:
+      return
+    content = self.sent[name]
+    if content.fate and content.fate_of[0] == record.epoch:
+      return
+    island, fragment = record.island, record.fragment
+    merged = self.versions[fragment][-1].rows.get(island, ())
+    settled = values.union(self.ledger.settled(island, fragment, merged))
+    if not any(f <= record.first_step and record.step <= e for f, e in settled):
+      raise Violation(
+        f"{life.role.name} deleted the record {name}, which was neither merged"
+        " nor given up"
+      )
 
   def board_written(self, record: records.Board) -> None:
     """The board is in the store; islands will find it."""
@@ -76,7 +112,8 @@ class Checker:
   def record_lost(self, record: Any) -> None:
     """The store broke its promise; nobody in the run can know."""
     if type(record) is records.Contribution:
-      self.discarded(None, record, "lost_by_store")
+      self.ledger.gone(record.key, record)
+      self._give_up(record, "lost_by_store", None)
 
   def _merged(self, fragment: int, island: int) -> int:
     spans = self.versions[fragment][-1].rows.get(island)
@@ -151,13 +188,39 @@ class Checker:
         f"version {new.version} of {where} was not made from the one before it"
       )
     self._check_clock(new, content)
+    self._check_values(new, content)
     content.committed = True
+    self.moment = content.moment = self.moment + 1
     versions.append(content)
     self.rounds += 1
     if self.rounds == self.wanted:
       self._kernel.done = True
     self._liveness()
     self.last_commit = self._kernel.now
+
+  def _check_values(self, new: records.Head, content: values.Version) -> None:
+    """A version must be what its contributions make of the one before."""
+    parent = content.parent
+    assert parent is not None
+    weights = arithmetic.expected_weights(content.added, content.staleness)
+    theta = arithmetic.merged(
+      parent.theta, content.added, weights, self._schedule.merge
+    )
+    if not arithmetic.is_close(content.theta, theta, parent.theta, self._real):
+      raise Violation(
+        f"version {new.version} of fragment {new.fragment} is {content.theta},"
+        f" its contributions make {theta}"
+      )
+    for sent in content.added:
+      decided = (self._epoch, new.token)
+      if sent.fate and sent.fate_of == decided:
+        raise Violation(f"{sent} were merged after they were {sent.fate}")
+      if sent.fate and sent.fate_of[0] == self._epoch:
+        # By a leader before this one, who did not live to delete it.
+        self.seen["merged_by_a_successor"] += 1
+        for span in sent.spans:
+          self.ledger.take_back(sent.island, sent.fragment, span)
+      sent.fate, sent.fate_of = "merged", decided
 
   def _check_clock(self, new: records.Head, content: values.Version) -> None:
     clock = new.clock
@@ -182,7 +245,9 @@ class Checker:
     except errors.CorruptSnapshotError as error:
       raise Violation(f"{where} was set back to what is not: {error}") from None
     self._check_clock(new, content)
-    self._epoch = new.epoch
+    if new.epoch != self._epoch:
+      self._epoch = new.epoch
+      self.ledger.set_back(new.epoch, self._schedule.islands)
     content.committed = True
     versions = self.versions[new.fragment]
     kept: Any = versions[-1]
@@ -212,10 +277,10 @@ class Checker:
   def left_out(self, sent: Any) -> None:
     """Contributions of the cut to go back to cannot be read."""
     for record, why in sent:
-      if record.key not in self._discarded:
+      if self.sent[record.key].fate in ("", "merged"):
         if not self._world.damaging:
           raise Violation(f"nobody discarded {record.key} of a cut, and {why}")
-        self.discarded(None, record, "corrupt")
+        self._give_up(record, "corrupt", None)
       self.seen["left_out"] += 1
 
   def refused(self, cuts_: Any) -> None:
@@ -231,6 +296,7 @@ class Checker:
   def restored(self, parts: Any, facts: Any) -> None:
     """The run is set back; rows after the cut are trained again."""
     self.seen["set_back"] += 1
+    self._judge_cut(parts)
     self.seen["mended"] += bool(self._world.spoiled)
     self.seen["reinjected"] += len(facts.reinjected)
     for island, part in parts.islands.items():
@@ -243,6 +309,20 @@ class Checker:
         )
       ]
       self.ledger.forget_after(island, steps)
+
+  def part_taken(self, island: Any, cut: int) -> None:
+    """An island takes its part of a cut."""
+    self.moment += 1
+    self.cuts.take(cut, island, self.moment)
+
+  def cut_completed(self, parts: Any) -> None:
+    """From now on the run can go back to a cut."""
+    self.seen["cuts"] += 1
+    self._judge_cut(parts)
+
+  def _judge_cut(self, parts: Any) -> None:
+    if why := self.cuts.judge(parts, self.sent):
+      raise Violation(f"cut {parts.request.cut} is not one moment: {why}")
 
   def inconsistent(self, cut: int, why: str) -> None:
     """All parts of a cut are there, and do not fit each other."""
@@ -267,7 +347,7 @@ class Checker:
       return
     if type(content) is not values.Delta:
       return
-    if prefix[9:] not in self.recorded:  # after "payloads/"
+    if prefix[9:] not in self.sent:  # after "payloads/"
       self._unrecorded_deleted(prefix[9:])
 
   def _unrecorded_deleted(self, name: str) -> None:
@@ -299,11 +379,15 @@ class Checker:
       elif not content.finite:
         refused[record.key] = "not_finite"
     if refused:
+      self._refused.update(refused)
       raise protocol.RefusedError(refused)
+    keeper = self._keepers[life]
     rows = dict(parent.rows)
-    added = []
+    staleness: list[int] = []
     for record, content in pairs:
-      self._check_merged(record, content, parent, head.epoch)
+      staleness.append(self._check_merged(record, content, parent, head.epoch))
+      if reason := keeper.refusals.get(record.key):
+        raise Violation(f"{record.key} is merged although it is {reason}")
       island = record.island
       try:
         rows[island] = values.append(rows.get(island, ()), content.spans)
@@ -312,11 +396,24 @@ class Checker:
           f"{error} of island {island} are merged twice into version"
           f" {head.version + 1} of fragment {head.fragment}"
         ) from None
-      added.append((island, content.spans))
+    added = tuple([content for _, content in pairs])
+    merge = arithmetic.really_merged if self._real else arithmetic.merged
+    theta = merge(parent.theta, added, operation.weights, self._schedule.merge)
     version = values.Version(
-      head.fragment, parent.number + 1, rows, parent, tuple(added)
+      head.fragment,
+      parent.number + 1,
+      rows,
+      parent,
+      added,
+      theta,
+      tuple(staleness),
     )
-    quorum = len({island for island, _ in added})
+    if 0 not in staleness and not self._world.draining:
+      raise Violation(
+        f"version {version.number} of fragment {head.fragment} has no"
+        " contribution that starts from the one before"
+      )
+    quorum = len({content.island for content in added})
     if quorum < self._schedule.quorum:
       raise Violation(
         f"version {version.number} of fragment {head.fragment} has"
@@ -330,7 +427,8 @@ class Checker:
     content: values.Delta,
     parent: values.Version,
     epoch: int,
-  ) -> None:
+  ) -> int:
+    """Checks what is merged; gives how many merges it is behind."""
     if content.spans != ((record.first_step, record.step),):
       raise Violation(
         f"{record.key} says steps ({record.first_step}, {record.step}], its"
@@ -353,8 +451,14 @@ class Checker:
         f"{record.key} is {staleness} versions behind, at most"
         f" {self._schedule.max_staleness} are allowed"
       )
+    behind = parent.behind(content.base, self._schedule.max_staleness)
+    if behind != staleness:
+      raise Violation(
+        f"{record.key} says it is {staleness} versions behind, it is {behind}"
+      )
     if not content.base.committed:
       raise Violation(f"{record.key} starts from a version never committed")
+    return behind
 
   # Roles, in their own words
 
@@ -362,6 +466,18 @@ class Checker:
     """A syncer leads."""
     self.seen["takeovers"] += syncer.token > 1
     self._leading = max(self._leading, syncer.token)
+    heads = [
+      self.versions[p][held.head.version] for p, held in enumerate(syncer.heads)
+    ]
+    self._keepers[syncer.life] = refusals.Keeper(
+      heads, syncer.heads[0].head.epoch, self._schedule.max_staleness
+    )
+
+  def arrived(self, syncer: Any, found: Any) -> None:
+    """A leader has found commit records."""
+    keeper, now = self._keepers[syncer.life], self._kernel.clock(syncer.life)
+    for record in found:
+      keeper.arrived(record, self.sent[record.key], now)
 
   def closing(self, syncer: Any, close: Any) -> None:
     """A round closes; its grace must have been bought from slack."""
@@ -391,6 +507,9 @@ class Checker:
 
   def committed(self, syncer: Any, close: Any, sync_secs: float) -> None:
     """A syncer knows of its commit."""
+    self._keepers[syncer.life].committed(
+      self.versions[close.fragment][close.version]
+    )
     history = self._sync_secs.setdefault(syncer.life, [])
     value = history[-1][1] if history else sync_secs
     now = self._kernel.clock(syncer.life)
@@ -398,21 +517,60 @@ class Checker:
 
   def rejected(self, syncer: Any, name: str) -> None:
     """A commit record cannot be read; only its name is known."""
-    fragment, island, _, step = map(int, name.split("."))
+    key = keys.contribution_key(name)
+    if key not in self._store.ever_damaged:
+      raise Violation(f"the record {name} was never damaged")
     self.seen["rejected"] += 1
-    self.ledger.name(island, fragment, 0, step, "corrupt_record")
+    self._give_up(self._store.peek(key), "corrupt_record", syncer)
 
   def discarded(self, syncer: Any, record: Any, reason: str) -> None:
-    """A contribution will never be merged."""
-    if ":" in reason:
-      reason = reason.partition(":")[0]
-    self.seen[reason] += 1
-    self._discarded.add(record.key)
+    """A leader says that a contribution will never be merged, and why."""
+    kind = reason.partition(":")[0]
+    self.seen[kind] += 1
     if self._kernel.trace is not None:
       self._kernel.log("", f"{record.key} is discarded: {reason}")
-    self.ledger.name(
-      record.island, record.fragment, record.first_step, record.step, reason
+    if why := self._why_untrue(syncer, record, kind):
+      raise Violation(f"{record.key} was discarded as {kind}, but {why}")
+    self._keepers[syncer.life].discarded(record.key)
+    self._give_up(record, kind, syncer)
+
+  def _why_untrue(self, syncer: Any, record: Any, kind: str) -> str:
+    """Why a discard's reason cannot be true; empty if it can."""
+    key = record.key
+    if kind == "before_restore":
+      return "" if record.epoch < self._epoch else "it is of this epoch"
+    if kind in ("suspended", "norm_outlier"):
+      expected = self._keepers[syncer.life].refusals.get(key)
+      return "" if expected == kind else "by its contents it is not"
+    if kind == "corrupt":
+      return "" if key in self._refused else "it could be read"
+    return refusals.why_untrue(
+      kind,
+      record,
+      self.sent[key],
+      self.versions[record.fragment][-1],
+      self._schedule.max_staleness,
+      self.ledger,
     )
+
+  def _give_up(self, record: Any, kind: str, syncer: Any) -> None:
+    """Rows are given up, unless they have been merged meanwhile."""
+    content = self.sent[record.key]
+    token = syncer.token if syncer else 0
+    if content.fate == "merged" and content.fate_of[0] == self._epoch:
+      keeper = self._keepers.get(syncer.life) if syncer else None
+      if (
+        keeper
+        and keeper.heads[record.fragment] is self.versions[record.fragment][-1]
+      ):
+        raise Violation(f"{record.key} is merged, and was discarded as {kind}")
+      self.seen["discarded_after_its_merge"] += 1
+      return  # by a leader that does not know of its own commit, or of another
+    content.fate, content.fate_of = kind, (self._epoch, token)
+    if kind != "superseded":  # its rows are in what supersedes it
+      self.ledger.name(
+        record.island, record.fragment, record.first_step, record.step, kind
+      )
 
   def forgotten(self, syncer: Any, record: Any) -> None:
     """A record is left of what was merged already."""
@@ -420,40 +578,100 @@ class Checker:
 
   def publishing(self, island: Any, content: values.Delta) -> None:
     """An island is about to publish; its base must not have the rows yet."""
+    first_step, step = content.spans[0]
+    fragment = content.fragment
     rows = content.base.rows.get(island.index)
-    if rows and rows[-1][1] > content.spans[0][0]:
+    if rows and rows[-1][1] > first_step:
       raise Violation(
-        f"island {island.index} publishes rows from {content.spans[0][0] + 1}"
-        f" of fragment {content.fragment}, its base has them up to"
-        f" {rows[-1][1]}"
+        f"island {island.index} publishes rows from {first_step + 1}"
+        f" of fragment {fragment}, its base has them up to {rows[-1][1]}"
       )
+    self.moment = content.sent = self.moment + 1
+    self._handed[content.island, content.incarnation, fragment, step] = content
+    self._spoken[island.index, fragment] = step
+    self.ledger.handed_over(content)
 
   def dropped(self, island: Any, action: Any, reason: str) -> None:
-    """A publication never left its island."""
+    """A publication never left its island; a newer one is to follow."""
     self.seen[f"dropped_{reason}"] += 1
-    self.ledger.name(
-      island.index, action.fragment, action.first_step, action.step, reason
-    )
+    content = self._handed[
+      island.index, island.life.incarnation, action.fragment, action.step
+    ]
+    newer = self.ledger.newer(content)
+    if newer is None:
+      raise Violation(
+        f"{content} were dropped as {reason}, and nothing newer is to follow"
+      )
+    self.ledger.left(content)
+    if newer.spans[0][0] > content.spans[0][0]:
+      self.ledger.name(
+        island.index, action.fragment, action.first_step, action.step, reason
+      )
+    self.balance(island, action.fragment)
 
   def adopted(
-    self, island: Any, action: Any, fetched: Any, anchor: values.Version
+    self, island: Any, action: Any, fetched: Any, held: values.Fragment
   ) -> None:
-    """An island swaps a version in."""
+    """An island is about to swap a version in."""
     fragment, content = action.fragment, fetched.content
     versions = self.versions[fragment]
     number = action.version
     where = f"island {island.index} adopted version {number} of {fragment}"
     if number >= len(versions) or versions[number] is not content:
       raise Violation(f"{where}, which was never committed")
-    if number <= anchor.number and not action.resync:
-      raise Violation(f"{where} after version {anchor.number}")
+    if number <= held.anchor.number and not action.resync:
+      raise Violation(f"{where} after version {held.anchor.number}")
     if action.muted_until:
       self.seen["muted"] += 1
     if self._kernel.trace is not None:
       self._kernel.log(island.life.role.name, f"{action}")
+    spoken = self._spoken.pop((island.index, fragment), 0)
     if action.lost_from < action.lost_to:
+      self._check_lost(island, action, content, held, spoken)
       self.ledger.name(
         island.index, fragment, action.lost_from, action.lost_to, "overwritten"
+      )
+
+  def _check_lost(
+    self,
+    island: Any,
+    action: Any,
+    content: values.Version,
+    held: values.Fragment,
+    spoken: int,
+  ) -> None:
+    """What is given up must have been there, and be nowhere else.
+
+    That no more than this is lost is for `balance` to say.
+    """
+    index, fragment = island.index, action.fragment
+    merged = content.rows.get(index, ())
+    kept = held.held_from
+    if merged and merged[-1][1] > kept:
+      kept = merged[-1][1]  # what else was published overlaps that
+    else:
+      kept = max(kept, spoken)
+    if action.lost_from < kept or action.lost_to > island.core.step:
+      raise Violation(
+        f"island {index} says that rows {action.lost_from + 1} to"
+        f" {action.lost_to} of fragment {fragment} are overwritten; of what it"
+        f" held up to {island.core.step} only rows after {kept} were in no"
+        " publication"
+      )
+
+  def balance(self, island: Any, fragment: int) -> None:
+    """Each row that a living island has trained must be accounted for."""
+    held = island.fragments[fragment]
+    step = island.core.step
+    index = island.index
+    merged = self.versions[fragment][-1].rows.get(index, ())
+    lost = self.ledger.unaccounted(
+      index, fragment, merged, (held.held_from, step), step
+    )
+    if lost is not None:
+      raise Violation(
+        f"rows {lost[0] + 1} to {lost[1]} of island {index} are in no version"
+        f" of fragment {fragment}, and nobody says why"
       )
 
   def rebased(self, island: Any, action: Any, held: Any) -> None:
@@ -474,6 +692,8 @@ class Checker:
     )
     if island.life.incarnation == 1:
       return
+    for fragment in range(self._schedule.fragments):
+      self.balance(island, fragment)
     self.seen["recoveries"] += 1
     self.seen["muted"] += sum(o.first_step > start for o in back.origins)
     self.seen["carried"] += len(back.carried)
@@ -527,34 +747,19 @@ class Checker:
 
   def died(self, island: Any) -> None:
     """An island's process ended."""
+    self.ledger.died(island.index)
+    for fragment in range(self._schedule.fragments):
+      self._spoken.pop((island.index, fragment), None)
+    self._furthest(island)
+
+  def _furthest(self, island: Any) -> None:
     if island.fragments:
       trained = self._world.trained
       trained[island.index] = max(trained[island.index], island.core.step)
 
   def finish(self) -> None:
     """Balances the rows of all islands and fragments."""
-    waiting: dict[tuple[int, int], list[values.Span]] = {}
-    for name in self._store.directories["contributions"]:
-      record = self._store.peek(keys.contribution_key(name))
-      waiting.setdefault((record.island, record.fragment), []).append(
-        (record.first_step, record.step)
-      )
     for role in self._world.islands:
-      self.died(role.life.shell)
+      # Rows of an earlier life beyond its step are read again when it goes on.
       for fragment in range(self._schedule.fragments):
-        self._balance(role, fragment, waiting)
-
-  def _balance(self, role: Any, fragment: int, waiting: Any) -> None:
-    island, shell = role.index, role.life.shell
-    accounted = list(self.versions[fragment][-1].rows.get(island, ()))
-    accounted += waiting.get((island, fragment), [])
-    held = shell.fragments[fragment]
-    accounted.append((held.held_from, shell.core.step))
-    # Rows of an earlier life beyond this step are read again when it goes on.
-    trained = shell.core.step
-    lost = self.ledger.unaccounted(island, fragment, trained, accounted)
-    if lost is not None:
-      raise Violation(
-        f"rows {lost[0] + 1} to {lost[1]} of island {island} are in no version"
-        f" of fragment {fragment}, and nobody says why"
-      )
+        self.balance(role.life.shell, fragment)

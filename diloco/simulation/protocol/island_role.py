@@ -18,7 +18,12 @@ from typing import Any
 from diloco import errors
 from diloco.islands import core as core_lib
 from diloco.islands import peer_protocol, protocol
-from diloco.simulation.protocol import island_recovery, island_saver, values
+from diloco.simulation.protocol import (
+  arithmetic,
+  island_recovery,
+  island_saver,
+  values,
+)
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import keys, operations, records
 
@@ -153,6 +158,7 @@ class Island:
         self.publish(action)
       elif kind is core_lib.Adopt:
         self.adopt(action, ready[action.fragment])
+        self.world.checker.balance(self, action.fragment)
       elif kind is core_lib.Rebase:
         self.rebase(action)
       elif kind is core_lib.Cut:
@@ -191,6 +197,12 @@ class Island:
       self.poisoned = True
       self.fragments[0].finite = False
 
+  def swell(self, factor: float) -> None:
+    """A fault: the progress becomes so many times too long."""
+    if not self.draining:
+      for held in self.fragments:
+        held.scale = factor
+
   def publish(self, action: Any) -> None:
     """Hands a publication over to the publisher."""
     held = self.fragments[action.fragment]
@@ -203,6 +215,7 @@ class Island:
       ((held.held_from, step),),
       held.finite,
       self.epoch,
+      self.norm_of(held, step),
     )
     self.world.checker.publishing(self, content)
     # The first, of an adoption, and the publications since.
@@ -218,11 +231,18 @@ class Island:
     if publisher is not None and not publisher.nudged:
       self.kernel.nudge(publisher, 0.15 * self.random())
 
+  def norm_of(self, held: values.Fragment, step: int) -> float:
+    """L2 norm of the progress of a fragment."""
+    if not held.finite:
+      return math.nan
+    sound = arithmetic.length(self.index, held.held_from, step)
+    return sound * held.scale * self.world.swell
+
   def adopt(self, action: core_lib.Adopt, fetched: protocol.Fetched) -> None:
     """Swaps a version in, as `trainer.Trainer.adopt` does."""
     held = self.fragments[action.fragment]
     step = self.core.step
-    self.world.checker.adopted(self, action, fetched, held.anchor)
+    self.world.checker.adopted(self, action, fetched, held)
     held.anchor = fetched.content
     if action.resync:
       # They all come together; between now and the next step it is mended.
@@ -230,7 +250,7 @@ class Island:
     if self.world.schedule.adoption != "carry" or (
       action.muted_until or action.resync
     ):
-      held.finite = True
+      held.finite, held.scale = True, 1.0
       held.held_from = step
       held.references = (max(action.muted_until, step),)
       return
@@ -247,7 +267,8 @@ class Island:
     self.world.checker.rebased(self, action, held)
     held.held_from = action.step
     held.references = (action.step,)
-    held.finite = True
+    held.finite, held.scale = True, 1.0
+    self.world.checker.balance(self, action.fragment)
 
   # Publisher
 
@@ -296,13 +317,13 @@ class Island:
         "base_version": action.base_version,
         "first_step": action.first_step,
         "step": step,
-        "c_tokens": c_steps,
+        "c_tokens": c_steps * arithmetic.tokens_per_step(island),
         "codec": "f32",
         "plan_hash": "plan",
         "payload": "payloads/" + name,
         "chunks": _CHUNKS,
         "num_bytes": 4,
-        "norms": _norms(c_steps) if content.finite else _NOT_FINITE,
+        "norms": [content.norm],
         "epoch": self.epoch,
         "cut": action.cut,
         "key": name,
@@ -408,12 +429,3 @@ class Island:
 _new = object.__new__
 _set = object.__setattr__
 _CHUNKS = [[1]]
-_NOT_FINITE = [math.nan]
-_NORMS: dict[int, list[float]] = {}
-
-
-def _norms(c_steps: int) -> list[float]:
-  found = _NORMS.get(c_steps)
-  if found is None:
-    found = _NORMS[c_steps] = [c_steps**0.5]
-  return found

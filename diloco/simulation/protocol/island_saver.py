@@ -32,6 +32,8 @@ def save(island: Any, step: int, part: core_lib.Cut | None = None) -> None:
     part: the cut whose part this is, if it is one.
   """
   positions = part.positions if part else island.core.positions
+  if part is not None:
+    island.world.checker.part_taken(island, part.number)
   saved = Saved(
     comeback.Saved(
       step,

@@ -30,6 +30,7 @@ class Schedule:
     quorum: K.
     max_staleness: in versions.
     adoption: overwrite, blend or carry.
+    merge: rda or mean.
     grace: "adaptive", or the window in seconds.
     follow: whether islands join rounds that would close without them.
     standby: whether a second syncer process waits.
@@ -49,6 +50,7 @@ class Schedule:
   quorum: int = 1
   max_staleness: int = 2
   adoption: str = "overwrite"
+  merge: str = "rda"
   grace: str = "adaptive"
   follow: bool = True
   standby: bool = True
@@ -110,6 +112,8 @@ def _checked(schedule: Schedule) -> Schedule:
       raise ValueError(f"unknown fault or role in {fault}")
     if spoiling != fault.role.startswith("fragment-"):
       raise ValueError(f"{fault.kind} cannot strike {fault.role or 'all'}")
+    if fault.kind in faults_lib.OUTLYING and not fault.secs > 0:
+      raise ValueError(f"{fault.kind} needs a factor above 0")
     if spoiling and not schedule.set_back:
       raise ValueError(f"{fault.kind} needs set_back")
   for name in ("rounds", "islands", "fragments", "sync_every", "quorum"):
@@ -161,4 +165,8 @@ def draw(seed: int) -> Schedule:
     drawn = (*drawn, spoiling)
     # It ends the rounds, which may be done before there is a cut.
     base = base.replace(rounds=30)
-  return dataclasses.replace(base, faults=drawn)
+  # Of their own source, so that what was drawn before stays what it was.
+  rng = random.Random(seed + (1 << 40))
+  drawn += faults_lib.draw_outliers(rng, islands, fragments, horizon)
+  method = "rda" if rng.random() < 0.7 else "mean"
+  return dataclasses.replace(base, merge=method, faults=drawn)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco import errors
+from diloco.simulation.protocol import arithmetic
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import keys, lease, operations, records
 from diloco.syncer import chores as chores_lib
@@ -86,7 +87,7 @@ class Syncer:
     self.heads: list[protocol.Held] = []
     self.thread: kernel_lib.Thread | None = None
     self.weighting = weighting.Weighting(
-      0.9, max_staleness=world.schedule.max_staleness
+      arithmetic.DECAY, max_staleness=world.schedule.max_staleness
     )
 
   def forget(self) -> None:
@@ -214,6 +215,7 @@ class Syncer:
     if not found:
       return
     arrived = core_lib.Arrived([record for _, record in found])
+    self.world.checker.arrived(self, arrived.contributions)
     actions = self.core.handle(arrived, self.kernel.clock(self.life))
     if actions:
       yield from self._do(actions)

@@ -2,24 +2,46 @@
 
 In place of numbers a payload says what went into it. So whether a row was
 merged twice or lost shows in the values themselves, whatever the protocol's
-own counters say.
+own counters say. A pair of numbers goes along, so that a wrong weight shows
+too: `diloco.simulation.protocol.arithmetic`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 Span = tuple[int, int]  # steps (first, last]
+Vector = tuple[float, float]
 
 
 class Delta:
-  """An outer gradient: the rows an island trained since a global version."""
+  """An outer gradient: the rows an island trained since a global version.
+
+  Attributes:
+    island: who trained them.
+    incarnation: in which of its lives.
+    fragment: of which fragment.
+    base: the version they started from.
+    spans: the rows.
+    finite: whether the values are.
+    epoch: of the run when it was published.
+    norm: its L2 norm.
+    sent: moment it was handed over to be published, as a number that grows.
+    fate: what became of it so far: "" or a reason, or "merged".
+    fate_of: epoch and token of whoever decided that.
+  """
 
   __slots__ = (
     "base",
     "epoch",
+    "fate",
+    "fate_of",
     "finite",
     "fragment",
     "incarnation",
     "island",
+    "norm",
+    "sent",
     "spans",
   )
 
@@ -32,6 +54,7 @@ class Delta:
     spans: tuple[Span, ...],
     finite: bool,
     epoch: int = 0,
+    norm: float = 1.0,
   ):
     self.island = island
     self.incarnation = incarnation
@@ -40,6 +63,10 @@ class Delta:
     self.spans = spans
     self.finite = finite
     self.epoch = epoch
+    self.norm = norm
+    self.sent = 0
+    self.fate = ""
+    self.fate_of = (-1, -1)
 
   def __str__(self) -> str:
     return f"rows {list(self.spans)} of island {self.island}"
@@ -51,12 +78,25 @@ class Version:
   Attributes:
     number: 0 for the initial parameters.
     parent: the version before, or the same one under an older number.
-    added: (island, rows) merged on top of the parent.
+    added: contributions merged on top of the parent.
     rows: by island, spans in order; shared with the parent where equal.
+    staleness: of what was added, in merges.
+    theta: the parameters.
     committed: whether it ever was a head.
+    moment: when it became one, on the scale of `Delta.sent`.
   """
 
-  __slots__ = ("added", "committed", "fragment", "number", "parent", "rows")
+  __slots__ = (
+    "added",
+    "committed",
+    "fragment",
+    "moment",
+    "number",
+    "parent",
+    "rows",
+    "staleness",
+    "theta",
+  )
 
   def __init__(
     self,
@@ -64,14 +104,49 @@ class Version:
     number: int,
     rows: dict[int, tuple[Span, ...]],
     parent: Version | None = None,
-    added: tuple[tuple[int, tuple[Span, ...]], ...] = (),
+    added: tuple[Delta, ...] = (),
+    theta: Vector = (0.0, 0.0),
+    staleness: tuple[int, ...] = (),
   ):
     self.fragment = fragment
     self.number = number
     self.rows = rows
     self.parent = parent
     self.added = added
+    self.theta = theta
+    self.staleness = staleness
     self.committed = False
+    self.moment = 0
+
+  @property
+  def merge(self) -> Version:
+    """The version as it was merged, whatever number it goes under now."""
+    version = self
+    while version.parent is not None and not version.added:
+      version = version.parent
+    return version
+
+  def behind(self, base: Version, most: int) -> int:
+    """How many merges lie between a base and this version.
+
+    Args:
+      base: where something started from.
+      most: farther than this is not looked.
+
+    Returns:
+      The number; more than `most` if the base is farther back, or of another
+      timeline.
+    """
+    if self is base:
+      return 0
+    version, start = self.merge, base.merge
+    for merges in range(most + 1):
+      if version is start:
+        return merges
+      if version.parent is None:
+        break
+      version = version.parent.merge
+    return most + 1
 
   def __str__(self) -> str:
     rows = {m: list(spans) for m, spans in self.rows.items()}
@@ -86,15 +161,17 @@ class Fragment:
     held_from: truth about the values, not the core's opinion.
     references: steps of which the own values are kept, as `swap.Swap` does.
     finite: whether the values are.
+    scale: how many times too long the progress is.
   """
 
-  __slots__ = ("anchor", "finite", "held_from", "references")
+  __slots__ = ("anchor", "finite", "held_from", "references", "scale")
 
   def __init__(self, anchor: Version, held_from: int):
     self.anchor = anchor
     self.held_from = held_from
     self.references: tuple[int, ...] = (held_from,)
     self.finite = True
+    self.scale = 1.0
 
 
 class Moments:
@@ -153,7 +230,7 @@ def union(spans: list[Span]) -> list[Span]:
   return joined
 
 
-def overlap(left: list[Span], right: list[Span]) -> Span | None:
+def overlap(left: Sequence[Span], right: Sequence[Span]) -> Span | None:
   """Rows in both; each list is in order and without overlaps."""
   i = j = 0
   while i < len(left) and j < len(right):

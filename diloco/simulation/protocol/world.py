@@ -31,6 +31,7 @@ from diloco.syncer import core, grace, quorum
 _DEADLINE_SECS = 90.0  # of training under faults
 _ROUNDS_AFTER = 8  # versions to commit after a return to a cut
 _RESTORE_SECS = 10.0  # it may take, deaths included
+_SUSPENDED_SECS = 40.0  # by a gate, as often as schedules offend
 _RESOLVE_SECS = 60.0  # of calm, until all is resolved
 
 
@@ -113,6 +114,7 @@ class World:
     self.checker = invariants.Checker(self)
     self.store.observer = self.checker
     self.draining = False
+    self.swell = 1.0  # how many times too long everybody's progress is
     self.calm_since = 0.0
     uniform = random.Random(schedule.seed).random
     self.step_secs = [0.27 * 2.5 ** uniform() for _ in range(schedule.islands)]
@@ -273,7 +275,9 @@ class World:
       self.kernel.log(fault.role, f"fault: {fault}")
       struck = self.kernel.struck
       struck[fault.kind] = struck.get(fault.kind, 0) + 1
-      self.disturbed(fault.secs + 1.0)
+      # Whose progress is too long may be suspended for a while.
+      outlying = fault.kind in faults.OUTLYING
+      self.disturbed(_SUSPENDED_SECS if outlying else fault.secs + 1.0)
       if spoils:
         rollback.spoil(self, fault)
       else:
@@ -299,6 +303,10 @@ class World:
       kernel.at(kernel.now + fault.secs, lambda: self.store.fresh(role.name))
     elif kind == faults.POISON and life:
       life.shell.poison()
+    elif kind == faults.OUTLIER and life:
+      life.shell.swell(fault.secs)
+    elif kind == faults.OUTLIERS:
+      self.swell = fault.secs
     elif kind == faults.UNREADABLE and role:
       self.unreadable[role.index] = kernel.now + fault.secs
 
