@@ -125,7 +125,7 @@ def _values(corpus):
         {"kind": "v6e", "topology": "1", "relative_speed": 1.0},
         {"kind": "v5p", "topology": "1", "relative_speed": 0.5},
       ),
-      "pace_step_secs": 0.1,
+      "pace_step_secs": 0.04,
     },
     "sync": {"num_fragments": 4, "every": 8},
     "outer": {"learning_rate": 1.0, "momentum": 0.0},

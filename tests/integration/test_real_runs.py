@@ -90,27 +90,6 @@ def test_interrupted_run_drains_saves_and_resumes(make_run):
     assert "checkpoint" in event["restored_from"]
 
 
-def test_run_whose_controller_was_killed_goes_on_and_is_taken_up_again(
-  make_run,
-):
-  run = make_run(controller={"restart_base_secs": 0.1, "orphan_secs": 60.0})
-  run.start()
-  run.wait_for(lambda: run.steps(0) > 20)
-  run.process.kill()
-  run.finish()
-  steps, versions = run.steps(0), len(_events(run, "merged"))
-  run.wait_for(
-    lambda: (
-      run.steps(0) > steps + 20 and len(_events(run, "merged")) > versions + 4
-    )
-  )
-  code, _, err = run.start().finish()
-  assert code == 0, err
-  facts = run.summary()
-  assert facts["status"] == "finished"
-  _check_books(facts)
-
-
 def test_roles_that_outlive_their_controller_are_not_started_again(make_run):
   run = make_run()
   run.start()
@@ -119,8 +98,12 @@ def test_roles_that_outlive_their_controller_are_not_started_again(make_run):
   before = {role: run.pid(role) for role in roles}
   run.process.kill()
   run.finish()
-  steps = run.steps(0)
-  run.wait_for(lambda: run.steps(0) > steps + 5)
+  steps, versions = run.steps(0), len(_events(run, "merged"))
+  run.wait_for(
+    lambda: (
+      run.steps(0) > steps + 20 and len(_events(run, "merged")) > versions + 4
+    )
+  )
   run.start()
   run.wait_for(lambda: len(_events(run, "reattached")) == len(roles))
   assert sorted(before.values()) == sorted(run.alive())
@@ -178,28 +161,6 @@ def test_what_died_with_its_controller_is_started_and_the_rest_taken_up(
   _check_books(run.summary())
 
 
-def test_run_survives_the_loss_of_its_hints_and_the_standby(
-  make_run,
-):
-  run = make_run(
-    total_tokens=30_000,
-    faults=({"target": "standby", "at_fraction": 0.4, "kind": "sigkill"},),
-  )
-  run.start()
-  run.wait_for(lambda: run.steps(0) > 10)
-  shutil.rmtree(run.dir / "control")
-  (run.dir / "config.json").unlink()
-  run.wait_for(lambda: all((run.dir / n).exists() for n in _KEPT), secs=10)
-  code, _, err = run.finish()
-  assert code == 0, err
-  facts = run.summary()
-  assert facts["syncer"]["deaths"] == facts["syncer"]["takeovers"] == 0
-  assert facts["syncer"]["standby_deaths"] == 1
-  assert [fault["target"] for fault in facts["faults"]] == ["standby"]
-  assert facts["faults"][0]["cause"] == "SIGKILL"
-  _check_books(facts)
-
-
 def test_syncer_that_was_draining_does_not_train_on_in_the_next_session(
   make_run,
 ):
@@ -224,21 +185,33 @@ def test_syncer_that_was_draining_does_not_train_on_in_the_next_session(
   _check_books(facts)
 
 
-def test_leader_that_is_stopped_by_a_signal_is_replaced(make_run):
+def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
+  make_run,
+):
   run = make_run(
-    total_tokens=30_000,
-    faults=({"target": "syncer", "at_fraction": 0.3, "kind": "sigstop"},),
+    faults=(
+      {"target": "standby", "at_fraction": 0.2, "kind": "sigkill"},
+      {"target": "syncer", "at_fraction": 0.5, "kind": "sigstop"},
+    ),
   )
-  code, _, err = run.start().finish()
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 10)
+  shutil.rmtree(run.dir / "control")
+  (run.dir / "config.json").unlink()
+  run.wait_for(lambda: all((run.dir / n).exists() for n in _KEPT), secs=10)
+  code, _, err = run.finish()
   assert code == 0, err
   leaders = [(e["role"], e["token"]) for e in _events(run, "lease_acquired")]
   assert [token for _, token in leaders] == [1, 2]
   facts = run.summary()
+  targets = [(f["target"], f["cause"]) for f in facts["faults"]]
+  assert targets[0] == ("standby", "SIGKILL") and targets[1][0] == "syncer"
   assert facts["syncer"]["takeovers"] == 1
   # The stopped one can never lead again; another waits in its place.
   died = [(e["seat"], e["led"]) for e in _events(run, "syncer_died")]
-  assert died == [(leaders[0][0], False)]
-  assert "cause=deposed" in err and facts["syncer"]["starts"] == 3
+  assert died == [(leaders[1][0], False), (leaders[0][0], False)]
+  assert facts["syncer"]["standby_deaths"] == 2
+  assert "cause=deposed" in err and facts["syncer"]["starts"] == 4
   late = [e for e in _events(run, "merged") if e["role"] == leaders[1][0]]
   assert len({(e["fragment"], e["version"]) for e in late}) > 8
   _check_books(facts)
@@ -259,17 +232,22 @@ def test_orphans_save_their_state_and_leave_by_themselves(make_run):
   }
 
 
-def test_second_interrupt_kills_everything_at_once(make_run):
+def test_second_controller_is_refused_and_second_interrupt_kills_at_once(
+  make_run,
+):
   run = make_run()
-  run.start()
+  first = run.start().process
   run.wait_for(lambda: run.steps(0) > 5)
+  code, out, err = run.start().finish()
+  assert (code, out) == (2, "")
+  assert err.count("\n") == 1 and "alive" in err
+  run.process = first
   for _ in range(2):
     run.process.send_signal(signal.SIGINT)
     time.sleep(0.05)
-  started = time.monotonic()
   code, _, _ = run.finish()
   assert code == 1
-  assert time.monotonic() - started < 30  # no drain, which may take a minute
+  assert _events(run, "stopped") == []  # nobody was asked to drain and leave
   assert run.alive() == []
   for path in [run.dir, *run.dir.rglob("*")]:
     assert not path.stat().st_mode & 0o077, f"others may use {path}"
@@ -357,18 +335,6 @@ def test_island_that_hangs_in_an_evaluation_is_killed_and_started_again(
   _check_books(facts)
 
 
-def test_second_controller_in_a_live_directory_is_refused(make_run):
-  run = make_run()
-  first = run.start().process
-  run.wait_for(lambda: run.steps(0) > 2)
-  code, out, err = run.start().finish()
-  assert (code, out) == (2, "")
-  assert err.count("\n") == 1 and "alive" in err
-  run.process = first
-  run.process.send_signal(signal.SIGINT)
-  assert run.finish()[0] == 0
-
-
 def test_islands_of_different_meshes_adopt_bit_equal_values(make_run):
   run = make_run(
     total_tokens=30_000,
@@ -377,7 +343,7 @@ def test_islands_of_different_meshes_adopt_bit_equal_values(make_run):
         {"kind": "v5p", "topology": "2x4", "relative_speed": 1.0},
         {"kind": "v6e", "topology": "1", "relative_speed": 1.0},
       ),
-      "pace_step_secs": 0.1,
+      "pace_step_secs": 0.04,
     },
   )
   code, _, err = run.start().finish()
