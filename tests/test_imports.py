@@ -17,7 +17,7 @@ CONFIG = BASE | {"diloco.config", "diloco.typed", "diloco.fragments"}
 STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
-ROLE = PROCESS | STORE | {"diloco.timing", "diloco.pulse"}
+ROLE = PROCESS | STORE | {"diloco.timing", "diloco.pulse", "diloco.workers"}
 CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
@@ -28,6 +28,7 @@ ALLOWED = {
   "diloco.process": CONFIG,
   "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
+  "diloco.workers": set(),
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
   "diloco.tape": BASE,
@@ -38,7 +39,8 @@ ALLOWED = {
   "diloco.replay": ROLE
   | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,
-  "diloco.simulation.protocol": STORE | {"diloco.islands", "diloco.syncer"},
+  "diloco.simulation.protocol": STORE
+  | {"diloco.islands", "diloco.syncer", "diloco.workers"},
   "diloco.simulation.arguments": BASE,
   "diloco.simulation.bandwidth": BASE
   | {"diloco.fragments", "diloco.simulation.arguments"},

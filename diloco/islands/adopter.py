@@ -1,9 +1,8 @@
 """Adoption in the background: watch for new versions, fetch, put on device.
 
-The thread reads the syncer's board, and now and then the heads themselves, for
-the board is only a hint. A newer version is read shard by shard, put on the
-device, and waits there for the main thread to swap it in between two steps.
-Once a heartbeat it also looks for notices (`diloco.islands.notices`).
+What the thread looks at is in `diloco.islands.watching`. A newer version is
+read shard by shard, put on the device, and waits there for the main thread
+to swap it in between two steps.
 """
 
 import dataclasses
@@ -11,20 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
-from diloco import errors
+from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import fetching, notices
+from diloco.islands import fetching, notices, protocol, watching
 from diloco.islands import placement as placement_lib
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import operations, records, store
 
 logger = logging.getLogger(__name__)
-
-_HEADS_EVERY_SECS = 2.0  # look past the board this often
-_RETRY_SECS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,24 +72,25 @@ class Adopter:
       board: where notices are.
       notices_every_secs: time between two looks at them.
     """
-    self._store = snapshots
-    self._plan = plan
     self._placement = placement
     self._island = island
-    self._versions = list(versions)
     self._poll_secs = poll_secs
-    self._notice_board = board
-    self._notices_every_secs = notices_every_secs
     self._fetcher = fetching.Fetcher(snapshots, plan, placement)
+    self._watch = watching.Watch(
+      versions,
+      board,
+      self._take_in,
+      time.monotonic,
+      notices_every_secs=notices_every_secs,
+      failed=_log_failure,
+    )
     self._lock = threading.Lock()
     self._ready: dict[int, Fetched] = {}
     self._board: records.Board | None = None
     self._notices = notices.Notices()
+    self._reading_since = 0.0
     self._stop = threading.Event()
-    self._thread = threading.Thread(
-      target=self._run, name="adopter", daemon=True
-    )
-    self._thread.start()
+    self._worker = workers.Worker("adopter", self._run)
 
   def take(self) -> News:
     """What is new since the last call; never blocks on the store."""
@@ -109,69 +106,50 @@ class Adopter:
     """Fetches every fragment; what it has, or is reading, is given up."""
     with self._lock:
       self._ready.clear()
-      self._versions = [-1] * self._plan.num_fragments
+      self._watch.want_all()
+
+  def check(self) -> None:
+    """Raises `WorkerError` if the thread has ended by an exception."""
+    self._worker.check()
 
   def close(self) -> None:
     """Ends the thread."""
     self._stop.set()
-    self._thread.join()
+    self._worker.join()
 
   def _run(self) -> None:
-    heads_due = notices_due = 0.0
     while not self._stop.is_set():
       pause_secs = self._poll_secs()
       try:
-        board = self._read_board()
-        versions = board.versions if board else []
-        if min(self._versions) < 0 or time.monotonic() >= heads_due:
-          versions = self._head_versions()
-          heads_due = time.monotonic() + _HEADS_EVERY_SECS
-        for fragment, version in enumerate(versions):
-          if version > self._versions[fragment] and not self._stop.is_set():
-            self._fetch(fragment)
-        with self._lock:
-          self._board = board or self._board
-        if time.monotonic() >= notices_due:
-          self._look_at_notices()
-          notices_due = time.monotonic() + self._notices_every_secs
-      except (OSError, ValueError, errors.CorruptSnapshotError) as error:
-        logger.warning("adopt_failed error=%s", error)
-        pause_secs = _RETRY_SECS
+        seen = operations.perform(self._watch.look(), self._execute)
+      except _Stopped:
+        return
+      self._show(seen)
       self._stop.wait(pause_secs)
 
-  def _read_board(self) -> records.Board | None:
-    try:
-      return self._store.read(keys.BOARD, records.Board)
-    except errors.CorruptSnapshotError as error:
-      # A hint, and written again only with the next round, which may wait for
-      # what this island is to learn from the heads.
-      logger.warning("board_unreadable error=%s", error)
-      return None
+  def _execute(self, operation: operations.Operation) -> Any:
+    if self._stop.is_set():
+      raise _Stopped
+    if isinstance(operation, operations.ReadPayload):
+      self._reading_since = time.monotonic()
+    return self._fetcher.execute(operation)
 
-  def _look_at_notices(self) -> None:
-    found = self._notice_board.look()
+  def _show(self, seen: watching.Seen) -> None:
     with self._lock:
-      offences = found.offences or self._notices.offences
-      self._notices = found._replace(offences=offences)
+      self._board = seen.board or self._board
+      if seen.notices is not None:
+        offences = seen.notices.offences or self._notices.offences
+        self._notices = seen.notices._replace(offences=offences)
 
-  def _head_versions(self) -> list[int]:
-    heads = [
-      self._store.read(keys.head_key(p), records.Head)
-      for p in range(self._plan.num_fragments)
-    ]
-    return [h.version if h else -1 for h in heads]
-
-  def _fetch(self, fragment: int) -> None:
-    started = time.monotonic()
-    newest = self._versions[fragment]
-    found = self._fetcher.fetch(fragment, newest)
-    if found is None:
-      return
+  def _take_in(
+    self, found: protocol.Fetched, newer_than: int
+  ) -> operations.Procedure[None]:
+    yield from ()
     head, anchor = found
     params = {n: self._placement.put(t) for n, t in anchor.items()}
     num_bytes = sum(v.nbytes for t in anchor.values() for _, v in t.pieces)
     fetched = Fetched(
-      fragment,
+      head.fragment,
       head.version,
       head.merged_step(self._island),
       head.cut,
@@ -179,9 +157,16 @@ class Adopter:
       params,
       num_bytes,
       head.digest or fetching.digest_of(anchor),
-      time.monotonic() - started,
+      time.monotonic() - self._reading_since,
     )
     with self._lock:
-      if newest == self._versions[fragment]:  # else it is wanted anew
-        self._ready[fragment] = fetched
-        self._versions[fragment] = head.version
+      if self._watch.got(head.fragment, head.version, newer_than):
+        self._ready[head.fragment] = fetched
+
+
+class _Stopped(BaseException):
+  """Unwinds a look, whatever it does, once the thread is to end."""
+
+
+def _log_failure(what: watching.What, error: Exception) -> None:
+  logger.warning("watch_failed what=%s error=%s", what, error)

@@ -8,6 +8,8 @@ adopter and saver.
 import dataclasses
 import logging
 import pathlib
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +81,7 @@ class Exchange:
     self._cut = recovered.cut  # the last one taken part in
     self._saves = 0
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
-    self._answering = False  # a peer's call
+    self._answerer: threading.Thread | None = None  # of a peer's call
     self._offences = 0  # what the last resync is for
     self._fetched: dict[int, adopter.Fetched] = {}  # on the device, to adopt
     self._publisher = publisher.Publisher(
@@ -100,10 +102,10 @@ class Exchange:
       [origin.base for origin in recovered.origins],
       poll_secs,
       notices.NoticeBoard(
-        life.snapshots,
         who.island,
         who.incarnation,
         _PEER_BEATS * life.heartbeat_secs,
+        time.monotonic,
       ),
       life.heartbeat_secs,
     )
@@ -123,7 +125,13 @@ class Exchange:
     return self._core.base_version(fragment)
 
   def between_steps(self) -> None:
-    """Publishes, adopts and saves what is due."""
+    """Publishes, adopts and saves what is due.
+
+    Raises:
+      WorkerError: one of the threads has ended by an exception.
+    """
+    for thread in (self._publisher, self._saver, self._adopter):
+      thread.check()
     news = self._adopter.take()
     self._fetched |= {f.fragment: f for f in news.fetched}
     if news.notices.offences:
@@ -237,7 +245,7 @@ class Exchange:
     positions, who = self._core.positions, self._life.identity
     versions = [p.base for p in positions]
     if (
-      self._answering
+      (self._answerer is not None and self._answerer.is_alive())
       or self._core.resyncing
       or not peer_protocol.can_serve(versions, request.versions)
     ):
@@ -249,20 +257,22 @@ class Exchange:
       versions,
       self._trainer.opt_state_copy(),
     )
-    self._answering = True
-
-    def answer() -> None:
-      try:
-        peers.answer(self._life.snapshots, request, offer)
-      finally:
-        self._answering = False
-
-    self._publisher.run_errand(answer)
+    self._answerer = threading.Thread(
+      target=_send,
+      args=(self._life.snapshots, request, offer),
+      name="answerer",
+      daemon=True,
+    )
+    self._answerer.start()
 
   def save(self) -> int:
-    """Starts saving the state as it is; returns which save it is."""
+    """Starts saving the state as it is; returns which save it is.
+
+    One of the same state that is complete, or under way, is not made again.
+    """
     positions = self._core.positions
-    if self._last_save != (self._trainer.step, positions):
+    same = self._last_save == (self._trainer.step, positions)
+    if not same or not self._saver.may_count(self._saves):
       self._save(positions, part=False)
     return self._saves
 
@@ -282,7 +292,7 @@ class Exchange:
         self._trainer.snapshot(),
         positions,
         self._cut,
-        self._publisher.submitted,
+        self._publisher.ticket(positions),
         part,
       )
     )
@@ -305,6 +315,19 @@ class Exchange:
     self._adopter.close()
     self._publisher.close()
     self._saver.close()
+    if self._answerer is not None:
+      self._answerer.join()
+
+
+def _send(
+  snapshots: store.SnapshotStore,
+  request: records.PeerRequest,
+  offer: peers.Offer,
+) -> None:
+  try:
+    peers.answer(snapshots, request, offer)
+  except Exception as error:  # Who called asks the next peer, or does without.
+    logger.warning("answer_failed island=%d error=%r", request.island, error)
 
 
 def _adopted(action: core.Adopt, fetched: adopter.Fetched) -> dict[str, Any]:

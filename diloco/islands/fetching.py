@@ -32,10 +32,11 @@ class Fetcher:
       OSError: the store could not be reached.
     """
     return operations.perform(
-      protocol.fetch(fragment, newer_than), self._execute
+      protocol.fetch(fragment, newer_than), self.execute
     )
 
-  def _execute(self, operation: operations.Operation) -> Any:
+  def execute(self, operation: operations.Operation) -> Any:
+    """Does one operation of a procedure that reads versions."""
     if isinstance(operation, operations.ReadPayload):
       return self._read(operation.head)
     return self._store.execute(operation)

@@ -7,7 +7,7 @@ import pathlib
 import sys
 
 from diloco import channel as channel_lib
-from diloco import errors, process
+from diloco import errors, process, workers
 from diloco.snapshots import records
 
 
@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
   except errors.UserError as error:
     print(f"error: {error}", file=sys.stderr)
     return process.EXIT_USER_ERROR
-  except errors.CorruptSnapshotError as error:
+  except (errors.CorruptSnapshotError, workers.WorkerError) as error:
     process.print_error(error)
     return process.EXIT_FAILED
 

@@ -3,12 +3,16 @@
 All of it lies in the store, changes rarely, and is looked at once a heartbeat.
 """
 
-import time
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diloco.islands import peer_protocol, protocol
-from diloco.snapshots import cuts, records, store
+from diloco.snapshots import cuts, operations, records
+
+# Performs one of several looks by name; gives None where it fails.
+Attempt = Callable[[str, operations.Procedure[Any]], operations.Procedure[Any]]
 
 
 class Notices(NamedTuple):
@@ -24,40 +28,33 @@ class NoticeBoard:
 
   def __init__(
     self,
-    snapshots: store.SnapshotStore,
     island: int,
     incarnation: int,
     wait_secs: float,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float],
   ):
     """Prepares.
 
     Args:
-      snapshots: the store.
       island: whose notices.
       incarnation: its life.
       wait_secs: how long each able peer of a lower number has to answer a call
         before this island does.
       clock: monotonic seconds.
     """
-    self._store = snapshots
     self._clock = clock
     self._listener = peer_protocol.Listener(island, wait_secs)
     self._verdicts = protocol.VerdictWatch(island, incarnation)
 
-  def look(self) -> Notices:
-    """Reads what there is.
-
-    Raises:
-      OSError: the store could not be read.
-    """
-    perform = self._store.perform
-    request = perform(self._listener.listen(self._clock))
-    cut = newest_cut(self._store)
+  def look(self, attempt: Attempt) -> operations.Procedure[Notices]:
+    """Reads what there is; what cannot be read reads as nothing."""
+    request = yield from attempt("calls", self._listener.listen(self._clock))
+    cut = yield from attempt("cuts", newest_cut())
     # Last: a verdict counts as seen once it was read.
-    return Notices(cut, perform(self._verdicts.look()), request)
+    offences = yield from attempt("verdicts", self._verdicts.look())
+    return Notices(cut or 0, offences or 0, request)
 
 
-def newest_cut(snapshots: store.SnapshotStore) -> int:
-  """Number of the newest cut that was asked for, 0 without any."""
-  return max(snapshots.perform(cuts.numbers()), default=0)
+def newest_cut() -> operations.Procedure[int]:
+  """Gives the number of the newest cut that was asked for, 0 without any."""
+  return max((yield from cuts.numbers()), default=0)

@@ -156,6 +156,9 @@ def answer(
 ) -> operations.Procedure[bool]:
   """Sends an optimizer state: the tensors first, the record last.
 
+  Who calls may give up at any moment, and then deletes what it finds. What is
+  written after that nobody would delete, so the sender takes it back.
+
   Args:
     request: the call.
     state: the record; its payload's prefix is this answer's alone.
@@ -164,15 +167,41 @@ def answer(
   Returns:
     False when nobody calls any more, or the call has become unreadable.
   """
+  if not (yield from _calls(request)):
+    return False
+  key = keys.peer_state_key(request.island, request.incarnation)
+  try:
+    yield operations.WritePayload(state.payload, content)
+    if (yield from _calls(request)):
+      yield operations.Write(key, state)
+      if (yield from _calls(request)):
+        return True
+  except OSError:
+    yield from _take_back(key, state)
+    raise
+  yield from _take_back(key, state)
+  return False
+
+
+def _calls(request: records.PeerRequest) -> operations.Procedure[bool]:
+  """Whether a call is still to be answered."""
   try:
     asked, _ = yield operations.Read(
       keys.peer_request_key(request.island), records.PeerRequest
     )
   except errors.CorruptSnapshotError:
     return False  # who calls will call again, or do without
-  if asked != request:
-    return False  # answered by another meanwhile, or given up
-  yield operations.WritePayload(state.payload, content)
-  key = keys.peer_state_key(request.island, request.incarnation)
-  yield operations.Write(key, state)
-  return True
+  return bool(asked == request)
+
+
+def _take_back(
+  key: str, state: records.PeerState
+) -> operations.Procedure[None]:
+  """Deletes an answer, and its record unless that is another's by now."""
+  try:
+    found, _ = yield operations.Read(key, records.PeerState)
+  except errors.CorruptSnapshotError:
+    found = state  # nobody can use it
+  if found is not None and found.payload == state.payload:
+    yield operations.Delete(key)
+  yield operations.DeleteTree(state.payload)

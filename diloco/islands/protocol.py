@@ -56,12 +56,19 @@ def fetch(
     The version, or None when there is no newer one.
 
   Raises:
-    CorruptSnapshotError: the newest version cannot be read.
+    CorruptSnapshotError: the newest version cannot be read, or its head is
+      another fragment's.
   """
   tried = None
   while True:
     head, _ = yield operations.read_head(fragment)
-    if head is None or head.version <= newer_than:
+    if head is None:
+      return None
+    if head.fragment != fragment:
+      raise errors.CorruptSnapshotError(
+        f"the head of fragment {fragment} is that of fragment {head.fragment}"
+      )
+    if head.version <= newer_than:
       return None
     try:
       content = yield operations.ReadPayload(head)

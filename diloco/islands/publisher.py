@@ -3,29 +3,27 @@
 The island's main thread hands over device copies and goes on; this thread
 turns them into outer gradients, writes the payload, then the commit record. A
 publication that the store would not take is retried until a newer one of the
-same fragment, which contains it, takes its place: what waits is bounded by a
-few publications per fragment.
+same fragment, which contains it, takes its place (`diloco.islands.outbox`).
 """
 
 import dataclasses
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
+from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, placement, protocol
+from diloco.islands import core, encoding, outbox, placement, protocol
 from diloco.snapshots import keys, operations, records, store
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECS = (0.05, 2.0)  # first and longest pause after a failed write
-_WAITING_EACH = 2  # publications of one fragment that wait at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +34,6 @@ class Publication:
   params: Mapping[str, jax.Array]  # copies nobody else donates
   anchor: placement.HostFragment
 
-  def contains(self, other: "Publication") -> bool:
-    """Whether all of the other's steps are in this one."""
-    mine, its = self.action, other.action
-    return (
-      mine.fragment == its.fragment
-      and mine.first_step <= its.first_step
-      and mine.step >= its.step
-    )
-
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
@@ -54,12 +43,6 @@ class Identity:
   incarnation: int
   tokens_per_step: int
   epoch: int = 0
-
-
-@dataclasses.dataclass
-class _Entry:
-  number: int  # the oldest submission it stands for
-  publication: Publication
 
 
 class Publisher:
@@ -79,153 +62,94 @@ class Publisher:
     self._plan = plan
     self._codec = codec
     self._tape = tape
-    self._submitted = 0
-    self._waiting: list[_Entry] = []
-    self._busy: _Entry | None = None
-    self._lost: int | None = None  # first submission never to be committed
-    self._errands: deque[Callable[[], None]] = deque()
+    self._outbox = outbox.Outbox()
     self._closing = False
     self._changed = threading.Condition()
-    self._thread = threading.Thread(
-      target=self._run, name="publisher", daemon=True
-    )
-    self._thread.start()
-
-  @property
-  def submitted(self) -> int:
-    """Publications submitted so far."""
-    return self._submitted
+    self._worker = workers.Worker("publisher", self._run)
 
   def submit(self, publication: Publication) -> None:
     """Queues a publication; never blocks."""
-    dropped = []
     with self._changed:
-      entry = _Entry(self._submitted, publication)
-      self._submitted += 1
-      for old in list(self._waiting):
-        if publication.contains(old.publication):
-          entry.number = min(entry.number, old.number)
-          self._waiting.remove(old)
-          dropped.append((old, "superseded"))
-      fragment = publication.action.fragment
-      same = [
-        e for e in self._waiting if e.publication.action.fragment == fragment
-      ]
-      if len(same) >= _WAITING_EACH:
-        self._waiting.remove(same[0])
-        self._lose(same[0])
-        dropped.append((same[0], "store_unreachable"))
-      self._waiting.append(entry)
+      dropped = self._outbox.submit(publication.action, publication)
       self._changed.notify_all()
-    for old, reason in dropped:
-      self._record_drop(old.publication, reason)
+    self._record(dropped)
 
-  def run_errand(self, errand: Callable[[], None]) -> None:
-    """Queues something else to be done with the store; never blocks."""
+  def ticket(self, positions: Sequence[core.Position]) -> outbox.Ticket:
+    """What a state of these positions, copied now, takes for published."""
     with self._changed:
-      self._errands.append(errand)
-      self._changed.notify_all()
+      return self._outbox.ticket(positions)
 
   def flush(self, timeout_secs: float) -> bool:
     """Waits until everything submitted is committed; False on time-out."""
     with self._changed:
       return self._changed.wait_for(
-        lambda: not self._waiting and not self._busy, timeout_secs
+        lambda: not self._outbox.waiting and not self._outbox.busy, timeout_secs
       )
 
-  def wait_settled(self, submitted: int) -> bool:
-    """Waits until the first `submitted` publications are committed.
+  def wait_settled(self, ticket: outbox.Ticket) -> bool:
+    """Waits until what a ticket takes for published is committed.
 
-    One that is contained in another counts as committed when that one is.
-    Returns False once one of them never will be.
+    Returns False once it never will be.
     """
     with self._changed:
-      self._changed.wait_for(
-        lambda: self._is_settled(submitted) is not None or self._closing
-      )
-      return bool(self._is_settled(submitted))
+      self._changed.wait_for(lambda: outbox.settled(ticket) is not None)
+      return bool(outbox.settled(ticket))
 
-  def _is_settled(self, submitted: int) -> bool | None:
-    if self._lost is not None and self._lost < submitted:
-      return False
-    entries = [*self._waiting, *([self._busy] if self._busy else [])]
-    return True if all(e.number >= submitted for e in entries) else None
-
-  def _lose(self, entry: _Entry) -> None:
-    if self._lost is None or entry.number < self._lost:
-      self._lost = entry.number
+  def check(self) -> None:
+    """Raises `WorkerError` if the thread has ended by an exception."""
+    self._worker.check()
 
   def close(self) -> None:
     """Ends the thread after the publication it is at; drops the others."""
     with self._changed:
       self._closing = True
-      left, self._waiting = self._waiting, []
-      for entry in left:
-        self._lose(entry)
       self._changed.notify_all()
-    self._thread.join()
-    for entry in left:
-      self._record_drop(entry.publication, "island_stopped")
+    self._worker.join()
+    with self._changed:
+      dropped = self._outbox.close()
+      self._changed.notify_all()
+    self._record(dropped)
 
   def _run(self) -> None:
     while True:
       with self._changed:
-        self._changed.wait_for(
-          lambda: self._waiting or self._errands or self._closing
-        )
-        if self._closing:
-          return
-        if self._waiting:
-          self._busy = self._waiting.pop(0)
-        errand = None if self._busy else self._errands.popleft()
-      if errand is not None:
-        self._do(errand)
-      elif self._busy is not None:
-        self._publish_or_drop(self._busy)
-      with self._changed:
-        self._busy = None
-        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._outbox.waiting or self._closing)
+        entry = None if self._closing else self._outbox.take()
+      if entry is None:
+        return
+      self._publish_or_drop(entry.content)
 
-  def _do(self, errand: Callable[[], None]) -> None:
-    try:
-      errand()
-    except (OSError, ValueError) as error:
-      logger.warning("errand_failed error=%s", error)
-
-  def _publish_or_drop(self, entry: _Entry) -> None:
-    publication = entry.publication
-    pause_secs, longest_secs = _RETRY_SECS
+  def _publish_or_drop(self, publication: Publication) -> None:
+    retry = workers.Retry(_RETRY_SECS)
     while True:
       try:
         self._publish(publication)
-        return
-      except OSError as error:
+      except Exception as error:
         logger.warning(
-          "publish_failed fragment=%d error=%s",
+          "publish_failed fragment=%d error=%r",
           publication.action.fragment,
           error,
         )
-      with self._changed:
-        self._changed.wait_for(
-          lambda: self._closing or self._successor(publication) is not None,
-          pause_secs,
-        )
-        successor = self._successor(publication)
-        if successor is not None:
-          successor.number = min(successor.number, entry.number)
-          break
-        if self._closing:
-          self._lose(entry)
-          break
-      pause_secs = min(2 * pause_secs, longest_secs)
-    reason = "store_unreachable" if successor else "island_stopped"
-    self._record_drop(publication, reason)
+        pause_secs = retry.failed(error)
+      else:
+        with self._changed:
+          self._outbox.committed()
+          self._changed.notify_all()
+        return
+      if self._gives_way(pause_secs):
+        return
 
-  def _successor(self, publication: Publication) -> _Entry | None:
-    for entry in self._waiting:
-      if entry.publication.contains(publication):
-        return entry
-    return None
+  def _gives_way(self, pause_secs: float) -> bool:
+    """Waits before another attempt; whether there will be none."""
+    with self._changed:
+      self._changed.wait_for(
+        lambda: self._closing or self._outbox.has_successor, pause_secs
+      )
+      dropped = self._outbox.give_way()
+      closing = self._closing
+    if dropped is not None:
+      self._record([dropped])
+    return closing or dropped is not None
 
   def _publish(self, publication: Publication) -> None:
     started = time.monotonic()
@@ -278,12 +202,12 @@ class Publisher:
       return self._store.arrays.write(operation.prefix, operation.content)
     return self._store.execute(operation)
 
-  def _record_drop(self, publication: Publication, reason: str) -> None:
-    action = publication.action
-    self._tape.record(
-      events.PUBLISH_DROPPED,
-      fragment=action.fragment,
-      first_step=action.first_step,
-      step=action.step,
-      reason=reason,
-    )
+  def _record(self, dropped: Sequence[outbox.Dropped]) -> None:
+    for action, reason in dropped:
+      self._tape.record(
+        events.PUBLISH_DROPPED,
+        fragment=action.fragment,
+        first_step=action.first_step,
+        step=action.step,
+        reason=reason,
+      )

@@ -141,7 +141,7 @@ class Recovery:
       OSError: the store cannot be reached.
     """
     epoch = self._store.read(keys.EPOCH, records.Epoch)
-    cut = notices.newest_cut(self._store)
+    cut = self._store.perform(notices.newest_cut())
     known = self._store.perform(
       protocol.survey(self._island, self._trainer.plan.num_fragments)
     )

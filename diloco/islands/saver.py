@@ -3,7 +3,8 @@
 The main thread starts copies and goes on. This thread writes them, waits until
 every publication made before the copies is committed, and only then writes the
 marker that makes the checkpoint count; a publication that is lost takes the
-checkpoint with it. For a cut, the record in the store follows the marker.
+checkpoints with it that count on it. For a cut, the record in the store follows
+the marker.
 """
 
 import dataclasses
@@ -17,9 +18,9 @@ from collections.abc import Sequence
 
 import orbax.checkpoint as ocp
 
-from diloco import crash, errors
+from diloco import crash, errors, workers
 from diloco.fragments import partition
-from diloco.islands import checkpoints, core, publisher
+from diloco.islands import checkpoints, core, outbox, publisher
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint, cuts, records, store
 from diloco.tape import events, recorder
@@ -39,7 +40,7 @@ class Job:
     snapshot: the state, in memory nobody donates.
     positions: [P], of the same moment.
     cut: the last cut the island has taken part in.
-    submitted: publications handed to the publisher before it.
+    ticket: the publications it takes for published.
     part: whether this is the island's part of that cut.
   """
 
@@ -47,7 +48,7 @@ class Job:
   snapshot: trainer_lib.Snapshot
   positions: Sequence[core.Position]
   cut: int
-  submitted: int
+  ticket: outbox.Ticket
   part: bool = False
 
 
@@ -76,8 +77,7 @@ class Saver:
     self._saved: set[int] = set()  # serials of complete checkpoints
     self._closing = False
     self._changed = threading.Condition()
-    self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
-    self._thread.start()
+    self._worker = workers.Worker("saver", self._run)
 
   def save(self, job: Job) -> None:
     """Queues a job; never blocks.
@@ -99,6 +99,16 @@ class Saver:
       )
       return serial in self._saved
 
+  def may_count(self, serial: int) -> bool:
+    """Whether a save is complete, or may still become so."""
+    with self._changed:
+      under_way = [*self._jobs, *([self._busy] if self._busy else [])]
+      return serial in self._saved or serial in [j.serial for j in under_way]
+
+  def check(self) -> None:
+    """Raises `WorkerError` if the thread has ended by an exception."""
+    self._worker.check()
+
   def close(self) -> None:
     """Finishes the job under way, drops the others and ends the thread.
 
@@ -108,7 +118,7 @@ class Saver:
       self._closing = True
       self._jobs.clear()
       self._changed.notify_all()
-    self._thread.join()
+    self._worker.join()
     self._writer.close()
 
   def _run(self) -> None:
@@ -149,9 +159,9 @@ class Saver:
     )
     marker = self._write(path, job)
     crash.point("mid_checkpoint")
-    if not self._publisher.wait_settled(job.submitted):
+    if not self._publisher.wait_settled(job.ticket):
       shutil.rmtree(path, ignore_errors=True)
-      raise RuntimeError("a publication made before it was lost")
+      raise RuntimeError("a publication that it counts on was lost")
     if job.part:
       checkpoint.pin(path, job.cut)
     self._tape.flush()  # a replay must know when it was copied

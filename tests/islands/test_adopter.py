@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from cut_builder import PLAN, CutRun, filled, spoil
 
-from diloco.islands import adopter, fetching, notices, placement
-from diloco.snapshots import keys, records
+from diloco import workers
+from diloco.islands import adopter, fetching, notices, placement, watching
+from diloco.snapshots import keys, operations, records
 
 _PATIENCE_SECS = 20.0
 
@@ -32,7 +33,7 @@ def make(run):
         island=0,
         versions=versions,
         poll_secs=lambda: 0.005,
-        board=notices.NoticeBoard(run.store, 0, 1, wait_secs=1.0),
+        board=notices.NoticeBoard(0, 1, 1.0, time.monotonic),
         notices_every_secs=0.01,
       )
     )
@@ -87,7 +88,7 @@ def test_damaged_version_is_waited_out(run, make):
 def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
   run, make, monkeypatch
 ):
-  monkeypatch.setattr(adopter, "_HEADS_EVERY_SECS", 1e6)
+  monkeypatch.setattr(watching, "_HEADS_EVERY_SECS", 1e6)
   run.commit(0, 1, {0: 8}, value=1.0)
   thread = make([0, 0])
   assert [f.fragment for f in _take(thread, 1)] == [0]
@@ -105,16 +106,17 @@ def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
 ):
   reading, go_on = threading.Event(), threading.Event()
   fetches = []
-  fetch = fetching.Fetcher.fetch
+  execute = fetching.Fetcher.execute
 
-  def held_back(self, fragment, newer_than):
-    found = fetch(self, fragment, newer_than)
-    fetches.append((fragment, newer_than))
-    reading.set()
-    assert go_on.wait(_PATIENCE_SECS)
+  def held_back(self, operation):
+    found = execute(self, operation)
+    if isinstance(operation, operations.ReadPayload):
+      fetches.append((operation.head.fragment, operation.head.version))
+      reading.set()
+      assert go_on.wait(_PATIENCE_SECS)
     return found
 
-  monkeypatch.setattr(fetching.Fetcher, "fetch", held_back)
+  monkeypatch.setattr(fetching.Fetcher, "execute", held_back)
   run.commit(0, 1, {0: 8}, value=1.0)
   thread = make([0, 0])
   assert reading.wait(_PATIENCE_SECS)
@@ -122,5 +124,22 @@ def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
   go_on.set()
   found = _take(thread, 2)
   assert [(f.fragment, f.version) for f in found] == [(0, 1), (1, 0)]
-  assert fetches[0] == (0, 0)
-  assert sorted(fetches[1:]) == [(0, -1), (1, -1)]
+  assert fetches[0] == (0, 1)
+  assert sorted(fetches[1:]) == [(0, 1), (1, 0)]
+
+
+def test_error_nobody_expected_is_raised_on_the_thread_that_asks(
+  run, make, monkeypatch
+):
+  monkeypatch.setattr(watching, "_RETRY_SECS", (0.0, 0.0))
+  monkeypatch.setattr(watching, "_DAMAGED_SECS", (0.0, 0.0))
+
+  def put(self, tensor):
+    raise RuntimeError("RESOURCE_EXHAUSTED: out of device memory")
+
+  monkeypatch.setattr(placement.Placement, "put", put)
+  run.commit(0, 1, {0: 8}, value=1.0)
+  thread = make([0, 0])
+  thread._worker.join()
+  with pytest.raises(workers.WorkerError, match=r"adopter.*RESOURCE"):
+    thread.check()

@@ -23,10 +23,11 @@ def damage(tmp_path):
   return spoil
 
 
-def perform(snapshots, procedure):
-  """Performs with texts in place of tensors."""
+def perform(snapshots, procedure, before=lambda operation: None):
+  """Performs with numbers in place of tensors; `before` each operation."""
 
   def execute(operation):
+    before(operation)
     match operation:
       case operations.WritePayload(prefix, content):
         payload = records.Epoch(epoch=content, cut=0)
@@ -114,6 +115,66 @@ def test_nothing_is_sent_to_who_calls_no_longer(snapshots):
   perform(snapshots, peer_protocol.hang_up(CALL))
   sent = perform(snapshots, peer_protocol.answer(CALL, state_of([3, 4]), 7))
   assert not sent and snapshots.keys("peers") == []
+
+
+class Before:
+  """Does something before one operation of a procedure."""
+
+  def __init__(self, number, act):
+    self.number, self.act = number, act
+    self.count = 0
+
+  def __call__(self, operation):
+    self.count += 1
+    if self.count == self.number + 1:
+      self.act()
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_nothing_is_left_of_an_answer_to_who_gives_up_meanwhile(
+  snapshots, number
+):
+  def give_up():
+    perform(snapshots, peer_protocol.hang_up(CALL))
+    perform(snapshots, peer_protocol.clean_up(CALL.island))
+
+  perform(snapshots, peer_protocol.call(CALL))
+  answer = peer_protocol.answer(CALL, state_of([3, 4]), 7)
+  before = Before(number, give_up)
+  sent = perform(snapshots, answer, before)
+  if before.count <= number:
+    assert sent
+    give_up()
+  assert snapshots.keys("peers") == []
+
+
+@pytest.mark.parametrize("number", range(1, 5))
+def test_nothing_is_left_of_an_answer_that_fails(snapshots, number):
+  def fail():
+    raise OSError("the store is full")
+
+  perform(snapshots, peer_protocol.call(CALL))
+  answer = peer_protocol.answer(CALL, state_of([3, 4]), 7)
+  with pytest.raises(OSError, match="full"):
+    perform(snapshots, answer, Before(number, fail))
+  perform(snapshots, peer_protocol.hang_up(CALL))
+  assert snapshots.keys("peers") == []
+
+
+def test_answer_that_fails_leaves_anothers_alone(snapshots):
+  perform(snapshots, peer_protocol.call(CALL))
+  mine, other = state_of([3, 4], sender=2), state_of([3, 4], sender=0)
+
+  def overtaken():
+    perform(snapshots, peer_protocol.answer(CALL, other, 8))
+    raise OSError("the store does not answer")
+
+  with pytest.raises(OSError, match="does not answer"):
+    perform(
+      snapshots, peer_protocol.answer(CALL, mine, 7), Before(3, overtaken)
+    )
+  heard = perform(snapshots, peer_protocol.hear(CALL))
+  assert heard == peer_protocol.Heard(other, 8)
 
 
 def test_damaged_call_does_not_hide_another(snapshots, damage):

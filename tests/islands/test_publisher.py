@@ -1,11 +1,13 @@
+import contextlib
 import threading
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, placement, publisher
+from diloco.islands import core, encoding, placement, publisher
 from diloco.snapshots import store
 from diloco.tape import reader, recorder
 
@@ -56,11 +58,12 @@ def _published(snapshots):
 def test_what_contains_another_takes_its_place_and_stands_for_it(world):
   made, gate, snapshots = world
   made.submit(_publication(0, 4))
+  ticket = made.ticket([core.Position(0, 0, 4)])
   assert gate.tried.wait(20)
   made.submit(_publication(0, 8))
   made.submit(_publication(0, 9))
   gate.opened = True
-  assert made.wait_settled(1)
+  assert made.wait_settled(ticket)
   assert made.flush(20)
   assert _published(snapshots)[-1] == 9
 
@@ -78,10 +81,11 @@ def test_what_is_not_contained_waits_its_turn(world):
 def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
   made, gate, snapshots = world
   made.submit(_publication(0, 4))
+  ticket = made.ticket([core.Position(0, 0, 4)])
   assert gate.tried.wait(20)
   made.close()
-  assert not made.wait_settled(1)
-  assert made.wait_settled(0)
+  assert not made.wait_settled(ticket)
+  assert made.wait_settled(made.ticket([core.Position(1, 4, 4)]))
   assert _published(snapshots) == []
   dropped = [
     e["reason"]
@@ -98,3 +102,36 @@ def test_outer_gradient_is_anchor_minus_parameters(world):
   assert made.flush(20)
   stored = snapshots.arrays.read("payloads/0000.0000.0001.000000004", "w")
   np.testing.assert_array_equal(stored, -np.arange(4.0, dtype=np.float32) * 4)
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    RuntimeError("RESOURCE_EXHAUSTED: out of memory"),
+    KeyError("of another fragment"),
+  ],
+)
+@pytest.mark.parametrize("times", [3, 4])
+def test_error_nobody_expected_passes_or_is_heard_of(
+  world, monkeypatch, error, times
+):
+  made, gate, snapshots = world
+  gate.opened = True
+  monkeypatch.setattr(publisher, "_RETRY_SECS", (0.0, 0.0))
+  encode, left = encoding.encode, [error] * times
+
+  def failing(*args):
+    if left:
+      raise left.pop()
+    return encode(*args)
+
+  monkeypatch.setattr(encoding, "encode", failing)
+  made.submit(_publication(0, 4))
+  if times < 4:
+    assert made.flush(20)
+    assert _published(snapshots) == [4]
+  else:
+    made._worker.join()
+  heard = pytest.raises(workers.WorkerError, match="publisher thread has ended")
+  with heard if times == 4 else contextlib.nullcontext():
+    made.check()

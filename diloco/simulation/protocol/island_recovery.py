@@ -11,11 +11,11 @@ from typing import Any
 
 from diloco import errors
 from diloco.fragments import schedule
-from diloco.islands import comeback, peer_protocol, protocol
+from diloco.islands import comeback, notices, peer_protocol, protocol
 from diloco.islands import core as core_lib
 from diloco.simulation.protocol import island_saver, values
 from diloco.simulation.protocol import kernel as kernel_lib
-from diloco.snapshots import cuts, keys, operations, records
+from diloco.snapshots import keys, operations, records
 
 _RETRY_SECS = 0.2
 _PATIENCE_SECS = (6.0, 2.0)  # for an answer, and more for each peer
@@ -34,7 +34,7 @@ def come_back(island: Any) -> kernel_lib.Script:
     try:
       epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
       island.epoch = epoch.epoch if epoch else 0
-      island.cut = yield from newest_cut()
+      island.cut = yield from notices.newest_cut()
       known = yield from protocol.survey(island.index, world.schedule.fragments)
       yield operations.Point("mid_recovery")
       fetched = []
@@ -119,7 +119,6 @@ def _resume(
       held.held_from = first_step
       held.finite = saved is not None and saved.healthy
     island.fragments.append(held)
-    island.versions.append(found.head.version)
   if sent is not None:
     world.checker.served(island, sent)
   elif saved is not None:
@@ -136,16 +135,12 @@ def _resume(
   world.checker.recovered(island, saved, known, back)
   kernel = island.kernel
   island.present = True
+  island.start_watch([found.head.version for found in fetched])
   kernel.start(life, island.steps())
   island.publisher = kernel.start(life, island.publish_all())
   island.adopter = kernel.start(life, island.adopt_all())
   island.saver = kernel.start(life, island_saver.save_all(island))
   kernel.start(life, island.beat())
-
-
-def newest_cut() -> kernel_lib.Script:
-  """Number of the newest cut that was asked for, 0 without any."""
-  return max((yield from cuts.numbers()), default=0)
 
 
 def answer(island: Any, request: records.PeerRequest) -> None:

@@ -15,9 +15,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from diloco import errors
+from diloco import workers
 from diloco.islands import core as core_lib
-from diloco.islands import peer_protocol, protocol
+from diloco.islands import notices, protocol, watching
+from diloco.islands import outbox as outbox_lib
 from diloco.simulation.protocol import (
   arithmetic,
   island_recovery,
@@ -27,10 +28,8 @@ from diloco.simulation.protocol import (
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import keys, operations, records
 
-_READ_BOARD = operations.Read(keys.BOARD, records.Board)
-_RETRY_SECS = 0.2
+_RETRY_SECS = (0.2, 0.2)  # first and longest pause after a failed write
 _POLL_SECS = 2.0
-_HEADS_EVERY_SECS = 3.0
 _MISSED_SECS = 0.05  # until another look, after news during the last one
 _TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
 
@@ -50,13 +49,12 @@ class Island:
     "index",
     "kernel",
     "life",
-    "listener",
     "moments_finite",
+    "outbox",
     "poisoned",
     "poisoned_at",
     "present",
     "publisher",
-    "publishing",
     "random",
     "ready",
     "request",
@@ -64,13 +62,12 @@ class Island:
     "saving",
     "step_secs",
     "told",
-    "verdicts",
-    "versions",
-    "waiting",
+    "watch",
     "world",
   )
 
   core: core_lib.IslandCore
+  watch: watching.Watch
 
   def __init__(self, world: Any, life: kernel_lib.Life, index: int):
     self.world = world
@@ -80,17 +77,13 @@ class Island:
     self.random = life.role.random
     self.step_secs: float = world.step_secs[index]
     self.fragments: list[values.Fragment] = []
-    self.versions: list[int] = []
-    self.waiting: dict[int, tuple[Any, ...]] = {}
-    self.publishing: int | None = None
+    self.outbox = outbox_lib.Outbox()
     self.ready: dict[int, protocol.Fetched] = {}
-    self.saving: list[tuple[island_saver.Saved, Any]] = []
+    self.saving: list[tuple[island_saver.Saved, Any, Any]] = []
     self.board: records.Board | None = None
     self.present = self.draining = self.poisoned = self.told = False
     self.answering = False
     self.request: records.PeerRequest | None = None
-    self.listener = peer_protocol.Listener(index, _TURN_SECS)
-    self.verdicts = protocol.VerdictWatch(index, life.incarnation)
     self.moments_finite = True
     self.epoch = self.cut = 0
     self.poisoned_at = 0.0
@@ -185,7 +178,7 @@ class Island:
     self.told = False
     for _ in self.core.handle(core_lib.Told()):
       self.world.checker.seen["resyncs"] += 1
-      self.versions = [-1] * len(self.versions)
+      self.watch.want_all()
       self.ready = {}
       self.kernel.nudge(self.adopter, 0.0)
 
@@ -223,10 +216,8 @@ class Island:
       *held.references[: core_lib.PUBLICATIONS_KEPT],
       step,
     )
-    old = self.waiting.pop(action.fragment, None)
-    self.waiting[action.fragment] = (action, content)
-    if old is not None:
-      self.world.checker.dropped(self, old[0], "superseded")
+    for old, reason in self.outbox.submit(action, content):
+      self.world.checker.dropped(self, old, reason)
     publisher = self.publisher
     if publisher is not None and not publisher.nudged:
       self.kernel.nudge(publisher, 0.15 * self.random())
@@ -274,29 +265,34 @@ class Island:
 
   def publish_all(self) -> kernel_lib.Script:
     """The publisher's thread."""
-    thread = self.publisher
+    thread, outbox = self.publisher, self.outbox
     assert thread is not None
-    world, waiting = self.world, self.waiting
     while True:
-      if not waiting:
+      entry = outbox.take()
+      if entry is None:
         thread.nudged = False
         yield None
         thread.nudged = True
         continue
-      fragment = next(iter(waiting))
-      action, content = waiting.pop(fragment)
-      self.publishing = fragment
-      record = self.record_of(action, content)
-      while True:
-        try:
-          yield from protocol.publish(record, content)
-          break
-        except OSError:
-          yield _RETRY_SECS
-        if fragment in waiting:
-          world.checker.dropped(self, action, "store_unreachable")
-          break
-      self.publishing = None
+      yield from self._publish_or_drop(entry.action, entry.content)
+
+  def _publish_or_drop(
+    self, action: core_lib.Publish, content: values.Delta
+  ) -> kernel_lib.Script:
+    record = self.record_of(action, content)
+    retry = workers.Retry(_RETRY_SECS)
+    while True:
+      try:
+        yield from protocol.publish(record, content)
+        self.outbox.committed()
+        return
+      except Exception as error:
+        pause_secs = retry.failed(error)
+      yield pause_secs
+      dropped = self.outbox.give_way()
+      if dropped is not None:
+        self.world.checker.dropped(self, *dropped)
+        return
 
   def record_of(
     self, action: core_lib.Publish, content: values.Delta
@@ -335,61 +331,56 @@ class Island:
 
   def adopt_all(self) -> kernel_lib.Script:
     """The adopter's thread."""
-    thread, kernel, life = self.adopter, self.kernel, self.life
+    thread = self.adopter
     assert thread is not None
-    fine = self.world.schedule.fine
-    heads_due = kernel.clock(life) + _HEADS_EVERY_SECS * self.random()
     while True:
-      pause = _POLL_SECS
-      try:
-        try:
-          board, _ = yield _READ_BOARD
-        except errors.CorruptSnapshotError:
-          board = None
-        versions = board.versions if board else []
-        now = kernel.clock(life)
-        if now >= heads_due or min(self.versions) < 0:
-          versions = yield from self._head_versions()
-          heads_due = now + _HEADS_EVERY_SECS
-        for fragment, version in enumerate(versions):
-          if version > self.versions[fragment]:
-            newest = self.versions[fragment]
-            found = yield from protocol.fetch(fragment, newest)
-            if found is None:
-              continue
-            if not fine and self.random() < 0.2:
-              yield 0.3 * self.random()
-            if self.versions[fragment] != newest:
-              continue  # all are wanted anew meanwhile
-            self.versions[fragment] = found.head.version
-            self.ready[fragment] = found
-        if board is not None:
-          self.board = board
-      except operations.FAILURES:
-        pause = _RETRY_SECS
+      seen = yield from self.watch.look()
+      if seen.board is not None:
+        self.board = seen.board
+      if seen.notices is not None:
+        self._hear(seen.notices)
+      pause = self.watch.pause_secs(_POLL_SECS)
       if thread.missed:
         pause = min(pause, _MISSED_SECS)
       thread.nudged = False
       yield pause
       thread.nudged, thread.missed = True, False
 
-  def _head_versions(self) -> kernel_lib.Script:
-    versions = []
-    for fragment in range(self.world.schedule.fragments):
-      head, _ = yield operations.read_head(fragment)
-      versions.append(head.version if head else 0)
-    return versions
+  def start_watch(self, versions: Sequence[int]) -> None:
+    """Prepares what the adopter looks at."""
+    kernel, life, world = self.kernel, self.life, self.world
+
+    def clock() -> float:
+      return kernel.clock(life)
+
+    self.watch = watching.Watch(
+      versions,
+      notices.NoticeBoard(self.index, life.incarnation, _TURN_SECS, clock),
+      self._take_in,
+      clock,
+      notices_every_secs=world.heartbeat_secs * (2 - bool(world.schedule.cuts)),
+    )
+
+  def _take_in(
+    self, found: protocol.Fetched, newer_than: int
+  ) -> kernel_lib.Script:
+    if not self.world.schedule.fine and self.random() < 0.2:
+      yield 0.3 * self.random()
+    head = found.head
+    if self.watch.got(head.fragment, head.version, newer_than):
+      self.ready[head.fragment] = found
+
+  def _hear(self, heard: notices.Notices) -> None:
+    """What others want this island to know."""
+    self.cut = max(self.cut, heard.cut)
+    self.told = self.told or heard.offences > 0
+    self.request = heard.request
 
   # Saver and heartbeat
-
-  def flushed(self) -> bool:
-    """Whether all publications handed over are committed or given up."""
-    return not self.waiting and self.publishing is None
 
   def beat(self) -> kernel_lib.Script:
     """The heartbeat's thread."""
     key, beat = keys.member_key(self.index), 0
-    world = self.world
     while True:
       beat += 1
       member = _new(records.Member)
@@ -407,22 +398,7 @@ class Island:
       )
       with contextlib.suppress(OSError):
         yield operations.Write(key, member)
-      yield world.heartbeat_secs
-      if beat % 2 and not self.world.schedule.cuts:
-        continue
-      try:
-        yield from self._look_at_notices()
-      except operations.FAILURES:
-        continue
-
-  def _look_at_notices(self) -> kernel_lib.Script:
-    """What others want this island to know."""
-    if (yield from self.verdicts.look()):
-      self.told = True
-    kernel, life = self.kernel, self.life
-    self.request = yield from self.listener.listen(lambda: kernel.clock(life))
-    if self.world.schedule.cuts:
-      self.cut = yield from island_recovery.newest_cut()
+      yield self.world.heartbeat_secs
 
 
 # What frozen dataclasses check while they are made costs too much here.

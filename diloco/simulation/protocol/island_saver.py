@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from diloco.islands import comeback
+from diloco.islands import comeback, outbox
 from diloco.islands import core as core_lib
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import cuts, operations, records
@@ -47,7 +47,7 @@ def save(island: Any, step: int, part: core_lib.Cut | None = None) -> None:
   # Of the plain ones only the newest waits; parts of cuts all do.
   if part is None:
     island.saving = [job for job in island.saving if job[0].cut]
-  island.saving.append((saved, positions))
+  island.saving.append((saved, positions, island.outbox.ticket(positions)))
   island.kernel.nudge(island.saver, 0.0)
 
 
@@ -61,12 +61,15 @@ def save_all(island: Any) -> kernel_lib.Script:
       yield None
       thread.nudged = True
       continue
-    saved, positions = island.saving.pop(0)
+    saved, positions, ticket = island.saving.pop(0)
     yield 0.3 * island.random() ** 2
     yield operations.Point("mid_checkpoint")
     # Usable once all that it takes for published is.
-    while not island.flushed():
+    while (settled := outbox.settled(ticket)) is None:
       yield 0.4
+    if not settled:
+      world.checker.seen["saves_lost"] += 1
+      continue
     if saved.cut:
       world.cut_states[saved.cut, island.index] = saved
     world.saved[island.index].append(saved)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from diloco import errors
-from diloco.islands import comeback, peer_protocol
+from diloco.islands import comeback, outbox, peer_protocol
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
-from diloco.simulation.protocol import bugs, island_role, rollback, world
+from diloco.simulation.protocol import bugs, rollback, world
 from diloco.snapshots import cuts, lease, records, restore
 from diloco.syncer import chores, cutting, grace
 from diloco.syncer import core as syncer_core
@@ -182,8 +182,8 @@ PLANTS: dict[str, Plant] = {
   ),
   "saved_too_early": Plant(
     "a saved state counts before what it takes for published is",
-    island_role.Island,
-    "flushed",
+    outbox,
+    "settled",
     bugs.constant(True),
   ),
   "epoch_ignored": Plant(

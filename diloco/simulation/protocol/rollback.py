@@ -174,14 +174,14 @@ def _let_fly(world: Any, life: kernel_lib.Life) -> None:
   none of them if the publisher is stuck.
   """
   kernel, shell = world.kernel, life.shell
-  if shell.publishing is not None:
+  if shell.outbox.busy:
     return
   secs = 0.0
-  for action, content in shell.waiting.values():
+  for entry in shell.outbox.waiting:
     if life.role.random() < 0.5:
       break
-    record = shell.record_of(action, content)
-    late = operations.WritePayload(record.payload, content)
+    record = shell.record_of(entry.action, entry.content)
+    late = operations.WritePayload(record.payload, entry.content)
     proof = operations.Write(f"contributions/{record.key}", record)
     secs += (_LATE_SECS - secs) * life.role.random()
     kernel.land_later(life, late, secs)

@@ -400,7 +400,7 @@ class World:
       shell = role.life.shell if role.life else None
       if shell is None or not shell.draining:
         self.unresolved = f"{role.name} has not drained"
-      elif shell.waiting or shell.publishing is not None:
+      elif shell.outbox.waiting or shell.outbox.busy:
         self.unresolved = f"{role.name} has not published all"
     waiting: dict[int, set[int]] = {}
     for name in self.store.directories["contributions"]:

@@ -1,0 +1,185 @@
+"""What an island has handed over for publication, and what became of it.
+
+Pure bookkeeping, the same live and simulated. Publications leave one after the
+other. One that contains another takes its place in the queue and stands for it
+from then on, so what waits is bounded by a few publications per fragment, and
+no fragment waits longer because it is published often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from diloco.islands import core
+
+_WAITING_EACH = 2  # publications of one fragment that wait at most
+
+Reason = Literal["superseded", "store_unreachable", "island_stopped"]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Entry:
+  """One publication.
+
+  Attributes:
+    action: what to publish.
+    content: the values it is made of; not kept longer than they are needed.
+    fate: what became of it, or of its successor if it has one.
+    successor: one that contains it, and stands for it.
+  """
+
+  action: core.Publish
+  content: Any
+  fate: Literal["waiting", "committed", "lost"] = "waiting"
+  successor: Entry | None = None
+
+  def contains(self, other: Entry) -> bool:
+    """Whether all of the other's steps are in this one."""
+    mine, its = self.action, other.action
+    return (
+      mine.fragment == its.fragment
+      and mine.first_step <= its.first_step
+      and mine.step >= its.step
+    )
+
+  def stand_down(self, successor: Entry) -> None:
+    """Another one goes in its place."""
+    self.successor, self.content = successor, None
+
+  def end(self, fate: Literal["committed", "lost"]) -> None:
+    """It has arrived, or never will."""
+    self.fate, self.content = fate, None
+
+
+class Dropped(NamedTuple):
+  """A publication that will not leave the island as itself."""
+
+  action: core.Publish
+  reason: Reason
+
+
+class Ticket(NamedTuple):
+  """The publications that a saved state takes for published.
+
+  Attributes:
+    awaited: all that were under way when it was copied.
+    needed: those of them that its positions count on. What another one holds
+      was given up when a newer version was adopted.
+  """
+
+  awaited: tuple[Entry, ...]
+  needed: tuple[Entry, ...]
+
+
+class Outbox:
+  """The queue of one life of an island. Not thread-safe."""
+
+  def __init__(self) -> None:
+    """Empty."""
+    self._waiting: list[Entry] = []
+    self._busy: Entry | None = None
+
+  @property
+  def waiting(self) -> Sequence[Entry]:
+    """What waits for its turn, the next one first."""
+    return self._waiting
+
+  @property
+  def busy(self) -> Entry | None:
+    """What is on its way."""
+    return self._busy
+
+  def submit(self, action: core.Publish, content: Any) -> list[Dropped]:
+    """Queues a publication; gives those that it drops from the queue."""
+    entry = Entry(action, content)
+    waiting, place = self._waiting, len(self._waiting)
+    dropped = []
+    for old in [e for e in waiting if entry.contains(e)]:
+      place = min(place, waiting.index(old))
+      waiting.remove(old)
+      old.stand_down(entry)
+      dropped.append(Dropped(old.action, "superseded"))
+    waiting.insert(place, entry)
+    same = [e for e in waiting if e.action.fragment == action.fragment]
+    if len(same) > _WAITING_EACH:
+      # Each takes the place of the one before: they stay in order.
+      slots = [waiting.index(e) for e in same]
+      for slot, later in zip(slots, same[1:], strict=False):
+        waiting[slot] = later
+      del waiting[slots[-1]]
+      same[0].end("lost")
+      dropped.append(Dropped(same[0].action, "store_unreachable"))
+    return dropped
+
+  def take(self) -> Entry | None:
+    """The next one, which is on its way from now on; None without any."""
+    assert self._busy is None
+    if self._waiting:
+      self._busy = self._waiting.pop(0)
+    return self._busy
+
+  def committed(self) -> None:
+    """What is on its way has arrived."""
+    assert self._busy is not None
+    self._busy.end("committed")
+    self._busy = None
+
+  @property
+  def has_successor(self) -> bool:
+    """Whether what waits contains what is on its way."""
+    return self._successor() is not None
+
+  def give_way(self) -> Dropped | None:
+    """Drops what is on its way, if what waits contains it."""
+    busy, successor = self._busy, self._successor()
+    if busy is None or successor is None:
+      return None
+    busy.stand_down(successor)
+    self._busy = None
+    return Dropped(busy.action, "store_unreachable")
+
+  def _successor(self) -> Entry | None:
+    busy = self._busy
+    if busy is None:
+      return None
+    return next((e for e in self._waiting if e.contains(busy)), None)
+
+  def close(self) -> list[Dropped]:
+    """Drops what has not arrived: the island stops."""
+    left = [*([self._busy] if self._busy else []), *self._waiting]
+    for entry in left:
+      entry.end("lost")
+    self._busy, self._waiting = None, []
+    return [Dropped(entry.action, "island_stopped") for entry in left]
+
+  def ticket(self, positions: Sequence[core.Position]) -> Ticket:
+    """What a state of these positions ([P]) takes for published."""
+    awaited = (*([self._busy] if self._busy else []), *self._waiting)
+    needed = []
+    for entry in awaited:
+      action, at = entry.action, positions[entry.action.fragment]
+      if (action.base_version, action.first_step, action.step) == tuple(at):
+        needed.append(entry)
+    return Ticket(awaited, tuple(needed))
+
+
+def settled(ticket: Ticket) -> bool | None:
+  """Whether all that a state takes for published is committed.
+
+  One that is contained in another counts as committed when that one is.
+
+  Returns:
+    False once one that is needed never will be; None while it is open.
+  """
+  if any(_last(entry).fate == "lost" for entry in ticket.needed):
+    return False
+  open_ = any(_last(entry).fate == "waiting" for entry in ticket.awaited)
+  return None if open_ else True
+
+
+def _last(entry: Entry) -> Entry:
+  while entry.successor is not None:
+    entry = entry.successor
+  return entry

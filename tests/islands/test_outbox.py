@@ -1,0 +1,151 @@
+"""The queue of publications, without a store or a thread."""
+
+import itertools
+
+import pytest
+
+from diloco.islands import core, outbox
+
+
+def publish(box, fragment, first_step, step, base=0):
+  action = core.Publish(fragment, base, first_step, step, "schedule")
+  dropped = box.submit(action, f"{fragment}:{step}")
+  return [(d.action.fragment, d.action.step, d.reason) for d in dropped]
+
+
+def queue(box):
+  return [(e.action.fragment, e.action.step) for e in box.waiting]
+
+
+def test_what_contains_another_takes_its_place_in_the_queue():
+  box = outbox.Outbox()
+  for fragment in range(3):
+    assert publish(box, fragment, 0, 4) == []
+  assert publish(box, 0, 0, 8) == [(0, 4, "superseded")]
+  assert publish(box, 1, 0, 8) == [(1, 4, "superseded")]
+  assert queue(box) == [(0, 8), (1, 8), (2, 4)]
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_every_fragment_gets_its_turn_on_a_link_that_is_too_slow(every):
+  # One publication leaves every so many steps; each step brings another.
+  fragments = 24
+  box = outbox.Outbox()
+  left = {p: [0] for p in range(fragments)}
+  for step in range(1, 40 * fragments):
+    publish(box, step % fragments, 0, step)
+    if step % every == 0 and (entry := box.take()):
+      left[entry.action.fragment].append(step)
+      box.committed()
+  gaps = [
+    b - a for steps in left.values() for a, b in itertools.pairwise(steps[1:])
+  ]
+  assert max(gaps) == every * fragments
+
+
+def test_what_is_not_contained_waits_its_turn_behind_the_older_one():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  publish(box, 1, 0, 4)
+  assert publish(box, 0, 4, 8, base=1) == []
+  assert queue(box) == [(0, 4), (1, 4), (0, 8)]
+
+
+def test_third_of_a_fragment_pushes_the_oldest_out_and_all_stay_in_order():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  publish(box, 1, 0, 4)
+  publish(box, 0, 4, 8, base=1)
+  publish(box, 2, 0, 4)
+  dropped = publish(box, 0, 8, 12, base=2)
+  assert dropped == [(0, 4, "store_unreachable")]
+  assert queue(box) == [(0, 8), (1, 4), (0, 12), (2, 4)]
+
+
+def test_what_fails_gives_way_only_to_what_contains_it():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  assert box.take().content == "0:4"
+  assert not box.has_successor and box.give_way() is None
+  publish(box, 0, 4, 8, base=1)
+  assert box.give_way() is None
+  publish(box, 0, 0, 9)
+  assert box.has_successor
+  assert box.give_way().reason == "store_unreachable"
+  assert box.busy is None
+
+
+def test_no_values_are_kept_of_what_has_gone():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  publish(box, 1, 0, 4)
+  first, second = ticket = box.ticket([core.Position(0, 0, 4)] * 2).awaited
+  publish(box, 0, 0, 8)
+  box.take()
+  box.committed()
+  box.close()
+  assert [entry.content for entry in ticket] == [None, None]
+  assert outbox.settled(outbox.Ticket((first,), (first,)))
+  assert outbox.settled(outbox.Ticket((second,), (second,))) is False
+
+
+# How far fragment 0 is when a state is copied, and what that state counts on.
+BEFORE, AFTER = core.Position(0, 0, 4), core.Position(2, 8, 8)
+
+
+def drop_the_first(box):
+  publish(box, 0, 4, 8, base=1)
+  publish(box, 0, 8, 12, base=2)
+
+
+def test_save_before_a_publication_that_is_lost_does_not_count():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  ticket = box.ticket([BEFORE])
+  assert outbox.settled(ticket) is None
+  drop_the_first(box)
+  assert outbox.settled(ticket) is False
+
+
+def test_saves_settle_again_after_a_publication_was_lost():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  drop_the_first(box)
+  ticket = box.ticket([core.Position(2, 8, 12)])
+  for _ in range(2):
+    assert outbox.settled(ticket) is None
+    box.take()
+    box.committed()
+  assert outbox.settled(ticket)
+
+
+def test_save_outlives_the_loss_of_what_a_newer_version_gave_up():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  publish(box, 0, 4, 8, base=1)
+  ticket = box.ticket([AFTER])  # version 2 has come, nothing published since
+  publish(box, 0, 8, 12, base=2)  # pushes the first one out
+  box.take()
+  box.committed()
+  assert outbox.settled(ticket)
+
+
+def test_save_counts_on_what_contains_its_publication():
+  for committed in (True, False):
+    box = outbox.Outbox()
+    publish(box, 0, 0, 4)
+    ticket = box.ticket([BEFORE])
+    publish(box, 0, 0, 8)
+    assert box.take().action.step == 8
+    if committed:
+      box.committed()
+    else:
+      box.close()
+    assert outbox.settled(ticket) is committed
+
+
+def test_later_publications_are_not_waited_for():
+  box = outbox.Outbox()
+  ticket = box.ticket([core.Position(0, 0, 0)])
+  publish(box, 0, 0, 4)
+  assert outbox.settled(ticket)
