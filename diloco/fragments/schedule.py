@@ -8,7 +8,6 @@ Reference: Streaming DiLoCo, arXiv 2501.18512, section 2.3.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,31 +21,24 @@ class Schedule:
     """Step within each H at which a fragment is due: floor(p H / P)."""
     return fragment * self.sync_every // self.num_fragments
 
-  def due(self, step: int, last_published: Sequence[int]) -> list[int]:
-    """Returns the fragments to publish after `step`.
-
-    A fragment is due on its grid point when H steps have passed since this
-    island last published it. An island that follows the rounds of a faster one
-    publishes more often than that, so its own grid stays silent until the
-    faster one is gone.
-
-    Args:
-      step: inner steps done by this island.
-      last_published: [P], step of the last publication of each fragment; for
-        a fragment not yet published, the step this island joined at, less H
-        when nobody has trained before.
-    """
-    return [
-      p for p in self.on_grid(step) if self.is_due(step, last_published[p])
-    ]
-
   def on_grid(self, step: int) -> tuple[int, ...]:
     """Fragments with a grid point at `step`, due or not."""
     every = self.sync_every
     return _grid(every, self.num_fragments)[step % every]
 
   def is_due(self, step: int, last_published: int) -> bool:
-    """Whether a fragment with a grid point at `step` is due; see `due`."""
+    """Whether H steps have passed since a fragment was last published.
+
+    Asked at its grid points, and H steps after a publication that was off the
+    grid. So an island that follows the rounds of a faster one, and publishes
+    more often than that, is silent by itself until the faster one is gone; and
+    then it goes on in the faster one's rhythm.
+
+    Args:
+      step: inner steps done by this island.
+      last_published: step of the last publication, or H before the first one
+        that may be.
+    """
     return step - last_published >= self.sync_every
 
 

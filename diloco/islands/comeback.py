@@ -15,8 +15,9 @@ If a publication up to k_p was refused or lost, k_p > s_p, its steps are in
 nobody's hands: the island goes back to min_p s_p and does them again. It does
 so too if k_p < s_p < s_c: then a publication of an earlier life came late, and
 the saved progress of p holds steps on both sides of its end.
-Every fragment is published at least every H steps, so an island loses at most
-H steps of progress, saved state or not.
+While versions come back, progress waits at most H steps for its publication
+(`diloco.islands.core`); so that is what an island loses, saved state or not,
+beside publications that were under way.
 
 Reference: Decoupled DiLoCo, arXiv 2604.21428 (recovery from a healthy peer
 that has seen the current vector clock, at most H steps stale).

@@ -236,13 +236,12 @@ class IslandCore:
     self._adoption = adoption
     self._follow = follow
     self._step = step
-    # Nobody has trained before step 0, so the grid may start at once. A
-    # restarted island first gives the running rounds a chance to lead it.
-    joined = step if step else -when.sync_every
     self._fragments = [
-      _Fragment(base, first_step, joined, muted=first_step > step)
-      for base, first_step in origins
+      # Due at its first grid point, so at most H steps from now.
+      _Fragment(base, first, step - when.sync_every, muted=first > step)
+      for base, first in origins
     ]
+    self._off_grid: dict[int, list[int]] = {}  # step -> fragments due then
     self._cut = cut
     self._resyncing = False
     self._just_told = False  # what is ready was fetched before
@@ -319,8 +318,12 @@ class IslandCore:
       self._resyncing = False
     if board is not None:
       self._look_at(board)
-    if stepped and (due := self._when.on_grid(step)):
-      actions += self._due(due)
+    if stepped:
+      due = self._when.on_grid(step)
+      if self._off_grid:
+        due += tuple(self._off_grid.pop(step, ()))
+      if due:
+        actions += self._due(due)
     if board is not None and board.open_rounds and self._follow:
       actions += self._follow_rounds(board.open_rounds)
     return actions
@@ -352,9 +355,9 @@ class IslandCore:
       if version > state.newest:
         state.newest = version
 
-  def _due(self, on_grid: Sequence[int]) -> list[Action]:
+  def _due(self, fragments: Sequence[int]) -> list[Action]:
     actions: list[Action] = []
-    for fragment in on_grid:
+    for fragment in fragments:
       state = self._fragments[fragment]
       due = self._when.is_due(self._step, state.scheduled)
       if due and self._has_news(state):
@@ -384,6 +387,9 @@ class IslandCore:
     else:
       state.published = (step,)
     state.scheduled = state.spoken = step
+    if fragment not in self._when.on_grid(step):
+      due = step + self._when.sync_every
+      self._off_grid.setdefault(due, []).append(fragment)
     return Publish(
       fragment, state.base, state.first_step, step, trigger, self._cut
     )

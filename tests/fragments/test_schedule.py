@@ -1,52 +1,34 @@
 import collections
-import itertools
 
 import pytest
 
 from diloco.fragments import schedule
 
 
-def _published(sync_every, num_fragments, steps):
-  """Steps at which each fragment is published by a lone island."""
-  when = schedule.Schedule(sync_every, num_fragments)
-  last = [-sync_every] * num_fragments
-  published = collections.defaultdict(list)
-  for step in range(1, steps + 1):
-    for fragment in when.due(step, last):
-      published[fragment].append(step)
-      last[fragment] = step
-  return published
-
-
 @pytest.mark.parametrize(
   ("sync_every", "num_fragments"), [(24, 24), (24, 8), (10, 3), (7, 7), (5, 1)]
 )
-def test_every_fragment_leaves_once_in_every_h_steps(sync_every, num_fragments):
-  published = _published(sync_every, num_fragments, 5 * sync_every)
-  assert sorted(published) == list(range(num_fragments))
-  for steps in published.values():
-    assert steps[0] <= sync_every
-    gaps = [b - a for a, b in itertools.pairwise(steps)]
-    assert gaps and set(gaps) == {sync_every}
+def test_every_fragment_has_one_grid_point_in_every_h_steps(
+  sync_every, num_fragments
+):
+  when = schedule.Schedule(sync_every, num_fragments)
+  for start in (0, 1, sync_every - 1, 5 * sync_every):
+    steps = range(start, start + sync_every)
+    found = collections.Counter(p for s in steps for p in when.on_grid(s))
+    assert found == collections.Counter(range(num_fragments))
 
 
 @pytest.mark.parametrize(
   ("sync_every", "num_fragments"), [(24, 24), (24, 8), (10, 3)]
 )
 def test_load_is_spread_over_the_steps(sync_every, num_fragments):
-  published = _published(sync_every, num_fragments, sync_every)
-  per_step = collections.Counter(
-    s for steps in published.values() for s in steps
-  )
-  assert max(per_step.values()) == 1
+  when = schedule.Schedule(sync_every, num_fragments)
+  assert max(len(when.on_grid(step)) for step in range(sync_every)) == 1
 
 
-def test_fragment_published_off_its_grid_waits_for_a_whole_h():
+def test_fragment_is_due_h_steps_after_its_last_publication():
   when = schedule.Schedule(8, 8)
-  last = [0] * 8
-  last[3] = 9  # followed somebody's round at step 9
-  due = [step for step in range(10, 30) if 3 in when.due(step, last)]
-  assert due[0] == 19  # the grid points 11 is too early; 19 is 10 steps later
+  assert [when.is_due(step, 9) for step in (16, 17, 18)] == [False, True, True]
 
 
 def test_offsets_follow_the_formula():

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from diloco.fragments import schedule
@@ -90,15 +92,48 @@ def test_island_does_not_follow(board, follow):
   assert [a.fragment for a in actions] == [1]
 
 
-def test_followed_fragment_is_not_published_again_before_h_steps():
+def test_followed_fragment_is_published_again_after_h_steps():
   state = _core()
   _step(state, board=_board([0] * 4, p3=[1]))  # follows at step 1
-  steps = {}
-  for _ in range(8):
+  steps = []
+  for _ in range(12):
     ready = [core.Ready(3, 1, 1)] if state.step == 1 else ()
-    for action in _step(state, ready):
-      steps.setdefault(action.fragment, []).append(state.step)
-  assert steps[3] == [2, 7]  # adopted at 2; its grid point 3 came too early
+    actions = _step(state, ready)
+    steps += [
+      state.step
+      for a in actions
+      if isinstance(a, core.Publish) and a.fragment == 3
+    ]
+  # Its grid points 3, 7 and 11 come too early; the faster island set the pace.
+  assert steps == [5, 9, 13]
+
+
+@pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
+@pytest.mark.parametrize("step", [0, 100])
+@pytest.mark.parametrize("fragment", [0, 1])
+def test_no_progress_waits_longer_than_h_steps(adoption, step, fragment):
+  # All that can happen to a fragment between any two steps: nothing, a round
+  # to follow, a version with all that was published.
+  every = 3
+  for events in itertools.product(("", "round", "version"), repeat=7):
+    state = _core(adoption, step=step, fragments=2, every=every)
+    for event in events:
+      base, _, published = state.positions[fragment]
+      board, ready = None, []
+      if event == "round":
+        versions = [0, 0]
+        versions[fragment] = base
+        board = core.Board(versions, {fragment: [7]})
+      elif event == "version":
+        ready = [core.Ready(fragment, base + 1, published)]
+      unanswered = len(state._fragments[fragment].published)
+      before = state.positions[fragment].published
+      _step(state, ready, board)
+      if adoption == "carry" and unanswered >= 2:
+        break  # from here on it waits longer for an answer
+      assert state.step - before <= every
+      # What H steps have passed for is published, or was given up.
+      assert state.step - state.positions[fragment].published < every, events
 
 
 def test_steps_already_offered_to_an_older_version_are_not_published_again():
@@ -118,13 +153,11 @@ def test_old_version_is_not_adopted_again():
   assert state.base_version(0) == 3
 
 
-def test_restarted_island_lets_others_lead_before_its_own_grid_starts():
+def test_restarted_island_publishes_every_fragment_within_h_steps():
   state = _core(step=100)
-  early = [a for _ in range(3) for a in _step(state)]
-  assert early == []
-  later = [a for _ in range(4) for a in _step(state)]
-  assert sorted(a.fragment for a in later) == [0, 1, 2, 3]
-  assert all(a.first_step == 100 for a in later)
+  actions = [a for _ in range(4) for a in _step(state)]
+  assert [a.fragment for a in actions] == [1, 2, 3, 0]
+  assert all(a.first_step == 100 for a in actions)
 
 
 def test_drain_publishes_exactly_what_is_unpublished():
