@@ -67,6 +67,9 @@ _FATES = {
   "too_stale": (
     "They started from a global version older than the staleness limit."
   ),
+  "passed_over": (
+    "The store listed their contribution only after later steps were merged."
+  ),
   "overlaps_merged": (
     "Their contribution also held steps that had been merged already."
   ),

@@ -159,6 +159,8 @@ class Head(Record):
   epoch: int = 0  # grows with every roll-back to a cut
   cut: int = 0  # last cut its syncer had taken part in
   digest: str = ""  # of the version's parameters
+  # island -> (first, last] behind the clock that no version has, newest last
+  holes: dict[str, list[list[int]]] = dataclasses.field(default_factory=dict)
 
   def merged_step(self, island: int) -> int:
     """Last local step of an island that this version contains."""

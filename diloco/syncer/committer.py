@@ -109,6 +109,7 @@ class Committer:
         epoch=held.head.epoch,
         cut=close.cut,
         digest=merged.digest,
+        holes=protocol.holes_of(close),
       )
 
     merge_op = operations.Merge(

@@ -21,12 +21,35 @@ snapshots, Information Processing Letters 25, 1987.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diloco.syncer import gates, grace, quorum
 
 # Refusals that are the island's own doing, not its store's.
 _OFFENCES = ("not_finite", "norm_outlier", "norm_overflow")
+
+# Holes remembered of each island and fragment. What is listed later than this
+# many merges of its island cannot be told from what was merged.
+_HOLES_KEPT = 16
+
+Hole = tuple[int, int]  # steps (first, last]
+
+
+class Start(NamedTuple):
+  """A fragment as its head has it.
+
+  Attributes:
+    version: the newest.
+    clock: a vector clock, island -> last merged step.
+    holes: island -> steps before that which no version has: another life or
+      base skipped them, or they were not to be seen when later ones were
+      merged. They never will be: what was trained since stands on what the
+      island made of them.
+  """
+
+  version: int
+  clock: Mapping[int, int]
+  holes: Mapping[int, tuple[Hole, ...]] = {}
 
 
 class Contribution(Protocol):
@@ -168,6 +191,7 @@ class Close:
   chosen: tuple[Chosen, ...]
   absent: tuple[int, ...]  # live islands that are not in
   clock: Mapping[int, int]  # the vector clock of the new version
+  holes: Mapping[int, tuple[Hole, ...]]  # what it passes over; see `Start`
   opened_at: float
   closed_at: float
   quorum_secs: float
@@ -252,6 +276,7 @@ class _Offender:
 class _Fragment:
   version: int
   clock: dict[int, int]
+  holes: dict[int, tuple[Hole, ...]]
   gate: gates.NormGate
   waiting: dict[str, tuple[Contribution, float]] = dataclasses.field(
     default_factory=dict
@@ -269,7 +294,7 @@ class SyncerCore:
   def __init__(
     self,
     settings: Settings,
-    heads: Sequence[tuple[int, Mapping[int, int]]],
+    heads: Sequence[Start | tuple[int, Mapping[int, int]]],
     *,
     epoch: int = 0,
     cut: int = 0,
@@ -278,15 +303,20 @@ class SyncerCore:
 
     Args:
       settings: policies and shape.
-      heads: [P] of (version, vector clock: island -> last merged step).
+      heads: [P].
       epoch: contributions of another one are from before a roll-back.
       cut: the last cut these heads have a part in.
     """
     assert len(heads) == settings.num_fragments
     self._settings = settings
     self._fragments = [
-      _Fragment(v, dict(clock), gates.NormGate(settings.gate))
-      for v, clock in heads
+      _Fragment(
+        start.version,
+        dict(start.clock),
+        dict(start.holes),
+        gates.NormGate(settings.gate),
+      )
+      for start in (Start(*head) for head in heads)
     ]
     self._epoch = epoch
     self._cut = cut
@@ -398,6 +428,8 @@ class SyncerCore:
     if new.epoch < self._epoch:
       return [Discard(new, "before_restore", now)]
     if new.step <= merged_step:
+      if _is_passed_over(state, new):
+        return [Discard(new, "passed_over", now)]
       return [Forget(new)]
     if new.epoch > self._epoch or new.base_version > state.version:
       # Somebody else committed what it started from: this syncer is deposed
@@ -481,6 +513,7 @@ class SyncerCore:
         self._offenders.pop(chosen.contribution.island, None)
     state.version = state.closing.version
     state.clock = dict(state.closing.clock)
+    state.holes = dict(state.closing.holes)
     state.opened_at = state.quorum_at = state.closing = None
     self._sync_secs = self._sync_secs.observe(sync_secs)
     # What is left was meant for the round that just closed.
@@ -492,6 +525,8 @@ class SyncerCore:
       if late or left.first_step < state.clock.get(left.island, 0):
         del state.waiting[key]
         reason = "too_stale" if late else "overlaps_merged"
+        if _is_passed_over(state, left):
+          reason = "passed_over"
         actions.append(Discard(left, reason, arrived_at))
     return actions + self._evaluate(fragment, now)
 
@@ -573,10 +608,14 @@ class SyncerCore:
     ordered = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, w[0].step)
     )
-    clock = dict(state.clock)
+    clock, holes = dict(state.clock), dict(state.holes)
     for contribution, _ in ordered:
       island, step = contribution.island, contribution.step
-      if step > clock.get(island, 0):
+      merged_step = clock.get(island, 0)
+      if contribution.first_step > merged_step:
+        hole = merged_step, contribution.first_step
+        holes[island] = (*holes.get(island, ()), hole)[-_HOLES_KEPT:]
+      if step > merged_step:
         clock[island] = step
     return Close(
       fragment=fragment,
@@ -589,6 +628,7 @@ class SyncerCore:
       ),
       absent=tuple(absent),
       clock=clock,
+      holes=holes,
       opened_at=opened_at,
       closed_at=now,
       quorum_secs=state.quorum_at - opened_at,
@@ -604,3 +644,16 @@ class SyncerCore:
       quorum_secs=self._quorum_secs.value or 0.0,
       sync_secs=self._sync_secs.value or 0.0,
     )
+
+
+def _is_passed_over(state: _Fragment, contribution: Contribution) -> bool:
+  """Whether a contribution behind the clock has steps that no version has."""
+  if contribution.step > state.clock.get(contribution.island, 0):
+    return False
+  holes = state.holes.get(contribution.island, ())
+  if len(holes) == _HOLES_KEPT and contribution.first_step < holes[0][0]:
+    return True  # as far as known; what was merged is no less so for it
+  return any(
+    first < contribution.step and contribution.first_step < last
+    for first, last in holes
+  )

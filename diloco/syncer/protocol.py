@@ -10,11 +10,12 @@ version is committed twice.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
+from diloco.syncer import core
 
 # Made once: procedures are run a million times in simulations.
 _AFTER_HEAD_CAS = operations.Point("after_head_cas")
@@ -24,6 +25,28 @@ _BEFORE_HEAD_CAS = operations.Point("before_head_cas")
 _CONTRIBUTIONS = operations.Names("contributions")
 _MEMBERS = operations.Names("members")
 _MID_FENCE = operations.Point("mid_fence")
+
+
+def starts(heads: Sequence[records.Head]) -> list[core.Start]:
+  """What a core must know of the heads it starts from."""
+  return [
+    core.Start(
+      head.version,
+      {int(m): step for m, step in head.clock.items()},
+      {
+        int(m): tuple((first, last) for first, last in spans)
+        for m, spans in head.holes.items()
+      },
+    )
+    for head in heads
+  ]
+
+
+def holes_of(close: core.Close) -> dict[str, list[list[int]]]:
+  """What the head of a new version says that it passes over."""
+  return {
+    str(m): [list(hole) for hole in holes] for m, holes in close.holes.items()
+  }
 
 
 class RefusedError(Exception):

@@ -133,13 +133,10 @@ class Syncer:
   def _lead(self, fenced: committer.Committer) -> None:
     """Makes the core and what surrounds it, from the heads."""
     heads = fenced.heads
-    clocks = [
-      (h.version, {int(m): step for m, step in h.clock.items()}) for h in heads
-    ]
     self._cuts = cutting.CutKeeper(self._store)
     self._core = core.SyncerCore(
       settings(self._config),
-      clocks,
+      protocol.starts(heads),
       epoch=max(h.epoch for h in heads),
       cut=self._cuts.recover(heads),
     )

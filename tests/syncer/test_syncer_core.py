@@ -116,6 +116,59 @@ def test_stale_contribution_waits_for_a_fresh_one():
   assert close.chosen[1].waited_secs == -100.0
 
 
+LATE = [
+  # (steps, fate) once (0, 24], (30, 48] and (50, 60] are merged.
+  ((24, 30), "passed_over"),
+  ((0, 30), "passed_over"),  # contains some of what was merged
+  ((48, 50), "passed_over"),
+  ((0, 24), None),
+  ((0, 12), None),
+  ((30, 48), None),
+]
+
+
+def _passes_over(start=core.Start(0, {})):
+  state = _core(heads=(start,))
+  for version, (first, step) in enumerate([(0, 24), (30, 48), (50, 60)]):
+    new = Contribution(0, first, step, base_version=version)
+    close, _ = _commit(state, state.handle(core.Arrived([new]), 1.0), 1.0)
+  return state, close
+
+
+@pytest.mark.parametrize(("steps", "fate"), LATE)
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_what_is_listed_after_later_steps_were_merged_has_a_fate(
+  steps, fate, taken_over
+):
+  state, close = _passes_over()
+  assert dict(close.holes) == {0: ((24, 30), (48, 50))}
+  if taken_over:
+    state = _core(heads=(core.Start(3, close.clock, close.holes),))
+  late = Contribution(0, *steps, base_version=2)
+  expected = core.Discard(late, fate, 2.0) if fate else core.Forget(late)
+  assert state.handle(core.Arrived([late]), 2.0) == [expected]
+
+
+def test_of_what_is_older_than_the_holes_remembered_nothing_is_forgotten():
+  state = _core()
+  for version in range(20):
+    new = Contribution(0, 10 * version + 5, 10 * version + 10, version)
+    close, _ = _commit(state, state.handle(core.Arrived([new]), 1.0), 1.0)
+  assert len(close.holes[0]) == 16
+  late = Contribution(0, 0, 5, base_version=20)
+  (discard,) = state.handle(core.Arrived([late]), 2.0)
+  assert discard == core.Discard(late, "passed_over", 2.0)
+
+
+def test_what_arrives_out_of_order_during_a_merge_is_passed_over():
+  state = _core(heads=((0, {0: 24}),))
+  actions = state.handle(core.Arrived([Contribution(0, 30, 48)]), 1.0)
+  late = Contribution(0, 24, 30)
+  assert state.handle(core.Arrived([late]), 1.1) == []
+  _, later = _commit(state, actions, 1.2)
+  assert later == [core.Discard(late, "passed_over", 1.1)]
+
+
 @pytest.mark.parametrize(
   ("contribution", "reason"),
   [

@@ -11,7 +11,7 @@ Letters 25, 1987.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from diloco.simulation.protocol import row_ledger, values
@@ -61,22 +61,32 @@ class CutJudge:
       tuple([h.anchor for h in held]),
     )
 
-  def judge(self, parts: Any, sent: dict[str, values.Delta]) -> str:
+  def judge(
+    self,
+    parts: Any,
+    sent: dict[str, values.Delta],
+    unlisted: Collection[str] = (),
+  ) -> str:
     """Why a cut is no moment of the run; empty if it is.
 
     Args:
       parts: its records.
       sent: all that was ever published, by key.
+      unlisted: keys of what no listing had for a while. A cut may lack it: then
+        its island does those rows again.
     """
     heads = [self._versions[h.fragment][h.version] for h in parts.heads]
     channel = [sent[record.key] for record in parts.contributions]
+    unseen = [sent[key] for key in unlisted if key in sent]
     for island, part in parts.islands.items():
       taken = self._taken.get((parts.request.cut, island, part.incarnation))
       if taken is None or taken.step != part.step:
         return f"island {island} never took the part that is in it"
       for fragment, head in enumerate(heads):
         why = _too_late(island, taken, fragment, head)
-        why = why or self._missing(island, taken, fragment, head, channel)
+        why = why or self._missing(
+          island, taken, fragment, head, [*channel, *unseen]
+        )
         if why:
           return why
       for content in channel:

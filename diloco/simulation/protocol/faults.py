@@ -23,6 +23,7 @@ STOP = "stop"  # SIGSTOP for `secs` before it; the clock goes on
 TORN = "torn"  # the process dies and leaves what it wrote damaged
 CORRUPT = "corrupt"  # what it wrote rots right after
 LOST = "lost"  # what it wrote disappears right after
+UNLISTED = "unlisted"  # a commit record is in no listing for `secs`
 
 # From a time on, for `secs`.
 KILL = "kill"
@@ -57,6 +58,7 @@ AT_OPERATION = (
   TORN,
   CORRUPT,
   LOST,
+  UNLISTED,
 )
 AT_TIME = (
   KILL,
@@ -222,3 +224,25 @@ def draw_outliers(
     at = round(uniform() * horizon_secs, 3)
     found.append(Fault(OUTLIERS, "", at, round(30.0 + 70.0 * uniform(), 3)))
   return tuple(found)
+
+
+def draw_unlisted(
+  rng: random.Random, islands: int, horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws commit records that are listed late, and others before them.
+
+  Args:
+    rng: source of randomness.
+    islands: how many there are.
+    horizon_secs: how long one may take to be listed.
+  """
+  uniform = rng.random
+  return tuple(
+    Fault(
+      UNLISTED,
+      f"island-{int(uniform() * islands)}",
+      float(1 + int(uniform() * 100)),
+      round(0.3 + uniform() * horizon_secs, 3),
+    )
+    for _ in range(1 + int(uniform() * 4))
+  )

@@ -65,6 +65,8 @@ class FaultyStore:
     self.plain: dict[str, tuple[Any, int]] | None = self.records
     self.full = 0  # intervals of full disk under way
     self.stale: dict[str, dict[str, list[str]]] = {}  # by role, old listings
+    self.hidden: set[str] = set()  # keys that no listing has
+    self.unlisted: set[str] = set()  # names of commit records that ever were
     self._leases = ""  # key of what is damaged or lost of the lease
     self._generation = 0
     self._aliases: dict[tuple[str, int], values.Version] = {}
@@ -195,6 +197,10 @@ class FaultyStore:
     if self.stale and (old := self.stale.get(life.role.name)) is not None:
       return list(old.get(prefix, ()))
     found = self.directories.get(prefix)
+    if self.hidden and found:
+      start = len(prefix) + 1
+      hidden = {key[start:] for key in self.hidden if key.startswith(prefix)}
+      return sorted(found.keys() - hidden)
     return sorted(found) if found else []
 
   def _write_payload(
@@ -326,6 +332,15 @@ class FaultyStore:
     record, _ = self.records.pop(key)
     if not lost:
       self.records[key] = (record, self._generation)
+
+  def hide(self, key: str) -> None:
+    """Keeps a key out of all listings."""
+    self.hidden.add(key)
+    self.unlisted.add(key.rpartition("/")[2])
+
+  def show(self, key: str) -> None:
+    """Lists a key again."""
+    self.hidden.discard(key)
 
   def swap(self, key: str, other: str) -> None:
     """Puts the record of another key under a key: whole, and not its own."""

@@ -321,7 +321,7 @@ class Checker:
     self._judge_cut(parts)
 
   def _judge_cut(self, parts: Any) -> None:
-    if why := self.cuts.judge(parts, self.sent):
+    if why := self.cuts.judge(parts, self.sent, self._store.unlisted):
       raise Violation(f"cut {parts.request.cut} is not one moment: {why}")
 
   def inconsistent(self, cut: int, why: str) -> None:
@@ -575,6 +575,14 @@ class Checker:
   def forgotten(self, syncer: Any, record: Any) -> None:
     """A record is left of what was merged already."""
     self.seen["forgotten"] += 1
+    rows = self.versions[record.fragment][-1].rows.get(record.island, ())
+    if not any(
+      first <= record.first_step and record.step <= last for first, last in rows
+    ):
+      raise Violation(
+        f"{record.key} is forgotten, and no version has its rows"
+        f" ({record.first_step}, {record.step}]"
+      )
 
   def publishing(self, island: Any, content: values.Delta) -> None:
     """An island is about to publish; its base must not have the rows yet."""

@@ -385,6 +385,10 @@ class Kernel:
   def _applies(self, fault: faults_lib.Fault, operation: Any) -> bool:
     if fault.kind in faults_lib.BEYOND_CONTRACT:
       return self._store.may_damage(operation)
+    if fault.kind == faults_lib.UNLISTED:
+      return type(operation) is operations.Write and (
+        operation.key.startswith("contributions/")
+      )
     if type(operation) is operations.Point:
       return fault.kind in (
         faults_lib.KILL_BEFORE,
@@ -416,6 +420,10 @@ class Kernel:
     if kind == faults_lib.FAIL_BEFORE:
       self._fail(thread, "failed before it took effect", 0.0)
       return True
+    if kind == faults_lib.UNLISTED:
+      self._store.hide(operation.key)
+      self.at(self.now + fault.secs, lambda: self._store.show(operation.key))
+      return False
     if kind == faults_lib.DUPLICATE:
       self.land_later(life, operation, fault.secs)
       return False

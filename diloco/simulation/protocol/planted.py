@@ -126,6 +126,12 @@ PLANTS: dict[str, Plant] = {
     "_admit",
     bugs.admit_without_clock,
   ),
+  "passed_over_forgotten": Plant(
+    "what is listed after later steps were merged is deleted without a word",
+    syncer_core,
+    "_is_passed_over",
+    bugs.constant(False),
+  ),
   "supersession_dropped": Plant(
     "overlapping contributions of one island are all merged",
     syncer_core.SyncerCore,

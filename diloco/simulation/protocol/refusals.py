@@ -182,6 +182,12 @@ def why_untrue(
     merged = newest.rows.get(record.island, ())
     if not values.overlap(merged, content.spans):
       return f"it shares no row with those merged, {list(merged)}"
+  elif reason == "passed_over":
+    merged = newest.rows.get(record.island, ())
+    if not merged or merged[-1][1] < record.step:
+      return f"nothing after it is merged, only {list(merged)}"
+    if any(f <= record.first_step and record.step <= e for f, e in merged):
+      return f"all its rows are merged, {list(merged)}"
   elif reason == "superseded":
     return _why_not_superseded(record, content, newest, ledger)
   elif reason == "not_finite":

@@ -169,4 +169,6 @@ def draw(seed: int) -> Schedule:
   rng = random.Random(seed + (1 << 40))
   drawn += faults_lib.draw_outliers(rng, islands, fragments, horizon)
   method = "rda" if rng.random() < 0.7 else "mean"
+  if rng.random() < 0.1:
+    drawn += faults_lib.draw_unlisted(rng, islands, horizon / 2)
   return dataclasses.replace(base, merge=method, faults=drawn)

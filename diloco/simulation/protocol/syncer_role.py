@@ -149,10 +149,7 @@ class Syncer:
         yield _RETRY_SECS
     self.core = core_lib.SyncerCore(
       self.world.core_settings,
-      [
-        (head.version, {int(m): step for m, step in head.clock.items()})
-        for head in heads
-      ],
+      protocol.starts(heads),
       epoch=max(head.epoch for head in heads),
       cut=cut,
     )
@@ -297,6 +294,7 @@ class Syncer:
           "epoch": held.head.epoch,
           "cut": close.cut,
           "digest": "",
+          "holes": protocol.holes_of(close) if close.holes else _NO_FACTS,
         },
       )
       return head

@@ -26,6 +26,7 @@ LIMITS = {
   "foreign_clock": 20,
   "counters_kept": 5,
   "merged_twice": 20,
+  "passed_over_forgotten": 200,
   "supersession_dropped": 30,
   "grace_over_slack": 30,
   "staleness_off_by_one": 30,
