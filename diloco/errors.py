@@ -40,3 +40,8 @@ class CorruptSnapshotError(RuntimeError):
   """
 
   generation: Any = None
+
+
+def one_line(error: BaseException) -> str:
+  """An exception's kind and text on one line, whatever the text holds."""
+  return " ".join(f"{type(error).__name__}: {error}".split())

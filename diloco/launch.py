@@ -90,8 +90,9 @@ def run(
   if as_json:
     json.dump(result.summary, sys.stdout, indent=2)
     print()
-  print(f"run {result.status}; report: {result.report}", file=sys.stderr)
   done = result.status in ("finished", "stopped")
+  why = "" if done else f": {result.summary['reason']}"
+  print(f"run {result.status}{why}; report: {result.report}", file=sys.stderr)
   return 0 if done else process.EXIT_FAILED
 
 

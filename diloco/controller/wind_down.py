@@ -78,12 +78,9 @@ def _train_and_wind_down(
   crash.point("controller_stopping")
   logger.info("stopping reason=%s", reason)
   final_eval = WindDown(controller).run(evaluate=finished)
-  if finished and final_eval is None:
-    return outcome_lib.Outcome(
-      "failed", "the final evaluation could not be done"
-    )
-  status: outcome_lib.Status = "finished" if finished else "stopped"
-  return outcome_lib.Outcome(status, reason, final_eval)
+  if not finished:
+    return outcome_lib.Outcome("stopped", reason)
+  return outcome_lib.conclude(final_eval)
 
 
 class WindDown:
@@ -95,8 +92,12 @@ class WindDown:
     self._times = controller.times
     controller.stop_supplying()
 
-  def run(self, *, evaluate: bool) -> dict[str, Any] | None:
-    """Drain, merge what is left, evaluate, save, stop."""
+  def run(self, *, evaluate: bool) -> dict[str, Any]:
+    """Drain, merge what is left, evaluate, save, stop.
+
+    Returns:
+      The final evaluation, or why there is none as its `error`.
+    """
     controller = self._controller
     for role in controller.islands:
       # Who is not running now will not run again in this session.
@@ -104,12 +105,7 @@ class WindDown:
         self._give_up(role)
     self._ask_islands("drain", timeout_secs=self._times.drain_secs)
     self._ask_leader("drain")
-    final_eval = None
-    for role in list(controller.islands) if evaluate else []:
-      if controller.is_ready(role) and final_eval is None:
-        batches = controller.config.programs.final_eval_batches
-        args = {"target": "global", "num_batches": batches}
-        final_eval = self._ask([role], "evaluate", **args).get(role)
+    final_eval = self._final_eval() if evaluate else {}
     self._ask_islands("checkpoint", wait=True)
     self._stop(self._ready_islands(), self._times.drain_secs)
     # Those that wait first, or one would take over from the leader.
@@ -118,6 +114,22 @@ class WindDown:
     self._stop(waiting, 2 * self._times.member_ttl_secs)
     self._stop([leader] if leader else [], self._times.drain_secs)
     return final_eval
+
+  def _final_eval(self) -> dict[str, Any]:
+    """Asks one island after another, and again, until one can."""
+    clock = self._controller.clock
+    batches = self._controller.config.programs.final_eval_batches
+    args = {"target": "global", "num_batches": batches}
+    found: dict[str, Any] = {"error": "no island is left that could"}
+    deadline = clock() + self._times.drain_secs
+    while clock() < deadline and self._ready_islands():
+      for role in filter(self._controller.is_ready, self._controller.islands):
+        found = self._ask([role], "evaluate", **args).get(role) or {
+          "error": f"{role} gave no answer"
+        }
+        if "error" not in found:
+          return found
+    return found
 
   def _ready_islands(self) -> list[str]:
     return list(filter(self._controller.is_ready, self._controller.islands))

@@ -99,20 +99,3 @@ def initial_writer(head: records.Head) -> tuple[int, int] | None:
   if head.version or match is None:
     return None
   return int(match[1]), int(match[2])
-
-
-def read_heads(
-  snapshots: store.SnapshotStore, plan: partition.FragmentPlan
-) -> list[records.Head]:
-  """Returns the head of every fragment.
-
-  Raises:
-    LookupError: the run has no global parameters yet.
-  """
-  heads = []
-  for fragment in range(plan.num_fragments):
-    head = snapshots.read(keys.head_key(fragment), records.Head)
-    if head is None:
-      raise LookupError(f"fragment {fragment} has no global version yet")
-    heads.append(head)
-  return heads

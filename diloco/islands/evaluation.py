@@ -1,19 +1,21 @@
 """Held-out loss of local or global parameters, on an island's own mesh."""
 
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from diloco import errors
-from diloco.fragments import partition
-from diloco.islands import bootstrap, heartbeat, inner_step
-from diloco.islands import placement as placement_lib
-from diloco.snapshots import records, store
+from diloco import timing
+from diloco.islands import fetching, heartbeat, inner_step, protocol
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
+
+logger = logging.getLogger(__name__)
 
 _READ_ATTEMPTS = 5
 
@@ -24,30 +26,32 @@ class Evaluator:
   def __init__(
     self,
     task: task_lib.Task,
-    tree: inner_step.ParamTree,
-    snapshots: store.SnapshotStore,
-    plan: partition.FragmentPlan,
-    placement: placement_lib.Placement,
+    trainer: trainer_lib.Trainer,
+    fetcher: fetching.Fetcher,
     progress: heartbeat.Progress,
-    compile_secs: float,
+    times: timing.Timing,
+    sleep: Callable[[float], None] = time.sleep,
   ):
     """Prepares; nothing is compiled or read before the first use.
 
     Args:
       task: what is evaluated.
-      tree: from flat parameters to the task's own.
-      snapshots: the store, with the global versions.
-      plan: of the fragments.
-      placement: the island's mesh.
+      trainer: whose parameters, and on which mesh.
+      fetcher: of the global versions.
       progress: moves with every fragment read and every batch.
-      compile_secs: how long a compilation may take.
+      times: how long a compilation may take, and the store is left alone
+        after it failed.
+      sleep: waits so many seconds.
     """
     self._task = task
-    self._store = snapshots
-    self._plan = plan
-    self._placement = placement
+    self._num_fragments = trainer.plan.num_fragments
+    self._placement = trainer.placement
+    self._fetcher = fetcher
     self._progress = progress
-    self._compile_secs = compile_secs
+    self._compile_secs = times.start_secs
+    self._retry_secs = times.retry_secs
+    self._sleep = sleep
+    tree = trainer.tree
     self._eval_fn = jax.jit(
       lambda flat, batch: task.eval_loss(tree.unflatten(flat), batch)
     )
@@ -63,12 +67,18 @@ class Evaluator:
 
     Returns:
       `loss` in nats per token, `tokens`, `bits_per_token`, `secs`, and for
-      global parameters `version`, the smallest over fragments.
+      global parameters `version` and `newest_version`, the smallest and the
+      largest over fragments.
+
+    Raises:
+      CorruptSnapshotError: a global version cannot be read, however often.
+      OSError: the store cannot be reached.
     """
     started = time.monotonic()
     result: dict[str, Any] = {}
     if params is None:
-      params, result["version"] = self._read_global()
+      params, versions = self._read_global()
+      result["version"], result["newest_version"] = min(versions), max(versions)
     stream = self._task.batches("heldout", share=0, num_shares=1, seed=0)
     try:
       sums = [self._dispatch(params, next(stream)) for _ in range(num_batches)]
@@ -95,27 +105,23 @@ class Evaluator:
     with self._progress.may_take(self._compile_secs):
       return self._eval_fn(params, placed)
 
-  def _read_global(self) -> tuple[inner_step.FlatParams, int]:
-    # A version may be retired while it is read; then there is a newer one.
-    for attempt in range(_READ_ATTEMPTS):
-      heads = bootstrap.read_heads(self._store, self._plan)
-      try:
-        params = {
-          name: value
-          for head, tensors in zip(heads, self._plan.fragments, strict=True)
-          for name, value in self._read_fragment(head, tensors).items()
-        }
-        return params, min(head.version for head in heads)
-      except errors.CorruptSnapshotError:
-        if attempt == _READ_ATTEMPTS - 1:
-          raise
-    raise AssertionError("unreachable")
+  def _read_global(self) -> tuple[inner_step.FlatParams, list[int]]:
+    params: inner_step.FlatParams = {}
+    versions = []
+    for fragment in range(self._num_fragments):
+      found = self._newest(fragment)
+      self._progress.moved()
+      versions.append(found.head.version)
+      for name, held in found.content.items():
+        params[name] = self._placement.put(held)
+    return params, versions
 
-  def _read_fragment(
-    self, head: records.Head, tensors: Sequence[partition.Tensor]
-  ) -> inner_step.FlatParams:
-    held = placement_lib.read_fragment(
-      self._store, head, tensors, self._placement
-    )
-    self._progress.moved()
-    return {name: self._placement.put(value) for name, value in held.items()}
+  def _newest(self, fragment: int) -> protocol.Fetched:
+    for _ in range(_READ_ATTEMPTS - 1):
+      try:
+        return self._fetcher.newest(fragment)
+      except operations.FAILURES as error:
+        logger.warning("read_failed fragment=%d error=%s", fragment, error)
+        self._progress.moved()
+        self._sleep(self._retry_secs)
+    return self._fetcher.newest(fragment)

@@ -35,8 +35,22 @@ class Fetcher:
       protocol.fetch(fragment, newer_than), self.execute
     )
 
+  def newest(self, fragment: int) -> protocol.Fetched:
+    """Reads a fragment's newest version.
+
+    Raises:
+      CorruptSnapshotError: it is damaged, or its head is lost.
+      OSError: the store could not be reached.
+    """
+    found = self.fetch(fragment, -1)
+    if found is None:
+      raise errors.CorruptSnapshotError(
+        f"the head of fragment {fragment} is lost"
+      )
+    return found
+
   def execute(self, operation: operations.Operation) -> Any:
-    """Does one operation of a procedure that reads versions."""
+    """Does one operation of a procedure that reads global versions."""
     if isinstance(operation, operations.ReadPayload):
       return self._read(operation.head)
     return self._store.execute(operation)

@@ -23,6 +23,7 @@ from diloco.islands import (
   bootstrap,
   evaluation,
   exchange,
+  fetching,
   heartbeat,
   publisher,
   recovery,
@@ -90,7 +91,7 @@ class Island:
     self._trainer = trainer_lib.Trainer(
       config, task, spec.island, spec.slice.shape, devices
     )
-    self._store.write_plan(self._trainer.plan)
+    self._patiently(lambda: self._store.write_plan(self._trainer.plan))
     self._join()
     self._heartbeat = heartbeat.Heartbeat(
       self._store,
@@ -129,12 +130,10 @@ class Island:
     trainer.compile()
     self._evaluator = evaluation.Evaluator(
       self._task,
-      trainer.tree,
-      self._store,
-      trainer.plan,
-      trainer.placement,
+      trainer,
+      fetching.Fetcher(self._store, trainer.plan, trainer.placement),
       self.progress,
-      self.times.start_secs,
+      self.times,
     )
     speed = spec.slice.relative_speed
     self._pace_secs = self._config.fleet.pace_step_secs / speed
@@ -171,6 +170,27 @@ class Island:
       self.times.heartbeat_secs,
     )
     self._exchange = exchange.Exchange(life, recovered, self._poll_secs)
+
+  def _patiently(self, do: Callable[[], None]) -> None:
+    """Does it once the store answers: an outage is no death of an island."""
+    while True:
+      try:
+        return do()
+      except OSError as error:
+        logger.warning("start_waits error=%s", error)
+        time.sleep(self.times.retry_secs)
+
+  def _publish_initial(self) -> None:
+    spec, plan = self._spec, self._trainer.plan
+    bootstrap.publish_initial(
+      self._store,
+      plan,
+      self._trainer.anchors,
+      writer=bootstrap.writer_name(spec.island, spec.incarnation),
+      first_fragment=spec.island
+      * plan.num_fragments
+      // self._config.fleet.islands,
+    )
 
   def _poll_secs(self) -> float:
     shortest, longest = _POLL_SECS
@@ -266,7 +286,11 @@ class Island:
       num_batches: held-out batches, always the first ones.
 
     Returns:
-      `loss` in nats per token, `tokens`, `bits_per_token`, `secs`.
+      As `evaluation.Evaluator.evaluate`.
+
+    Raises:
+      CorruptSnapshotError: a global version cannot be read, however often.
+      OSError: the store cannot be reached.
     """
     self._log.pause()
     params = self._trainer.state.params if target == "local" else None

@@ -13,7 +13,9 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
+from diloco import errors
 from diloco.islands import island as island_lib
+from diloco.snapshots import operations
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class ProgramRunner:
         self._last_window = args
         return self._train(args)
       case "evaluate":
-        return self._island.evaluate(**args)
+        return self._evaluate(args)
       case "checkpoint":
         return self._island.checkpoint(**args)
       case "poison":
@@ -74,6 +76,14 @@ class ProgramRunner:
         self._last_window = None
         return self._island.drain(**args)
     return {"error": f"there is no program {name!r}"}
+
+  def _evaluate(self, args: dict[str, Any]) -> dict[str, Any]:
+    """What cannot be read now costs a figure, not the island."""
+    try:
+      return self._island.evaluate(**args)
+    except operations.FAILURES as error:
+      logger.warning("evaluation_failed error=%s", error)
+      return {"error": errors.one_line(error)}
 
   def _train(self, args: dict[str, Any]) -> dict[str, Any]:
     return self._island.train(args["num_steps"], self._interrupted)

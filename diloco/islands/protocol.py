@@ -1,7 +1,7 @@
 """What an island does to the store, in the order that makes it safe.
 
-Procedures (see `diloco.snapshots.operations`): publish, fetch, and the survey
-of what the store knows of an island that comes back.
+Procedures (see `diloco.snapshots.operations`): publish, fetch, and what an
+island reads that comes back.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.islands import comeback
-from diloco.snapshots import keys, operations, records
+from diloco.snapshots import cuts, keys, operations, records
 
 # Made once: procedures are run a million times in simulations.
 _AFTER_COMMIT_RECORD = operations.Point("after_commit_record")
 _AFTER_PAYLOAD = operations.Point("after_payload")
 _BEFORE_COMMIT_RECORD = operations.Point("before_commit_record")
+_MID_RECOVERY = operations.Point("mid_recovery")
 
 
 def publish(
@@ -119,6 +120,55 @@ def survey(
       published[p] = max(published[p], record.step)
   versions = tuple(head.version for head in heads)
   return comeback.Known(tuple(published), versions, tuple(merged))
+
+
+class Standing(NamedTuple):
+  """What the store tells an island that comes back.
+
+  Attributes:
+    epoch: the store's timeline; None before the first return to a cut.
+    cut: number of the newest cut asked for, 0 without any.
+    known: how far the island is published and merged.
+    fetched: [P], the versions to start from, those that `known` names.
+  """
+
+  epoch: records.Epoch | None
+  cut: int
+  known: comeback.Known
+  fetched: list[Fetched]
+
+
+def come_back(
+  island: int, num_fragments: int
+) -> operations.Procedure[Standing]:
+  """Reads all that the next life of an island goes on from.
+
+  What can fail here fails as a whole: the caller waits and begins anew.
+
+  Raises:
+    CorruptSnapshotError: a newest version, or the epoch, cannot be read.
+    LookupError: a fragment has no head.
+  """
+  epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
+  cut = max((yield from cuts.numbers()), default=0)
+  known = yield from survey(island, num_fragments)
+  yield _MID_RECOVERY
+  fetched: list[Fetched] = []
+  for fragment in range(num_fragments):
+    found = yield from fetch(fragment, -1)
+    if found is None:
+      raise LookupError(f"fragment {fragment} has no head")
+    fetched.append(found)
+  # A version newer than the survey may hold steps it does not know of.
+  merged = tuple(found.head.merged_step(island) for found in fetched)
+  published = tuple(map(max, known.published, merged))
+  versions = tuple(found.head.version for found in fetched)
+  return Standing(
+    epoch,
+    max([cut, *(found.head.cut for found in fetched)]),
+    comeback.Known(published, versions, merged),
+    fetched,
+  )
 
 
 class VerdictWatch:

@@ -10,24 +10,22 @@ Where to go on is decided in `diloco.islands.comeback`.
 import logging
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from diloco import crash, errors
+from diloco import errors
 from diloco.islands import (
   bootstrap,
   checkpoints,
   comeback,
   core,
   fetching,
-  notices,
   peer_protocol,
   peers,
   protocol,
 )
-from diloco.islands import placement as placement_lib
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, keys, records, store
+from diloco.snapshots import checkpoint, keys, operations, records, store
 
 logger = logging.getLogger(__name__)
 
@@ -120,13 +118,15 @@ class Recovery:
     trainer: trainer_lib.Trainer,
     island: int,
     incarnation: int,
+    sleep: Callable[[float], None] = time.sleep,
   ):
-    """Args: where things are, what is to go on, and who it is."""
+    """Args: where things are, what goes on, who it is, how to wait."""
     self._run_dir = run_dir
     self._store = snapshots
     self._trainer = trainer
     self._island = island
     self._incarnation = incarnation
+    self._sleep = sleep
     self._passed_over: list[str] = []
 
   def run(self, sync_every: int, heartbeat_secs: float) -> Recovered:
@@ -135,17 +135,8 @@ class Recovery:
     Args:
       sync_every: H.
       heartbeat_secs: of the run; a peer is waited for a few of them.
-
-    Raises:
-      CorruptSnapshotError: a global version cannot be read.
-      OSError: the store cannot be reached.
     """
-    epoch = self._store.read(keys.EPOCH, records.Epoch)
-    cut = self._store.perform(notices.newest_cut())
-    known = self._store.perform(
-      protocol.survey(self._island, self._trainer.plan.num_fragments)
-    )
-    anchors, known = self._read_anchors(known)
+    epoch, cut, known, fetched = self._look()
     saved, snapshot = self._newest_saved(epoch)
     own = None
     if saved is not None:
@@ -155,7 +146,6 @@ class Recovery:
         [p[_FIRST_STEP] for p in saved.positions],
       )
     plan = comeback.decide(own, known, sync_every)
-    crash.point("mid_recovery")
     peer, opt_state = None, snapshot and snapshot.opt_state
     if plan.optimizer == "peer":
       found = self._from_peer(known.versions, heartbeat_secs)
@@ -164,7 +154,7 @@ class Recovery:
         saved = None
     self._trainer.resume(
       plan.start,
-      anchors,
+      [found.content for found in fetched],
       [origin.first_step for origin in plan.origins],
       opt_state=opt_state,
       saved=snapshot,
@@ -173,36 +163,29 @@ class Recovery:
     return Recovered(
       plan,
       epoch.epoch if epoch else 0,
-      max([cut, *(head.cut for head in self._heads)]),
+      cut,
       saved,
       peer,
       self._passed_over,
-      self._heads,
+      [found.head for found in fetched],
     )
 
-  def _read_anchors(
-    self, known: comeback.Known
-  ) -> tuple[list[placement_lib.HostFragment], comeback.Known]:
-    """Reads every fragment; a version may be newer than the survey's.
+  def _look(self) -> protocol.Standing:
+    """Reads what the store has, however long that takes.
 
-    A version made meanwhile can only contain steps the survey saw waiting.
+    Whoever started this island knows how long it may take to be ready.
     """
     trainer = self._trainer
     fetcher = fetching.Fetcher(self._store, trainer.plan, trainer.placement)
-    anchors, versions, merged = [], [], []
-    self._heads: list[records.Head] = []
-    for fragment in range(trainer.plan.num_fragments):
-      found = fetcher.fetch(fragment, -1)
-      if found is None:
-        raise errors.CorruptSnapshotError(
-          f"the head of fragment {fragment} is lost"
+    while True:
+      try:
+        return operations.perform(
+          protocol.come_back(self._island, trainer.plan.num_fragments),
+          fetcher.execute,
         )
-      self._heads.append(found.head)
-      anchors.append(found.content)
-      versions.append(found.head.version)
-      merged.append(found.head.merged_step(self._island))
-    published = [max(p) for p in zip(known.published, merged, strict=True)]
-    return anchors, comeback.Known(published, versions, merged)
+      except (*operations.FAILURES, LookupError) as error:
+        logger.warning("recovery_waits error=%s", error)
+        self._sleep(_RETRY_SECS)
 
   def _newest_saved(
     self, epoch: records.Epoch | None
@@ -272,7 +255,7 @@ class Recovery:
           # Another peer may have answered as well, and be the one to read.
           self._pass_over(str(error))
           self._store.perform(peer_protocol.clean_up(self._island))
-          time.sleep(_RETRY_SECS)
+          self._sleep(_RETRY_SECS)
           continue
         if heard is None:
           self._pass_over("no peer sent its optimizer state in time")

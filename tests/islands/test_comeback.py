@@ -84,6 +84,10 @@ def _execute(store):
         )
       case operations.Read(key, _):
         return store.get(key), None
+      case operations.ReadPayload(head):
+        return f"values of version {head.version}"
+      case operations.Point():
+        return None
     raise AssertionError(operation)
 
   return execute
@@ -121,6 +125,28 @@ def test_survey_counts_waiting_and_merged_steps_of_this_island_only():
   assert known == comeback.Known((14, 20, 0), (3, 4, 5), (10, 20, 0))
   with pytest.raises(LookupError, match="fragment 3"):
     operations.perform(protocol.survey(1, 4), _execute(store))
+
+
+def test_version_made_while_an_island_comes_back_is_what_it_starts_from():
+  # The merge takes in what a dead life wrote after the survey.
+  store = {
+    keys.head_key(p): records.Head(p, 3, 1, "x", [], {"1": 10}, {})
+    for p in range(2)
+  }
+  late = records.Head(1, 4, 1, "y", [], {"1": 16}, {}, cut=7)
+
+  def merge_meanwhile(operation):
+    if isinstance(operation, operations.Point):
+      store[keys.head_key(1)] = late
+    return _execute(store)(operation)
+
+  found = operations.perform(protocol.come_back(1, 2), merge_meanwhile)
+  assert found.known == comeback.Known((10, 16), (3, 4), (10, 16))
+  assert [f.content for f in found.fetched] == [
+    "values of version 3",
+    "values of version 4",
+  ]
+  assert found.cut == 7  # the start is after what was asked for before it
 
 
 def test_steps_of_a_publication_that_came_to_nothing_are_done_again():

@@ -5,14 +5,23 @@ import dataclasses
 import json
 import threading
 import time
+import types
 
+import cut_builder
 import jax
 import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import process
-from diloco.islands import adopter, checkpoints, core, notices
+from diloco.islands import (
+  adopter,
+  checkpoints,
+  core,
+  notices,
+  placement,
+  recovery,
+)
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint, keys, records, store
 from diloco.tape import reader
@@ -123,6 +132,26 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
       assert first_step == reached, (fragment, first_step)
       reached = step
     assert reached == 13
+
+
+def test_island_that_comes_back_waits_until_the_store_can_be_read(tmp_path):
+  run = cut_builder.CutRun(tmp_path)
+  whole = run.store.read(keys.head_key(1), records.Head)
+  cut_builder.spoil(run, keys.head_key(1))
+  waits = []
+
+  def sleep(secs):
+    waits.append(secs)
+    if len(waits) == 2:
+      run.store.write(keys.head_key(1), whole)
+
+  mesh = placement.Placement((1,), jax.devices()[:1])
+  trainer = types.SimpleNamespace(plan=cut_builder.PLAN, placement=mesh)
+  found = recovery.Recovery(
+    tmp_path, run.store, trainer, island=0, incarnation=2, sleep=sleep
+  )._look()
+  assert len(waits) == 2
+  assert [f.head for f in found.fetched] == run.heads()
 
 
 def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(

@@ -11,7 +11,7 @@ from typing import Any
 
 from diloco import errors
 from diloco.fragments import schedule
-from diloco.islands import comeback, notices, peer_protocol, protocol
+from diloco.islands import comeback, peer_protocol, protocol
 from diloco.islands import core as core_lib
 from diloco.simulation.protocol import island_saver, values
 from diloco.simulation.protocol import kernel as kernel_lib
@@ -32,22 +32,15 @@ def come_back(island: Any) -> kernel_lib.Script:
     saved = world.saved_state(island.index)
   while True:
     try:
-      epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
-      island.epoch = epoch.epoch if epoch else 0
-      island.cut = yield from notices.newest_cut()
-      known = yield from protocol.survey(island.index, world.schedule.fragments)
-      yield operations.Point("mid_recovery")
-      fetched = []
-      for fragment in range(world.schedule.fragments):
-        fetched.append((yield from protocol.fetch(fragment, -1)))
-      # A version newer than the survey may hold steps it does not know of.
-      if all(
-        f is not None and f.head.version == version
-        for f, version in zip(fetched, known.versions, strict=True)
-      ):
-        break
+      standing = yield from protocol.come_back(
+        island.index, world.schedule.fragments
+      )
+      break
     except (*operations.FAILURES, LookupError):
       yield _RETRY_SECS
+  _, island.cut, known, fetched = standing
+  epoch = standing.epoch
+  island.epoch = epoch.epoch if epoch else 0
   if saved is not None and saved.epoch != island.epoch:
     # After a roll-back only the cut's own saved state is older than it.
     saved = world.state_of_cut(epoch.cut, island.index) if epoch else None

@@ -1,0 +1,122 @@
+"""Held-out losses, from a store that fails and from one that lies."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cut_builder import PLAN, CutRun, filled
+
+from diloco import config as config_lib
+from diloco import errors, timing
+from diloco.islands import evaluation, fetching, heartbeat, placement, programs
+from diloco.snapshots import arrays, keys
+
+
+class Task:
+  """Its loss is the sum of all parameters."""
+
+  def eval_loss(self, params, batch):
+    return sum(x.sum() for x in params.values()) * len(batch["x"]), jnp.float32(
+      len(batch["x"])
+    )
+
+  def batches(self, split, *, share, num_shares, seed):
+    assert (split, share, num_shares, seed) == ("heldout", 0, 1, 0)
+    return Stream()
+
+
+class Stream:
+  def __next__(self):
+    return {"x": np.zeros((2, 1), np.float32)}
+
+  def close(self):
+    pass
+
+
+@pytest.fixture
+def run(tmp_path):
+  made = CutRun(tmp_path)
+  made.commit(0, 1, {}, value=2.0)  # tensor "a", of four
+  return made
+
+
+@pytest.fixture
+def evaluator(run):
+  mesh = placement.Placement((1,), jax.devices()[:1])
+  trainer = types.SimpleNamespace(
+    plan=PLAN,
+    placement=mesh,
+    tree=types.SimpleNamespace(unflatten=lambda flat: flat),
+  )
+  waited = []
+  made = evaluation.Evaluator(
+    Task(),
+    trainer,
+    fetching.Fetcher(run.store, PLAN, mesh),
+    heartbeat.Progress(),
+    timing.derive(config_lib.ControllerConfig(), 0.0),
+    sleep=waited.append,
+  )
+  made.waited = waited
+  return made
+
+
+def failing(monkeypatch, run, times):
+  """The store's next reads of a head fail."""
+  left = [OSError("the snapshot store failed: unreachable")] * times
+  right = run.store.read_for_update
+
+  def read(key, kind):
+    if left and key.startswith("heads/"):
+      raise left.pop()
+    return right(key, kind)
+
+  monkeypatch.setattr(run.store, "read_for_update", read)
+
+
+def test_store_that_fails_for_a_moment_costs_an_evaluation_only_time(
+  run, evaluator, monkeypatch
+):
+  failing(monkeypatch, run, times=3)
+  result = evaluator.evaluate(None, 2)
+  assert result["loss"] == 8.0
+  assert (result["version"], result["newest_version"]) == (0, 1)
+  assert result["tokens"] == 4
+  assert len(evaluator.waited) == 3
+
+
+def test_values_other_than_those_committed_are_not_evaluated(run, evaluator):
+  prefix = f"{run.head(0).payload}/params"
+  wrong = filled(PLAN.fragments[0][0], 3.0)
+  run.store.arrays.write(prefix, [arrays.Tensor.whole("a", wrong)])
+  with pytest.raises(errors.CorruptSnapshotError, match="digest"):
+    evaluator.evaluate(None, 2)
+
+
+def test_lost_head_is_waited_for_and_then_named(run, evaluator):
+  run.store.delete(keys.head_key(1))
+  with pytest.raises(errors.CorruptSnapshotError, match="fragment 1 is lost"):
+    evaluator.evaluate(None, 2)
+  assert evaluator.waited
+
+
+@pytest.mark.parametrize(
+  "failure", [OSError("no route to it"), errors.CorruptSnapshotError("torn")]
+)
+def test_island_that_cannot_evaluate_says_so_and_lives(failure):
+  sent = []
+
+  def evaluate(**_):
+    raise failure
+
+  runner = programs.ProgramRunner(
+    types.SimpleNamespace(evaluate=evaluate),
+    types.SimpleNamespace(send=sent.append),
+    config_lib.RunConfig(),
+  )
+  result = runner._run_program(
+    {"name": "evaluate", "args": {"target": "global", "num_batches": 1}}
+  )
+  assert result == {"error": f"{type(failure).__name__}: {failure}"}
