@@ -54,6 +54,22 @@ def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
 
 
 @pytest.mark.parametrize(
+  ("blind", "status", "reason"),
+  [
+    ({"island-0"}, "finished", "token budget trained"),
+    ({"island-0", "island-1"}, "failed", "OSError: unreachable"),
+  ],
+)
+def test_final_evaluation_is_done_by_whoever_can(
+  session, fleet, blind, status, reason
+):
+  fleet.blind = blind
+  outcome = session().run()
+  assert outcome.status == status
+  assert reason in outcome.reason
+
+
+@pytest.mark.parametrize(
   "harm",
   [lambda path: shutil.rmtree(path.parent), lambda path: path.write_text("{")],
 )
