@@ -91,19 +91,23 @@ class Chores:
   ) -> operations.Procedure[None]:
     """Learns what predecessors left behind, and deletes what nobody needs.
 
+    A version beyond the head was never committed, and never will be.
+
     Args:
       heads: [P], as fenced.
     """
     retained = []
     for head in heads:
       root = f"globals/{head.fragment:04d}"
-      # Those that were never committed too.
-      names = yield operations.Names(root)
-      found = [
-        (int(number), f"{root}/{name}")
-        for name in names
-        if (number := name.partition(".")[0]).isdecimal()
-      ]
+      found = []
+      for name in (yield operations.Names(root)):
+        number = name.partition(".")[0]
+        if not number.isdecimal():
+          continue
+        if int(number) > head.version:
+          yield operations.DeleteTree(f"{root}/{name}")
+        else:
+          found.append((int(number), f"{root}/{name}"))
       retained.append(sorted(found))
     self._retained = retained
     yield from protocol.abandoned(

@@ -1,71 +1,55 @@
 """Global versions in the store: merge and commit.
 
-The order of things is in `diloco.syncer.protocol`, the arithmetic in
-`diloco.syncer.round_merge`; here is what is named how.
+The order of things and their names are in `diloco.syncer.heads`, the arithmetic
+is in `diloco.syncer.round_merge`; here they meet.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.fragments import partition
 from diloco.snapshots import keys, operations, records, store
-from diloco.syncer import (
-  core,
-  merge,
-  outer_optimizer,
-  protocol,
-  round_merge,
-)
+from diloco.syncer import core, merge, outer_optimizer, round_merge
+from diloco.syncer import heads as heads_lib
 
 Merged = round_merge.Merged
 RefusedError = round_merge.RefusedError
 
 
 class Committer:
-  """Heads of all fragments, under one fencing token."""
+  """Moves the heads of one leadership."""
 
   def __init__(
     self,
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
-    token: int,
+    heads: heads_lib.Heads,
     method: merge.Method,
     outer: outer_optimizer.OuterOptimizer,
   ):
-    """Fences every head.
+    """Does nothing yet.
 
     Args:
       snapshots: the store.
       plan: the fragment plan.
-      token: of the lease held.
+      heads: of all fragments, fenced.
       method: how tensors that are not embeddings are averaged.
       outer: the outer optimizer.
-
-    Raises:
-      LookupError: a fragment has no head.
-      CorruptSnapshotError: one is damaged.
-      FencedError: somebody with a newer token was here.
     """
     self._store = snapshots
-    self._token = token
-    self._held = [
-      snapshots.perform(protocol.fence(p, token))
-      for p in range(plan.num_fragments)
-    ]
+    self._heads = heads
     self._merger = round_merge.RoundMerger(snapshots, plan, method, outer)
-    self._tries = itertools.count()
 
   @property
   def token(self) -> int:
     """Fencing token it commits under."""
-    return self._token
+    return self._heads.token
 
   @property
   def heads(self) -> list[records.Head]:
     """[P], the heads as this syncer last wrote them."""
-    return [held.head for held in self._held]
+    return self._heads.records
 
   def close_round(
     self,
@@ -84,44 +68,20 @@ class Committer:
       What `facts_of` made of it.
 
     Raises:
-      RefusedError: some contributions cannot be used. Nothing is committed.
-      OSError: the store failed. Nothing is committed.
-      FencedError: another syncer committed to this fragment.
+      as `heads.Heads.close_round`.
     """
     fragment = close.fragment
-    held = self._held[fragment]
-    assert close.version == held.head.version + 1
-    contributions = tuple(_record(c) for c in close.chosen)
-    # Never the same prefix twice: the commit of an earlier try may have
-    # succeeded although nobody was told.
-    writer = f"s{self._token}.{next(self._tries)}"
-    payload = keys.global_prefix(fragment, close.version, writer)
 
-    def head_of(merged: Merged) -> records.Head:
-      return records.Head(
-        fragment=fragment,
-        version=close.version,
-        token=self._token,
-        payload=payload,
-        chunks=self._merger.chunks(fragment),
-        clock={str(m): step for m, step in close.clock.items()},
-        merged=facts_of(merged),
-        epoch=held.head.epoch,
-        cut=close.cut,
-        digest=merged.digest,
-        holes=protocol.holes_of(close),
+    def content_of(merged: Merged) -> heads_lib.Content:
+      return heads_lib.Content(
+        self._merger.chunks(fragment), facts_of(merged), merged.digest
       )
 
-    merge_op = operations.Merge(
-      held.head,
-      payload,
-      contributions,
-      tuple(weights[c.key] for c in contributions),
+    of_chosen = [weights[c.contribution.key] for c in close.chosen]
+    operations.perform(
+      self._heads.close_round(close, of_chosen, content_of), self._execute
     )
-    self._held[fragment] = operations.perform(
-      protocol.close_round(held, merge_op, head_of), self._execute
-    )
-    return self._held[fragment].head.merged
+    return self.heads[fragment].merged
 
   def _execute(self, operation: operations.Operation) -> Any:
     if isinstance(operation, operations.Merge):
@@ -155,8 +115,3 @@ def standstills(
     except errors.CorruptSnapshotError as error:
       found.append(Standstill(fragment, newest, f"{key}: {error}"))
   return found
-
-
-def _record(chosen: core.Chosen) -> records.Contribution:
-  assert isinstance(chosen.contribution, records.Contribution)
-  return chosen.contribution

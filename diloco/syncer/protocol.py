@@ -137,6 +137,29 @@ def commit(held: Held, head: records.Head) -> operations.Procedure[Held]:
   return Held(head, generation)
 
 
+def rewrite(held: Held) -> operations.Procedure[Held]:
+  """Writes a head anew: no earlier commit can succeed after that.
+
+  Raises:
+    FencedError: one did, or another syncer holds the fragment; whoever leads
+      next reads it from the head.
+  """
+  head = held.head
+  found, generation = yield operations.read_head(head.fragment)
+  if found == head:
+    key = keys.head_key(head.fragment)
+    yield operations.CompareAndSet(key, head, generation)
+    # Written or not, the next look tells, and gives the generation.
+    before = generation
+    found, generation = yield operations.read_head(head.fragment)
+    if found == head and generation != before:
+      return Held(head, generation)
+  raise errors.FencedError(
+    f"fragment {head.fragment} is not at version {head.version} of token"
+    f" {head.token} any more"
+  )
+
+
 class Scanned(NamedTuple):
   """What a look at the commit records found.
 

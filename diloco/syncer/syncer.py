@@ -16,7 +16,7 @@ from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import crash, errors, timing
 from diloco.fragments import codec, partition
-from diloco.snapshots import records, store
+from diloco.snapshots import operations, records, store
 from diloco.syncer import (
   chores,
   committer,
@@ -32,6 +32,7 @@ from diloco.syncer import (
   rounds,
   weighting,
 )
+from diloco.syncer import heads as heads_lib
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,12 @@ class Syncer:
     self._tape = tape
     self._times = timing.read(snapshots, config.controller)
     self._lease = leadership.Leadership(snapshots, self._times, owner, stranger)
+    self._cuts = cutting.CutKeeper(snapshots)
+    self._chores = chores.Chores(
+      self._cuts, chores.versions_kept(config.sync.max_staleness)
+    )
+    self._plan: partition.FragmentPlan | None = None
+    self._shown = False  # the board, once since it leads
     self._members = members.MemberWatch(self._times.member_ttl_secs)
     self._stop = threading.Event()
     self._present: set[int] = set()
@@ -120,67 +127,67 @@ class Syncer:
       return False
     crash.point("after_lease")
     self._tape.record(events.LEASE_ACQUIRED, token=self._lease.token)
-    while (fenced := self._fence_heads()) is None:
+    heads = heads_lib.Heads(self._lease.token)
+    while (cut := self._fence(heads)) is None:
       if not wanted():
         return False
-      self._lease.check()
-      time.sleep(_POLL_SECS[1])
-    crash.point("after_fence")
-    self._tell_again(fenced.heads)
-    self._lead(fenced)
+      time.sleep(self._times.standby_poll_secs)
+    self._tell_again(heads.records)
+    self._lead(heads, cut)
     return True
 
-  def _lead(self, fenced: committer.Committer) -> None:
+  def _fence(self, heads: heads_lib.Heads) -> int | None:
+    """Tries to hold all heads, and to learn what predecessors left behind.
+
+    Returns:
+      The last cut these heads are after. None while islands still write them,
+      while the store fails, or if one is damaged or lost: that takes a return
+      to a cut, and until then islands train on.
+    """
+    self._lease.check()
+    try:
+      self._plan = self._store.read_plan()
+      if self._plan is None:
+        return None
+      num_fragments = self._plan.num_fragments
+      try:
+        return self._store.perform(
+          heads.take_over(num_fragments, self._cuts, self._chores)
+        )
+      except (LookupError, errors.CorruptSnapshotError):
+        self._tell_standstills(num_fragments)
+    except operations.FAILURES as error:
+      logger.warning("store_unreachable error=%s", error)
+    return None
+
+  def _lead(self, heads: heads_lib.Heads, cut: int) -> None:
     """Makes the core and what surrounds it, from the heads."""
-    heads = fenced.heads
-    self._cuts = cutting.CutKeeper(self._store)
+    assert self._plan is not None
+    outer, sync = self._config.outer, self._config.sync
     self._core = core.SyncerCore(
       settings(self._config),
-      protocol.starts(heads),
-      epoch=max(h.epoch for h in heads),
-      cut=self._cuts.recover(heads),
+      protocol.starts(heads.records),
+      epoch=max(h.epoch for h in heads.records),
+      cut=cut,
     )
-    sync = self._config.sync
-    kept = chores.versions_kept(sync.max_staleness)
-    self._chores = chores.Chores(self._cuts, kept)
-    self._store.perform(self._chores.take_over(heads))
     self._rounds = rounds.Rounds(
       self._store,
       self._core,
-      fenced,
+      committer.Committer(
+        self._store,
+        self._plan,
+        heads,
+        sync.merge,
+        outer_optimizer.OuterOptimizer(
+          outer.learning_rate, outer.momentum, outer.nesterov
+        ),
+      ),
       weighting.Weighting(sync.staleness_decay, sync.max_staleness),
       self._cuts,
       self._chores,
       self._tape,
     )
-    self._rounds.publish_board()
     self._leads = True
-
-  def _fence_heads(self) -> committer.Committer | None:
-    """Raises the token of all heads.
-
-    Returns:
-      None while islands still write them, or if one is damaged or lost: that
-      takes a return to a cut, and until then islands train on.
-    """
-    outer, sync = self._config.outer, self._config.sync
-    plan = self._store.read_plan()
-    if plan is None:
-      return None
-    self._plan: partition.FragmentPlan = plan
-    try:
-      return committer.Committer(
-        self._store,
-        plan,
-        self._lease.token,
-        sync.merge,
-        outer_optimizer.OuterOptimizer(
-          outer.learning_rate, outer.momentum, outer.nesterov
-        ),
-      )
-    except (LookupError, errors.CorruptSnapshotError):
-      self._tell_standstills(plan.num_fragments)
-      return None
 
   def _tell_standstills(self, num_fragments: int) -> None:
     """Says once of each fragment that its head is damaged or lost."""
@@ -219,6 +226,9 @@ class Syncer:
       self._lease.check()
       now = time.monotonic()
       try:
+        if not self._shown:
+          self._rounds.publish_board()
+          self._shown = True
         if now >= members_due:
           members_due = now + self._times.heartbeat_secs
           # Cuts first: a merge that fails again ends this turn.
@@ -229,7 +239,7 @@ class Syncer:
         self._store.perform(self._chores.tidy())
         self._scan()
         self._pass_time(draining=draining)
-      except OSError as error:
+      except operations.FAILURES as error:
         logger.warning("store_unreachable error=%s", error)
         time.sleep(self._times.retry_secs)
       if channel is not None:
@@ -295,6 +305,7 @@ class Syncer:
     _, found, broken = self._store.perform(self._chores.look())
     for name, why in broken:
       self._rounds.reject_record(name, why)
+    assert self._plan is not None
     sound = []
     for name, record in found:
       if why := _refusal(record, self._plan):

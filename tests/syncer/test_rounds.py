@@ -14,6 +14,7 @@ from diloco.syncer import (
   core,
   cutting,
   grace,
+  heads,
   outer_optimizer,
   quorum,
   rounds,
@@ -40,10 +41,12 @@ class Leader:
     outer = outer_optimizer.OuterOptimizer(0.5, 0.0)
     self.chores = chores.Chores(keeper, keep_versions=3)
     self.run.store.perform(self.chores.take_over(self.run.heads()))
+    held = heads.Heads(1)
+    self.run.store.perform(held.fence(2))
     self.rounds = rounds.Rounds(
       self.run.store,
       core.SyncerCore(SETTINGS, [(0, {}), (0, {})]),
-      committer.Committer(self.run.store, PLAN, 1, "mean", outer),
+      committer.Committer(self.run.store, PLAN, held, "mean", outer),
       weighting.Weighting(1.0, 4),
       keeper,
       self.chores,

@@ -1,25 +1,80 @@
-"""The syncer's loop while a fragment stands still."""
+"""The syncer's shell: taking over from a store that fails, and its loop."""
 
 import dataclasses
 import threading
 import time
 
+import pytest
 from cut_builder import ISLANDS, CutRun
 
 from diloco import config as config_lib
-from diloco.snapshots import cuts, keys, records
+from diloco import errors
+from diloco.snapshots import cuts, keys, operations, records
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import reader, recorder
 
 _PATIENCE_SECS = 60.0
 
 
+def _config(**overrides):
+  config = config_lib.from_mapping({"controller": {"takeover_secs": 0.3}})
+  sync = dataclasses.replace(config.sync, num_fragments=2, quorum=1)
+  return dataclasses.replace(config, sync=sync, **overrides)
+
+
+class FailsOnce:
+  """A store whose n-th operation since the lease was taken fails, once."""
+
+  def __init__(self, works, error):
+    self._works = works
+    self._error = error
+    self._leads = False
+    self.left = 0
+
+  def __call__(self, operation):
+    if threading.current_thread().name == "lease":
+      return self._works(operation)
+    if self._leads:
+      self.left -= 1
+      if self.left == 0:
+        raise self._error
+    result = self._works(operation)
+    if getattr(operation, "key", "") == keys.SYNCER_LEASE:
+      self._leads |= isinstance(operation, operations.CompareAndSet)
+    return result
+
+
+@pytest.mark.parametrize(
+  "error",
+  [OSError("gone"), errors.CorruptSnapshotError("torn")],
+  ids=["fails", "damaged"],
+)
+def test_standby_leads_whatever_single_operation_fails_as_it_takes_over(
+  tmp_path, monkeypatch, error
+):
+  reached = True
+  number = 0
+  while reached:
+    number += 1
+    run = CutRun(tmp_path / str(number))
+    run.perform(cuts.request(ISLANDS, 2))
+    run.publish(0, 0, 0, 0, 8)
+    fails = FailsOnce(run.store.execute, error)
+    fails.left = number
+    monkeypatch.setattr(run.store, "execute", fails)
+    tape = recorder.Recorder(run.dir, "syncer", 1)
+    syncer = syncer_lib.Syncer(run.store, _config(), tape, "test")
+    assert syncer.take_over()
+    assert syncer.token == 2  # the heads are at 1
+    assert [h.token for h in run.heads()] == [2, 2]
+    syncer.close()
+    tape.close()
+    reached = fails.left <= 0
+  assert number > 10  # heads, cuts, payloads and what else there is
+
+
 def test_merge_that_fails_every_time_keeps_no_cut_waiting(tmp_path):
-  config = config_lib.RunConfig()
-  config = dataclasses.replace(
-    config,
-    sync=dataclasses.replace(config.sync, num_fragments=2, quorum=1),
-  )
+  config = _config()
   run = CutRun(tmp_path)
   run.store.delete_tree(run.head(0).payload)
   run.publish(0, 0, 0, 0, 8)

@@ -16,6 +16,7 @@ from diloco.snapshots import keys, lease, operations, records
 from diloco.syncer import chores as chores_lib
 from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, members, protocol, weighting
+from diloco.syncer import heads as heads_lib
 
 _RETRY_SECS = 0.2
 _POLL_SECS = 0.8
@@ -59,13 +60,13 @@ class Syncer:
     "random",
     "thread",
     "token",
-    "tries",
     "watch",
     "weighting",
     "world",
   )
 
   core: core_lib.SyncerCore
+  heads: heads_lib.Heads
 
   def __init__(self, world: Any, life: kernel_lib.Life):
     self.world = world
@@ -82,9 +83,7 @@ class Syncer:
     self.watch = lease.LeaseWatch(world.lease_ttl_secs)
     self.members = members.MemberWatch(world.member_ttl_secs)
     self.token = 0
-    self.tries = 0
     self.fenced = False
-    self.heads: list[protocol.Held] = []
     self.thread: kernel_lib.Thread | None = None
     self.weighting = weighting.Weighting(
       arithmetic.DECAY, max_staleness=world.schedule.max_staleness
@@ -131,22 +130,17 @@ class Syncer:
       raise errors.FencedError(f"the lease of token {self.token} was taken")
 
   def _take_over(self) -> kernel_lib.Script:
-    fragments = self.world.schedule.fragments
+    self.heads = heads_lib.Heads(self.token, _make_head)
     while True:
       self._check_lease()
       try:
-        self.heads = []
-        for p in range(fragments):
-          self.heads.append((yield from protocol.fence(p, self.token)))
-        yield operations.Point("after_fence")
-        heads = [held.head for held in self.heads]
-        cut = max(head.cut for head in heads)
-        if self.cuts is not None:
-          cut = self.cuts.recover(heads)
-        yield from self.chores.take_over(heads)
+        cut = yield from self.heads.take_over(
+          self.world.schedule.fragments, self.cuts, self.chores
+        )
         break
       except (*operations.FAILURES, LookupError):
         yield _RETRY_SECS
+    heads = self.heads.records
     self.core = core_lib.SyncerCore(
       self.world.core_settings,
       protocol.starts(heads),
@@ -233,7 +227,7 @@ class Syncer:
           self.world.checker.discarded(self, action.contribution, action.reason)
           yield from self.chores.delete(action.contribution.key)
         elif kind is core_lib.Cut and self.cuts is not None:
-          self.cuts.take_part(action.number, [h.head for h in self.heads])
+          self.cuts.take_part(action.number, self.heads.records)
         elif kind is core_lib.Quarantine:
           self.world.checker.seen["quarantined"] += 1
           yield from self.chores.accuse(action)
@@ -260,53 +254,20 @@ class Syncer:
 
   def _close_round(self, close: core_lib.Close) -> kernel_lib.Script:
     kernel, life, world = self.kernel, self.life, self.world
-    fragment, version = close.fragment, close.version
+    fragment = close.fragment
     started = kernel.clock(life)
     world.checker.closing(self, close)
-    contributions: Any = tuple([c.contribution for c in close.chosen])
     weight = self.weighting.weight
-    weights = tuple(
-      [
-        weight(record.c_tokens, record.c_steps, chosen.staleness)
-        for record, chosen in zip(contributions, close.chosen, strict=True)
-      ]
-    )
-    held = self.heads[fragment]
-    # Never the same prefix twice: an earlier try may have been committed.
-    self.tries += 1
-    writer = f"s{self.token}.{self.tries}"
-    payload = keys.global_prefix(fragment, version, writer)
-    merge = operations.Merge(held.head, payload, contributions, weights)
-
-    def head_of(merged: Any) -> records.Head:
-      head = _new(records.Head)
-      _set(
-        head,
-        "__dict__",
-        {
-          "fragment": fragment,
-          "version": version,
-          "token": self.token,
-          "payload": payload,
-          "chunks": _CHUNKS,
-          "clock": {str(m): step for m, step in close.clock.items()},
-          "merged": _NO_FACTS,
-          "epoch": held.head.epoch,
-          "cut": close.cut,
-          "digest": "",
-          "holes": protocol.holes_of(close) if close.holes else _NO_FACTS,
-        },
-      )
-      return head
-
+    weights = []
+    for chosen in close.chosen:
+      record: Any = chosen.contribution
+      weights.append(weight(record.c_tokens, record.c_steps, chosen.staleness))
     try:
       if not world.schedule.fine:
         yield 0.08 * self.random()
       if self.fenced:
         self._check_lease()
-      self.heads[fragment] = yield from protocol.close_round(
-        held, merge, head_of
-      )
+      yield from self.heads.close_round(close, weights, _content_of)
     except protocol.RefusedError as refused:
       later = self.core.handle(
         core_lib.MergeRefused(fragment, refused.reasons), kernel.clock(life)
@@ -328,7 +289,7 @@ class Syncer:
     )
     failure: BaseException | None = None
     yield operations.Point("before_tape")
-    head = self.heads[fragment].head
+    head = self.heads.held[fragment].head
     merged = [chosen.contribution.key for chosen in close.chosen]
     try:
       yield from self.chores.clear_up(head, self._board(), merged)
@@ -343,5 +304,14 @@ class Syncer:
 # What frozen dataclasses check while they are made costs too much here.
 _new = object.__new__
 _set = object.__setattr__
-_CHUNKS = [[1]]
-_NO_FACTS: dict[str, Any] = {}
+_CONTENT = heads_lib.Content([[1]], {}, "")
+
+
+def _make_head(**fields: Any) -> records.Head:
+  head = _new(records.Head)
+  _set(head, "__dict__", fields)
+  return head
+
+
+def _content_of(merged: Any) -> heads_lib.Content:
+  return _CONTENT

@@ -1,0 +1,185 @@
+"""Heads of all fragments under one leadership: taken over, then moved on.
+
+Procedures (see `diloco.snapshots.operations`): the live syncer and the
+simulated one name their versions, make their heads and clear up after what
+failed by these very lines.
+
+A try to make a version that fails leaves no payload behind, or a disk would be
+full of them. One that never came to its commit is deleted at once. Whether the
+commit of another took effect is not known; before the fragment is merged again
+its head is written anew, so that what is still on its way comes too late.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from diloco.snapshots import keys, operations, records
+from diloco.syncer import chores as chores_lib
+from diloco.syncer import core, protocol
+
+logger = logging.getLogger(__name__)
+
+_AFTER_FENCE = operations.Point("after_fence")
+
+
+class Content(NamedTuple):
+  """What a head says of its version beyond what the round says."""
+
+  chunks: list[list[int]]
+  merged: dict[str, Any]
+  digest: str
+
+
+class Cuts(Protocol):
+  """Takes the syncer's part in cuts; `cutting.CutKeeper`."""
+
+  def recover(self, heads: Sequence[records.Head]) -> int:
+    """Learns what there is; gives the last cut these heads are after."""
+    ...
+
+
+class Heads:
+  """Of one leadership.
+
+  Attributes:
+    token: fencing token it commits under.
+    held: [P], as this syncer last wrote them.
+  """
+
+  __slots__ = ("_make", "_rubbish", "_tries", "_unsettled", "held", "token")
+
+  def __init__(
+    self, token: int, make: Callable[..., records.Head] = records.Head
+  ):
+    """Holds nothing yet.
+
+    Args:
+      token: of the lease held.
+      make: makes a head from its fields.
+    """
+    self.token = token
+    self.held: list[protocol.Held] = []
+    self._make = make
+    self._tries = 0
+    # By fragment, the payload whose commit may have succeeded unheard.
+    self._unsettled: dict[int, str] = {}
+    self._rubbish: list[str] = []  # payloads that no head will point to
+
+  @property
+  def records(self) -> list[records.Head]:
+    """[P], the heads as this syncer last wrote them."""
+    return [held.head for held in self.held]
+
+  def fence(self, num_fragments: int) -> operations.Procedure[None]:
+    """Raises the token of every head.
+
+    Raises:
+      LookupError: a fragment has no head.
+      CorruptSnapshotError: one is damaged.
+      FencedError: somebody with a newer token was here.
+    """
+    held = []
+    for fragment in range(num_fragments):
+      held.append((yield from protocol.fence(fragment, self.token)))
+    self.held = held
+
+  def take_over(
+    self, num_fragments: int, cuts: Cuts | None, chores: chores_lib.Chores
+  ) -> operations.Procedure[int]:
+    """Does what comes between taking the lease and leading.
+
+    If the store fails in it, all of it is done again.
+
+    Returns:
+      The last cut these heads are after.
+
+    Raises:
+      as `fence`.
+    """
+    yield from self.fence(num_fragments)
+    yield _AFTER_FENCE
+    heads = self.records
+    cut = max(head.cut for head in heads)
+    if cuts is not None:
+      cut = cuts.recover(heads)
+    yield from chores.take_over(heads)
+    return cut
+
+  def close_round(
+    self,
+    close: core.Close,
+    weights: Sequence[float],
+    content_of: Callable[[Any], Content],
+  ) -> operations.Procedure[None]:
+    """Merges a round and makes the result the fragment's head.
+
+    Args:
+      close: the round.
+      weights: one for each chosen contribution.
+      content_of: completes the head from what the merge gives.
+
+    Raises:
+      RefusedError: some contributions cannot be used. Nothing is committed.
+      FencedError: another syncer committed to this fragment, or it is unknown
+        whether an earlier try did.
+      OSError, CorruptSnapshotError: the store failed. Nothing is committed, as
+        far as is known.
+    """
+    fragment = close.fragment
+    yield from self._settle(fragment)
+    held = self.held[fragment]
+    assert close.version == held.head.version + 1
+    # Never the same prefix twice: the commit of an earlier try may have
+    # succeeded although nobody was told.
+    self._tries += 1
+    writer = f"s{self.token}.{self._tries}"
+    payload = keys.global_prefix(fragment, close.version, writer)
+    contributions: Any = tuple([c.contribution for c in close.chosen])
+
+    def head_of(merged: Any) -> records.Head:
+      content = content_of(merged)
+      head = self._make(
+        fragment=fragment,
+        version=close.version,
+        token=self.token,
+        payload=payload,
+        chunks=content.chunks,
+        clock={str(m): step for m, step in close.clock.items()},
+        merged=content.merged,
+        epoch=held.head.epoch,
+        cut=close.cut,
+        digest=content.digest,
+        holes=protocol.holes_of(close) if close.holes else {},
+      )
+      self._unsettled[fragment] = payload  # the commit comes next
+      return head
+
+    merge = operations.Merge(held.head, payload, contributions, tuple(weights))
+    try:
+      moved = yield from protocol.close_round(held, merge, head_of)
+    except operations.FAILURES:
+      if fragment not in self._unsettled:
+        self._rubbish.append(payload)
+        try:
+          yield from self._sweep()
+        except OSError as error:
+          logger.warning("delete_failed prefix=%s error=%s", payload, error)
+      raise
+    self.held[fragment] = moved
+    self._unsettled.pop(fragment, None)
+
+  def _settle(self, fragment: int) -> operations.Procedure[None]:
+    """Leaves nothing of earlier tries, before there is another one."""
+    if fragment in self._unsettled:
+      self.held[fragment] = yield from protocol.rewrite(self.held[fragment])
+      self._rubbish.append(self._unsettled.pop(fragment))
+    if self._rubbish:
+      yield from self._sweep()
+
+  def _sweep(self) -> operations.Procedure[None]:
+    while self._rubbish:
+      yield operations.DeleteTree(self._rubbish[-1])
+      self._rubbish.pop()

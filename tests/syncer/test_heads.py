@@ -1,0 +1,165 @@
+"""What a try to make a version leaves behind, and what its successor finds."""
+
+import pytest
+from cut_builder import CutRun
+
+from diloco import errors
+from diloco.snapshots import keys, operations, records
+from diloco.syncer import core, grace, heads, protocol
+
+CONTENT = heads.Content([[4]], {"told": 1}, "digest")
+FACTS = grace.GraceFacts(0.1, 0.1, 0.1)
+
+
+def _close(version, cut=0):
+  return core.Close(
+    fragment=0,
+    version=version,
+    chosen=(),
+    absent=(),
+    clock={3: 8 * version},
+    holes={3: ((8, 16),)} if version > 1 else {},
+    opened_at=0.0,
+    closed_at=0.0,
+    quorum_secs=0.0,
+    grace_secs=0.0,
+    grace_spent_secs=0.0,
+    facts=FACTS,
+    cut=cut,
+  )
+
+
+class Leader:
+  """Heads on a store in which one operation of a try goes wrong."""
+
+  def __init__(self, tmp_path):
+    self.run = CutRun(tmp_path)
+    self.heads = heads.Heads(7)
+    self.run.perform(self.heads.fence(2))
+    self.fails = {}  # operations by type, and how
+
+  def execute(self, operation):
+    effect = self.fails.get(type(operation))
+    if effect == "refused":
+      raise protocol.RefusedError({"one": "not_finite"})
+    result = None if effect == "before" else self._do(operation)
+    if effect:
+      raise OSError("No space left on device")
+    return result
+
+  def _do(self, operation):
+    if isinstance(operation, operations.Merge):
+      # Of a payload there may be any part when its writer fails.
+      self.run.store.write(f"{operation.payload}/params", records.DrawnToken(1))
+      return None
+    return self.run.store.execute(operation)
+
+  def attempt(self, version=1, content_of=lambda merged: CONTENT, cut=0):
+    operations.perform(
+      self.heads.close_round(_close(version, cut), [], content_of),
+      self.execute,
+    )
+
+  def fail(self, *fails):
+    self.fails = dict(fails)
+    with pytest.raises((OSError, protocol.RefusedError)):
+      self.attempt()
+    self.fails = {}
+
+  def payloads(self):
+    """Of versions after the first."""
+    names = self.run.store.names("globals/0000")
+    return [name for name in names if not name.startswith("000000000")]
+
+
+@pytest.fixture
+def leader(tmp_path):
+  return Leader(tmp_path)
+
+
+def test_head_of_a_version_says_whose_it_is_and_what_is_in_it(leader):
+  leader.run.commit(0, 5, {1: 40}, 1.0)
+  leader.run.perform(leader.heads.fence(2))
+  leader.attempt(6, cut=2)
+  head = leader.run.head(0)
+  assert head == leader.heads.records[0]
+  assert head.payload == keys.global_prefix(0, 6, "s7.1")
+  assert (head.version, head.token, head.cut, head.clock) == (
+    6,
+    7,
+    2,
+    {"3": 48},
+  )
+  assert head.holes == {"3": [[8, 16]]}
+  assert (head.chunks, head.merged, head.digest) == CONTENT
+
+
+def test_version_stays_in_the_epoch_of_the_one_before_it(leader):
+  leader.run.store.write(keys.EPOCH, records.Epoch(3, 1))
+  leader.run.commit(0, 5, {}, 1.0)
+  leader.run.perform(leader.heads.fence(2))
+  leader.attempt(6)
+  assert leader.run.head(0).epoch == 3
+
+
+@pytest.mark.parametrize("effect", ["before", "after", "refused"])
+def test_merges_that_fail_leave_no_payload_behind(leader, effect):
+  for _ in range(5):
+    leader.fail((operations.Merge, effect))
+    assert leader.payloads() == []
+  leader.attempt()
+  assert leader.payloads() == ["000000001.s7.6"]
+
+
+def test_merge_whose_facts_the_tape_refuses_leaves_no_payload(leader):
+  def refuse(merged):
+    raise OSError("No space left on device")
+
+  with pytest.raises(OSError, match="No space"):
+    leader.attempt(content_of=refuse)
+  assert leader.payloads() == []
+
+
+def test_payload_that_could_not_be_deleted_is_deleted_before_another(leader):
+  nothing_works = (operations.Merge, "after"), (operations.DeleteTree, "before")
+  for _ in range(3):
+    leader.fail(*nothing_works)
+    assert leader.payloads() == ["000000001.s7.1"]
+  leader.attempt()
+  assert leader.payloads() == [leader.run.head(0).payload.rpartition("/")[2]]
+
+
+def test_payload_whose_commit_may_come_late_stays_until_it_cannot(leader):
+  leader.fail((operations.CompareAndSet, "before"))
+  assert leader.payloads() == ["000000001.s7.1"]
+  generation = leader.heads.held[0].generation
+  leader.attempt()
+  assert leader.payloads() == ["000000001.s7.2"]
+  # What was on its way lands now.
+  late = records.retoken(leader.run.head(0), 7)
+  key = keys.head_key(0)
+  assert not leader.run.store.compare_and_set(key, late, generation)
+
+
+def test_tries_whose_commits_fail_leave_one_payload_at_most(leader):
+  for _ in range(5):
+    leader.fail((operations.CompareAndSet, "before"))
+    assert len(leader.payloads()) <= 1
+  leader.attempt()
+  assert leader.payloads() == [leader.run.head(0).payload.rpartition("/")[2]]
+
+
+def test_commit_that_succeeded_unheard_is_left_to_whoever_leads_next(leader):
+  leader.fail((operations.CompareAndSet, "after"))
+  with pytest.raises(errors.FencedError):
+    leader.attempt()
+  assert leader.run.head(0).version == 1
+  assert leader.payloads() == ["000000001.s7.1"]
+
+
+def test_head_is_not_written_anew_over_another_leader(leader):
+  leader.fail((operations.CompareAndSet, "before"))
+  leader.run.perform(heads.Heads(8).fence(2))
+  with pytest.raises(errors.FencedError):
+    leader.attempt()
+  assert leader.run.head(0).token == 8
