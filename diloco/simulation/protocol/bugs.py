@@ -361,6 +361,28 @@ def told_once(right: Any) -> Any:
   return tell
 
 
+def not_rewritten(right: Any) -> Any:
+  """The payload of a commit that may have succeeded is deleted unasked."""
+
+  def rewrite(held: Any) -> Any:
+    yield from ()
+    return held
+
+  return rewrite
+
+
+def heads_with(**wrong: Any) -> Callable[[Any], Any]:
+  """A leader's heads have a field that is wrong."""
+
+  def plant(right: Any) -> Any:
+    def init(self: Any, token: int, make: Any = records.Head) -> None:
+      right(self, token, lambda **fields: make(**(fields | wrong)))
+
+    return init
+
+  return plant
+
+
 def constant(value: Any) -> Callable[[Any], Any]:
   """Gives the same whatever it is asked."""
 

@@ -49,6 +49,8 @@ class Checker:
     self._handed: dict[tuple[int, int, int, int], values.Delta] = {}
     self._keepers: dict[Any, refusals.Keeper] = {}  # by life of a syncer
     self._refused: dict[str, str] = {}  # by the merge itself
+    self._tried: set[str] = set()  # payloads of merges
+    self._strays: set[str] = set()  # those that may come back once deleted
     self._spoken: dict[tuple[int, int], int] = {}  # last step handed over
     self.moment = 0  # grows with what is sent, committed or cut
     self.cuts = cut_judge.CutJudge(self.versions, self.ledger)
@@ -370,6 +372,7 @@ class Checker:
       CorruptSnapshotError: the version before cannot be read.
     """
     head = operation.head
+    self._check_left(operation)
     parent = self._store.version_of(head)
     pairs = list(zip(operation.contributions, contents, strict=True))
     refused = {}
@@ -421,6 +424,23 @@ class Checker:
       )
     return version
 
+  def _check_left(self, operation: operations.Merge) -> None:
+    """What the same leader's tries before this one have left behind."""
+    folder, _, name = operation.payload.rpartition("/")
+    writer = name.split(".")[1]
+    for other in self._store.directories[folder]:
+      left = self._store.payloads.get(f"{folder}/{other}")
+      if left is None or left.committed or other.split(".")[1] != writer:
+        continue
+      if f"{folder}/{other}" not in self._strays:
+        raise Violation(
+          f"a merge of fragment {operation.head.fragment} failed and left"
+          f" {other}, and its leader begins another"
+        )
+    if operation.payload in self._tried:
+      self._strays.add(operation.payload)  # its writes are delivered again
+    self._tried.add(operation.payload)
+
   def _check_merged(
     self,
     record: Any,
@@ -466,11 +486,11 @@ class Checker:
     """A syncer leads."""
     self.seen["takeovers"] += syncer.token > 1
     self._leading = max(self._leading, syncer.token)
-    heads = [
-      self.versions[p][held.head.version] for p, held in enumerate(syncer.heads)
-    ]
+    heads = syncer.heads.records
     self._keepers[syncer.life] = refusals.Keeper(
-      heads, syncer.heads[0].head.epoch, self._schedule.max_staleness
+      [self.versions[head.fragment][head.version] for head in heads],
+      heads[0].epoch,
+      self._schedule.max_staleness,
     )
 
   def arrived(self, syncer: Any, found: Any) -> None:

@@ -17,7 +17,7 @@ from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.simulation.protocol import bugs, rollback, world
 from diloco.snapshots import cuts, lease, records, restore
-from diloco.syncer import chores, cutting, grace
+from diloco.syncer import chores, cutting, grace, heads
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
 
@@ -329,6 +329,30 @@ PLANTS: dict[str, Plant] = {
     syncer_core.SyncerCore,
     "_offence",
     bugs.constant([]),
+  ),
+  "failed_merge_left": Plant(
+    "the payload of a merge that failed is not deleted",
+    heads.Heads,
+    "_sweep",
+    bugs.constant(()),
+  ),
+  "unheard_commit_undone": Plant(
+    "the payload of a commit that may have succeeded is deleted unasked",
+    syncer_protocol,
+    "rewrite",
+    bugs.not_rewritten,
+  ),
+  "head_unstamped": Plant(
+    "a new version does not say which cut its syncer has taken part in",
+    heads.Heads,
+    "__init__",
+    bugs.heads_with(cut=0),
+  ),
+  "head_of_first_epoch": Plant(
+    "a new version forgets that the run was set back",
+    heads.Heads,
+    "__init__",
+    bugs.heads_with(epoch=0),
   ),
   "litter_forgotten": Plant(
     "a contribution that could not be deleted is never deleted",
