@@ -8,37 +8,24 @@ loses its channel goes on with what it has and looks for a controller again.
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import pathlib
 import queue
 import secrets
 import socket
-import struct
 import threading
 import time
-from multiprocessing import connection
 from typing import Any
 
 from diloco import errors
+from diloco import wire as wire_lib
 
 logger = logging.getLogger(__name__)
 
-Message = dict[str, Any]
+Message = wire_lib.Message
 
 _RECONNECT_SECS = 0.25
-_HANDSHAKE_SECS = 5.0  # a peer that says nothing is hung up on
-_SEND_SECS = 2.0  # a peer that takes nothing in, too; it may be stopped
-_MAX_MESSAGE_BYTES = 1 << 24
-_REFUSED = (
-  OSError,
-  EOFError,
-  ValueError,
-  KeyError,
-  TypeError,
-  AttributeError,
-  multiprocessing.AuthenticationError,
-)
+_MAX_UNPROVEN = 32  # connections; the oldest makes room for the next
 
 
 def check_port(port: int) -> None:
@@ -46,9 +33,9 @@ def check_port(port: int) -> None:
   _listen(port).close()
 
 
-def _listen(port: int) -> connection.Listener:
+def _listen(port: int) -> socket.socket:
   try:
-    return connection.Listener(("127.0.0.1", port), backlog=64)
+    return socket.create_server(("127.0.0.1", port), backlog=64)
   except OSError as error:
     raise errors.UserError(
       f"config.controller.port = {port}",
@@ -60,86 +47,6 @@ def _listen(port: int) -> connection.Listener:
 def address_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
   """File that tells where the controller of a run listens."""
   return pathlib.Path(run_dir) / "control" / "controller.json"
-
-
-class _Wire:
-  """One connection. Only the thread that receives closes it.
-
-  Any thread may send, and may hang up, which wakes the receiver.
-  """
-
-  def __init__(self, conn: connection.Connection):
-    """Takes over an open connection whose peer has proved nothing yet."""
-    self._conn = conn
-    self._lock = threading.Lock()
-    self._open = True
-    self.pid: Any = None  # of the peer, once it has said hello
-    self._set_timeout(socket.SO_SNDTIMEO, _SEND_SECS)
-    self._set_timeout(socket.SO_RCVTIMEO, _HANDSHAKE_SECS)
-
-  def challenge(self, authkey: bytes) -> None:
-    """The accepting side: the peer proves itself first."""
-    connection.deliver_challenge(self._conn, authkey)
-    connection.answer_challenge(self._conn, authkey)
-
-  def answer(self, authkey: bytes) -> None:
-    """The connecting side: proves itself first."""
-    connection.answer_challenge(self._conn, authkey)
-    connection.deliver_challenge(self._conn, authkey)
-
-  def established(self) -> None:
-    """From now on silence is no fault."""
-    self._set_timeout(socket.SO_RCVTIMEO, 0.0)
-
-  def send(self, message: Message) -> bool:
-    """Sends; False, and no connection any more, when that fails."""
-    data = json.dumps(message).encode()
-    with self._lock:
-      if not self._open:
-        return False
-      try:
-        self._conn.send_bytes(data)
-      except OSError:
-        self._shut()  # part of the message may be on its way
-        return False
-    return True
-
-  def receive(self) -> Message:
-    """Waits for a message.
-
-    Raises:
-      OSError, EOFError: the connection has ended.
-      ValueError: this is no message.
-    """
-    message = json.loads(self._conn.recv_bytes(_MAX_MESSAGE_BYTES))
-    if not isinstance(message, dict):
-      raise ValueError(f"a message of type {type(message).__name__}")
-    return message
-
-  def hang_up(self) -> None:
-    """Ends the connection for both sides."""
-    with self._lock:
-      if self._open:
-        self._shut()
-
-  def close(self) -> None:
-    """Releases the socket; for the receiving thread, when it is done."""
-    with self._lock:
-      self._open = False
-      self._conn.close()
-
-  def _shut(self) -> None:
-    # Closing a socket does not wake a thread that reads from it.
-    with contextlib.suppress(OSError), self._socket() as twin:
-      twin.shutdown(socket.SHUT_RDWR)
-
-  def _set_timeout(self, option: int, secs: float) -> None:
-    interval = struct.pack("ll", int(secs), int(secs % 1 * 1e6))
-    with self._socket() as twin:
-      twin.setsockopt(socket.SOL_SOCKET, option, interval)
-
-  def _socket(self) -> socket.socket:
-    return socket.socket(fileno=os.dup(self._conn.fileno()))
 
 
 class Server:
@@ -161,9 +68,11 @@ class Server:
     self._listener = _listen(port)
     self._authkey = secrets.token_hex(16)
     self.inbox: queue.Queue[tuple[str, Message]] = queue.Queue()
-    self._peers: dict[str, _Wire] = {}
-    self._wires: set[_Wire] = set()  # peers, and who is about to be one
+    self._peers: dict[str, wire_lib.Wire] = {}
+    self._wires: set[wire_lib.Wire] = set()  # peers, and who is about to be one
+    self._unproven: dict[wire_lib.Wire, None] = {}  # the latter, oldest first
     self._lock = threading.Lock()
+    self._proved = threading.Condition(self._lock)  # or gone
     self._closing = False
     self._acceptor = threading.Thread(
       target=self._accept, name="accept", daemon=True
@@ -179,7 +88,7 @@ class Server:
     """
     path = address_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
-    host, port = self._listener.address
+    host, port = self._listener.getsockname()
     content = {"host": host, "port": port, "authkey": self._authkey, **facts}
     temporary = path.with_suffix(".tmp")
     temporary.unlink(missing_ok=True)  # it would keep its mode
@@ -203,7 +112,7 @@ class Server:
       wires = list(self._wires)
     # Closing a listening socket does not wake the thread that accepts.
     with contextlib.suppress(OSError):
-      socket.create_connection(self._listener.address, timeout=1.0).close()
+      self._listener.shutdown(socket.SHUT_RDWR)
     self._acceptor.join(timeout=1.0)
     self._listener.close()
     for wire in wires:
@@ -212,38 +121,62 @@ class Server:
   def _accept(self) -> None:
     while not self._closing:
       try:
-        wire = _Wire(self._listener.accept())
-      except OSError:
+        self._begin(wire_lib.Wire(self._listener.accept()[0]))
+      except (OSError, RuntimeError) as error:  # no descriptor, or no thread
         if not self._closing:
+          logger.warning("not_accepted error=%s", error)
           time.sleep(_RECONNECT_SECS)
-        continue
+
+  def _begin(self, wire: wire_lib.Wire) -> None:
+    """Serves a connection on a thread of its own.
+
+    The proof is per connection: a peer that hangs in it holds up nobody, and
+    those that prove nothing never take more than a few descriptors.
+    """
+    with self._lock:
+      self._wires.add(wire)
+      self._unproven[wire] = None
+      if self._closing:
+        wire.hang_up()
+      if len(self._unproven) > _MAX_UNPROVEN:
+        next(iter(self._unproven)).hang_up()
+        self._proved.wait_for(
+          lambda: len(self._unproven) <= _MAX_UNPROVEN, wire_lib.HANDSHAKE_SECS
+        )
+    try:
       threading.Thread(
         target=self._serve, args=(wire,), name="serve", daemon=True
       ).start()
+    except RuntimeError:
+      self._release(wire)
+      raise
 
-  def _serve(self, wire: _Wire) -> None:
-    # The challenge is per connection: a peer that hangs in it holds up nobody.
-    with self._lock:
-      self._wires.add(wire)
-      if self._closing:
-        wire.hang_up()
-    try:
-      peer = self._welcome(wire)
-    except _REFUSED as error:
-      if not self._closing:
-        logger.warning("peer_refused error=%r", error)
-    else:
-      self._listen(wire, peer)
+  def _release(self, wire: wire_lib.Wire) -> None:
     with self._lock:
       self._wires.discard(wire)
+      self._unproven.pop(wire, None)
+      self._proved.notify_all()
     wire.close()
 
-  def _welcome(self, wire: _Wire) -> str:
-    wire.challenge(self._authkey.encode())
+  def _serve(self, wire: wire_lib.Wire) -> None:
+    try:
+      self._listen(wire, self._welcome(wire))
+    except Exception as error:  # whatever a stranger says, it is refused
+      if not self._closing:
+        logger.warning("peer_refused error=%r", error)
+    finally:
+      self._release(wire)
+
+  def _welcome(self, wire: wire_lib.Wire) -> str:
+    peer = wire.admit(self._authkey.encode())
     hello = wire.receive()
+    if hello["peer"] != peer:
+      raise ValueError(f"{peer} calls itself {hello['peer']}")
     wire.established()
-    peer, wire.pid = str(hello["peer"]), hello.get("pid")
+    wire.pid = hello.get("pid")
     with self._lock:
+      self._unproven.pop(wire, None)
+      self._proved.notify_all()
       before = self._peers.get(peer)
       self._peers[peer] = wire
       # In this order, or the new connection would seem lost.
@@ -254,14 +187,16 @@ class Server:
       before.hang_up()
     return peer
 
-  def _listen(self, wire: _Wire, peer: str) -> None:
-    with contextlib.suppress(OSError, EOFError, ValueError):
-      while True:
-        self.inbox.put((peer, wire.receive()))
-    with self._lock:
-      if self._peers.get(peer) is wire:
-        del self._peers[peer]
-        self.inbox.put((peer, {"type": "lost", "pid": wire.pid}))
+  def _listen(self, wire: wire_lib.Wire, peer: str) -> None:
+    try:
+      with contextlib.suppress(OSError, EOFError):
+        while True:
+          self.inbox.put((peer, wire.receive()))
+    finally:
+      with self._lock:
+        if self._peers.get(peer) is wire:
+          del self._peers[peer]
+          self.inbox.put((peer, {"type": "lost", "pid": wire.pid}))
 
 
 class Client:
@@ -280,7 +215,7 @@ class Client:
     self._path = address_path(run_dir)
     self._hello = {"type": "hello", "peer": peer, "pid": os.getpid(), **hello}
     self.inbox: queue.Queue[Message] = queue.Queue()
-    self._wire: _Wire | None = None
+    self._wire: wire_lib.Wire | None = None
     self._lock = threading.Lock()
     self._closing = False
     self._alone_since = time.monotonic()
@@ -314,18 +249,20 @@ class Client:
 
   def _run(self) -> None:
     while not self._closing:
-      with contextlib.suppress(*_REFUSED):
+      # Whatever is announced or said there, it is no controller to talk to.
+      with contextlib.suppress(Exception):
         self._talk(*self._connect())
       time.sleep(_RECONNECT_SECS)
 
-  def _connect(self) -> tuple[_Wire, str]:
+  def _connect(self) -> tuple[wire_lib.Wire, str]:
     place = json.loads(self._path.read_text())
-    conn = connection.Client((place["host"], place["port"]))
-    return _Wire(conn), place["authkey"]
+    address, authkey = (place["host"], place["port"]), str(place["authkey"])
+    conn = socket.create_connection(address, wire_lib.HANDSHAKE_SECS)
+    return wire_lib.Wire(conn), authkey
 
-  def _talk(self, wire: _Wire, authkey: str) -> None:
+  def _talk(self, wire: wire_lib.Wire, authkey: str) -> None:
     try:
-      wire.answer(authkey.encode())
+      wire.join(authkey.encode(), self._hello["peer"])
       wire.established()
       with self._lock:
         if self._closing or not wire.send(self._hello):

@@ -8,11 +8,10 @@ import socket
 import stat
 import threading
 import time
-from multiprocessing import connection
 
 import pytest
 
-from diloco import channel, errors
+from diloco import channel, errors, wire
 
 _PATIENCE_SECS = 10.0  # far above what loopback needs, for a busy machine
 
@@ -50,6 +49,60 @@ def serve(ends, run_dir, port=0):
 
 def place_of(run_dir):
   return json.loads(channel.address_path(run_dir).read_text())
+
+
+def wire_to(run_dir, peer):
+  """The client's half of a channel, for what no client does."""
+  place = place_of(run_dir)
+  conn = socket.create_connection((place["host"], place["port"]))
+  end = wire.Wire(conn)
+  end.join(place["authkey"].encode(), peer)
+  return end
+
+
+def read_frame(conn):
+  """The next frame with its length; b"" at the end of the connection."""
+  with contextlib.suppress(ConnectionError):
+    length = conn.recv(4, socket.MSG_WAITALL)
+    if length:
+      size = int.from_bytes(length)
+      return length + conn.recv(size, socket.MSG_WAITALL)
+  return b""
+
+
+def frame(content):
+  data = json.dumps(content).encode()
+  return len(data).to_bytes(4) + data
+
+
+class Middle:
+  """A man in the middle: what clients of a run find where it listened.
+
+  It knows no key. `server` says where the run's server is now, if anywhere.
+  """
+
+  def __init__(self, run_dir, server=None):
+    self.listener = socket.create_server(("127.0.0.1", 0))
+    place = place_of(run_dir)
+    self.server = place["host"], place["port"]
+    here = place | {"port": self.listener.getsockname()[1]}
+    channel.address_path(run_dir).write_text(json.dumps(here))
+    self.conns = []
+
+  def accept(self):
+    return self._keep(self.listener.accept()[0])
+
+  def connect(self):
+    return self._keep(socket.create_connection(self.server))
+
+  def _keep(self, conn):
+    conn.settimeout(_PATIENCE_SECS)
+    self.conns.append(conn)
+    return conn
+
+  def close(self):
+    for conn in [self.listener, *self.conns]:
+      conn.close()
 
 
 def test_hello_then_messages_both_ways(ends, tmp_path):
@@ -124,7 +177,17 @@ def test_alone_secs_counts_from_birth_and_from_every_loss(ends, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "content", ["", "{", "[]", "null", "{}", '{"host": 1, "port": 2}']
+  "content",
+  [
+    "",
+    "{",
+    "[]",
+    "null",
+    "{}",
+    '{"host": 1, "port": 2}',
+    '{"host": "127.0.0.1", "port": 99999999, "authkey": ""}',
+    "[" * 100_000,
+  ],
 )
 def test_client_survives_any_announcement(ends, tmp_path, content):
   path = channel.address_path(tmp_path)
@@ -151,7 +214,7 @@ def test_wrong_key_is_refused(ends, tmp_path):
 def test_silent_peer_blocks_nobody_and_is_hung_up_on(
   ends, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 0.2)
+  monkeypatch.setattr(wire, "HANDSHAKE_SECS", 0.2)
   server = serve(ends, tmp_path)
   place = place_of(tmp_path)
   with socket.create_connection((place["host"], place["port"])) as silent:
@@ -163,7 +226,7 @@ def test_silent_peer_blocks_nobody_and_is_hung_up_on(
 
 
 def test_established_peer_may_be_silent(ends, tmp_path, monkeypatch):
-  monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 0.2)
+  monkeypatch.setattr(wire, "HANDSHAKE_SECS", 0.2)
   server = serve(ends, tmp_path)
   client = ends(channel.Client, tmp_path, "a", {})
   take(server.inbox)
@@ -174,38 +237,195 @@ def test_established_peer_may_be_silent(ends, tmp_path, monkeypatch):
   assert take(client.inbox) == {"still": "there"}
 
 
-@pytest.mark.parametrize("hello", [b"\xff", b"[1]", b"{}", b"", b"3"])
-def test_peer_that_talks_nonsense_is_refused(ends, tmp_path, hello):
+@pytest.mark.parametrize(
+  "hello", [[1], {}, 3, None, {"peer": "b", "type": "hello"}]
+)
+def test_peer_whose_hello_is_none_of_its_own_is_refused(ends, tmp_path, hello):
+  server = serve(ends, tmp_path)
+  end = wire_to(tmp_path, "a")
+  assert end.send(hello)
+  ends(channel.Client, tmp_path, "c", {})
+  assert take(server.inbox)[0] == "c"
+  with pytest.raises((EOFError, ConnectionError)):
+    end.receive()
+  end.close()
+
+
+@pytest.mark.parametrize(
+  "answer",
+  [
+    b"\xff\xff\xff\xff",
+    b"\0\0\0\1\xff",
+    b"\0\0\0\0",
+    b"\0\0\x0f\xff" + b"[" * 0xFFF,  # deeper than any parser goes
+    frame([]),
+    frame({}),
+    frame({"peer": "a", "nonce": "", "proof": ""}),
+    frame({"peer": "a", "nonce": 5, "proof": None}),
+    frame({"peer": "a", "nonce": "\u00e9", "proof": "\u00e9"}),
+  ],
+)
+def test_stranger_is_refused_whatever_it_answers(ends, tmp_path, answer):
   server = serve(ends, tmp_path)
   place = place_of(tmp_path)
-  conn = connection.Client(
-    (place["host"], place["port"]), authkey=place["authkey"].encode()
-  )
-  conn.send_bytes(hello)
-  with pytest.raises((EOFError, OSError)):
-    conn.recv_bytes()
-  conn.close()
+  with socket.create_connection((place["host"], place["port"])) as conn:
+    conn.settimeout(_PATIENCE_SECS)
+    assert read_frame(conn)
+    conn.sendall(answer)
+    assert read_frame(conn) == b""
   ends(channel.Client, tmp_path, "a", {})
   assert take(server.inbox)[0] == "a"
+
+
+def test_proof_of_one_role_makes_nobody_a_controller(ends, tmp_path):
+  serve(ends, tmp_path).close()  # the key is known to its roles alone
+  middle = ends(Middle, tmp_path)
+  first = ends(channel.Client, tmp_path, "a", {})
+  to_first = middle.accept()
+  to_first.sendall(frame({"nonce": "0" * 32}))
+  said = json.loads(read_frame(to_first)[4:])
+  # Whatever either says is tried on the first: its own proof, another's of
+  # its nonce, and another connection of the same role.
+  proofs = [said["proof"]]
+  for other in ("b", "a"):
+    ends(channel.Client, tmp_path, other, {})
+    to_other = middle.accept()
+    to_other.sendall(frame({"nonce": said["nonce"]}))
+    proofs.append(json.loads(read_frame(to_other)[4:])["proof"])
+  to_first.sendall(frame({"proof": proofs[0]}))
+  assert read_frame(to_first) == b""
+  for proof in proofs[1:]:
+    again = middle.accept()
+    again.sendall(frame({"nonce": said["nonce"]}))
+    assert read_frame(again)
+    again.sendall(frame({"proof": proof}))
+    assert read_frame(again) == b""
+  assert first.alone_secs() > 0 and first.inbox.empty()
+
+
+def test_reflected_proof_is_of_the_wrong_role_or_direction(ends, tmp_path):
+  """The same without sockets: each fact alone makes another proof."""
+  facts = ("client", "a", "1", "2")
+  proofs = {wire._sign(b"key", *facts)}
+  for i, other in enumerate(("server", "b", "2", "1")):
+    proofs.add(wire._sign(b"key", *facts[:i], other, *facts[i + 1 :]))
+  proofs.add(wire._sign(b"key", "client", "a1", "", "2"))
+  proofs.add(wire._sign(b"other", *facts))
+  assert len(proofs) == 7
+
+
+@pytest.mark.parametrize(
+  "harm",
+  [
+    lambda hello, message: message[:-1] + b"!",
+    lambda hello, message: hello,  # said once already
+    lambda hello, message: frame({"type": "done", "seq": 1}),
+    lambda hello, message: b"\0\0\0\0",
+  ],
+)
+@pytest.mark.parametrize("target", ["server", "client"])
+def test_nobody_can_speak_for_another_on_a_connection(
+  ends, tmp_path, harm, target
+):
+  server = serve(ends, tmp_path)
+  middle = ends(Middle, tmp_path)
+  client = ends(channel.Client, tmp_path, "a", {})
+  inner, outer = middle.accept(), middle.connect()
+  inner.sendall(read_frame(outer))
+  outer.sendall(read_frame(inner))
+  inner.sendall(read_frame(outer))
+  hello = read_frame(inner)
+  outer.sendall(hello)
+  assert take(server.inbox)[1]["type"] == "hello"
+  eventually(lambda: client.alone_secs() == 0)
+  if target == "server":
+    client.send({"type": "done", "seq": 1})
+    outer.sendall(harm(hello, read_frame(inner)))
+    assert take(server.inbox)[1]["type"] == "lost"
+  else:
+    server.send("a", {"type": "program"})
+    inner.sendall(harm(hello, read_frame(outer)))
+    eventually(lambda: client.alone_secs() > 0)
+    assert client.inbox.empty()
+
+
+def test_strangers_take_few_descriptors_and_keep_nobody_out(
+  ends, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(channel, "_MAX_UNPROVEN", 4)
+  monkeypatch.setattr(wire, "HANDSHAKE_SECS", 1e6)
+  server = serve(ends, tmp_path)
+  place = place_of(tmp_path)
+  with contextlib.ExitStack() as stack:
+    strangers = [
+      stack.enter_context(
+        socket.create_connection((place["host"], place["port"]))
+      )
+      for _ in range(30)
+    ]
+    ends(channel.Client, tmp_path, "a", {})
+    assert take(server.inbox)[0] == "a"
+    assert len(server._wires) <= channel._MAX_UNPROVEN + 1
+    strangers[0].settimeout(_PATIENCE_SECS)
+    assert read_frame(strangers[0])  # its challenge
+    assert read_frame(strangers[0]) == b""
+    assert server.send("a", {"type": "program"})
+
+
+def test_stranger_that_dribbles_has_no_more_time_than_a_silent_one(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
+  ours, theirs = socket.socketpair()
+  end = wire.Wire(ours)
+  theirs.sendall(b"\0\0\1")
+  now[0] = wire.HANDSHAKE_SECS + 1
+  with pytest.raises(TimeoutError):
+    end._read(1000)
+  end.close()
+  theirs.close()
+
+
+@pytest.mark.parametrize("what", ["descriptor", "thread"])
+def test_server_goes_on_when_the_machine_refuses_it_something(
+  ends, tmp_path, monkeypatch, what
+):
+  refusals = [3]
+  plain = {"descriptor": wire.Wire, "thread": threading.Thread.start}[what]
+
+  def refuse(*args):
+    if refusals[0] and threading.current_thread().name == "accept":
+      refusals[0] -= 1
+      if what == "thread":
+        raise RuntimeError("can't start new thread")
+      args[0].close()
+      raise OSError(24, "Too many open files")
+    return plain(*args)
+
+  owner, name = (
+    (wire, "Wire") if what == "descriptor" else (threading.Thread, "start")
+  )
+  monkeypatch.setattr(owner, name, refuse)
+  server = serve(ends, tmp_path)
+  ends(channel.Client, tmp_path, "a", {})
+  assert take(server.inbox)[0] == "a"
+  assert refusals == [0]
+  monkeypatch.undo()
 
 
 def test_peer_that_takes_nothing_in_holds_up_nobody(
   ends, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(channel, "_SEND_SECS", 0.2)
+  monkeypatch.setattr(wire, "_SEND_SECS", 0.2)
   server = serve(ends, tmp_path)
-  place = place_of(tmp_path)
-  conn = connection.Client(
-    (place["host"], place["port"]), authkey=place["authkey"].encode()
-  )
-  conn.send_bytes(json.dumps({"peer": "stopped", "pid": 5}).encode())
+  end = wire_to(tmp_path, "stopped")
+  assert end.send({"peer": "stopped", "pid": 5})
   take(server.inbox)
   message = {"text": "x" * 10_000_000}
   started = time.monotonic()
   while server.send("stopped", message):
     assert time.monotonic() < started + _PATIENCE_SECS
   assert take(server.inbox) == ("stopped", {"type": "lost", "pid": 5})
-  conn.close()
+  end.close()
 
 
 def test_second_connection_of_a_peer_takes_the_place_of_the_first(

@@ -19,6 +19,7 @@ DECIDING = (
   "process.py",
   "run.py",
   "timing.py",
+  "wire.py",
 )
 WALL = {
   "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime"},

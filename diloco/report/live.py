@@ -5,6 +5,8 @@ notebook, one line is printed every few seconds and on every event that
 matters. Both go to stderr: stdout belongs to results.
 """
 
+import contextlib
+import logging
 import os
 import pathlib
 import sys
@@ -18,6 +20,8 @@ from diloco.report import dashboard, figures, liveness
 from diloco.report import status as status_lib
 from diloco.report import view as view_lib
 from diloco.tape import events, reader
+
+logger = logging.getLogger(__name__)
 
 status = status_lib.status
 
@@ -61,7 +65,7 @@ class LiveView:
     self._view = view_lib.RunView()
     self._view.update(self._follower.poll())
     self._due = self._line_due = 0.0
-    self._printed = ""
+    self._printed = self._failure = ""
     self._named: set[pathlib.Path] = set()  # files told to be broken
     self._screen: rich.live.Live | None = None
     if self._stream.isatty():
@@ -78,14 +82,26 @@ class LiveView:
     now = time.monotonic()
     if now >= self._due:
       self._due = now + _DRAW_SECS
-      self._refresh(now, alive)
+      self._show(now, alive)
 
   def close(self, alive: bool = True) -> None:
     """Shows the last state and leaves the terminal as it was."""
     self._line_due = 0.0  # whatever was shown a moment ago
-    self._refresh(time.monotonic(), alive)
+    self._show(time.monotonic(), alive)
     if self._screen is not None:
-      self._screen.stop()
+      with contextlib.suppress(Exception):
+        self._screen.stop()
+
+  def _show(self, now: float, alive: bool) -> None:
+    """Shows what there is; a picture that fails never ends its run."""
+    try:
+      self._refresh(now, alive)
+      self._failure = ""
+    except Exception as error:
+      failure = f"{type(error).__name__}: {error}"
+      if failure != self._failure:  # said once, not twice a second
+        logger.warning("not_shown error=%s", failure)
+      self._failure = failure
 
   def _refresh(self, now: float, alive: bool) -> None:
     if not self._view.config:

@@ -144,6 +144,29 @@ def test_terminal_view_draws_a_table(tmp_path):
   assert "island" in stream.getvalue() and "restarts" in stream.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+  "error", [OSError(24, "Too many open files"), KeyError("what nobody foresaw")]
+)
+def test_view_that_cannot_be_shown_ends_no_run(
+  tmp_path, monkeypatch, caplog, terminal, error
+):
+  monkeypatch.setattr(live, "_DRAW_SECS", 0.0)
+  stream = Terminal() if terminal else io.StringIO()
+  view = live.LiveView(tmp_path, stream)
+  run_builder.simulate(tmp_path, run_builder.Plan(secs=4.0))
+
+  def fail():
+    raise error
+
+  with monkeypatch.context() as patched:
+    patched.setattr(view._follower, "poll", fail)
+    view.tick()
+    view.tick()
+    view.close()
+  assert [r.message.split()[0] for r in caplog.records] == ["not_shown"]
+
+
 def test_watch_ends_with_the_run(tmp_path, capsys):
   run_builder.simulate(tmp_path, run_builder.Plan(secs=4.0))
   live.watch(tmp_path)
