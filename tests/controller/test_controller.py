@@ -1,4 +1,4 @@
-"""The controller's loop and the end of a session, in a fleet of fakes."""
+"""The controller's loop, in a fleet of fakes."""
 
 import errno
 import shutil
@@ -6,23 +6,10 @@ import shutil
 import fake_fleet
 import pytest
 
-from diloco import channel, errors
+from diloco import channel
 from diloco.report import liveness
 
 EAGAIN = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-
-@pytest.fixture
-def fleet():
-  return fake_fleet.Fleet()
-
-
-@pytest.fixture
-def session(tmp_path, fleet):
-  def make(**values):
-    return fake_fleet.Session(tmp_path, fleet, **values)
-
-  return make
 
 
 def slices_of(fleet, role):
@@ -40,17 +27,6 @@ def fail(fleet, roles, cause="exit 1", line="", when=lambda role: True):
       role.die(cause)
 
   fleet.hook = hook
-
-
-def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
-  run = session()
-  outcome = run.run()
-  assert outcome.status == "finished"
-  assert outcome.final_eval["loss"] == 1.0
-  assert sum(fleet.steps.values()) * 10 >= 1000
-  assert fleet.killed == [] and fleet.living == {} and fleet.closed
-  (end,) = run.events("run_finished")
-  assert end["status"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -84,41 +60,6 @@ def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
   assert fleet.records_kept > kept
 
 
-def test_interrupted_run_drains_and_saves_and_does_not_evaluate(session, fleet):
-  run = session()
-  run.open()
-  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
-  run.controller.interrupt()
-  outcome = run.run()
-  assert (outcome.status, outcome.final_eval) == ("stopped", None)
-  asked = [e["program"] for e in run.events("program_dispatched")]
-  asked = [name for name in asked if name != "train"]
-  assert asked == [n for n in ("drain", "checkpoint", "stop") for _ in "ab"]
-  assert fleet.killed == []
-
-
-def test_second_interrupt_kills_everything(session, fleet):
-  run = session()
-  run.controller.interrupt()
-  run.controller.interrupt()
-  assert run.run().status == "killed"
-  assert fleet.living == {}
-
-
-def test_island_that_does_not_answer_is_killed_and_the_run_finishes(
-  session, fleet
-):
-  def mute(role):
-    if role.name == "island-1":
-      role.programs = [p for p in role.programs if p["name"] == "train"]
-      role.programs = fake_fleet.collections.deque(role.programs)
-
-  fleet.hook = mute
-  outcome = session().run()
-  assert outcome.status == "finished" and outcome.final_eval
-  assert fleet.killed == ["island-1"]
-
-
 def test_role_that_died_is_started_again_with_its_next_number(session, fleet):
   run = session()
   run.open()
@@ -130,18 +71,6 @@ def test_role_that_died_is_started_again_with_its_next_number(session, fleet):
   (again,) = run.events("island_restart")
   assert again["attempt"] == 1
   assert run.controller.roles.incarnation("island-0") == 2
-
-
-def test_leader_that_dies_in_the_drain_leaves_it_to_the_next(session, fleet):
-  def leave(role):
-    if role.name == "syncer" and any(
-      p["name"] == "drain" for p in role.programs
-    ):
-      role.die("SIGKILL")
-      fleet.say("standby", type="ready", token=2)
-
-  fleet.hook = leave
-  assert session().run().status == "finished"
 
 
 def test_two_islands_that_fail_twice_share_one_spare(session, fleet):
@@ -181,60 +110,6 @@ def test_record_that_cannot_be_written_stops_nothing(
     run.turn_until(lambda: sum(fleet.steps.values()) > before + 20)
     assert run.run().status == "finished"
   assert fleet.killed == []
-
-
-@pytest.mark.parametrize("step", ["turn", "open", "close"])
-def test_error_nobody_foresaw_leaves_the_fleet_running(
-  session, fleet, monkeypatch, tmp_path, step
-):
-  run = session()
-  run.open()
-  run.turn_until(lambda: len(fleet.living) == 4)
-
-  def surprise():
-    raise LookupError("a\nsurprise")
-
-  monkeypatch.setattr(run.controller, step, surprise)
-  with pytest.raises(errors.DetachedError) as caught:
-    run.run()
-  text = str(caught.value)
-  assert (
-    "LookupError: a surprise" in text and f"diloco resume {tmp_path}" in text
-  )
-  if step != "close":
-    assert set(fleet.living) == set(run.controller.roles.names)
-    assert fleet.killed == []
-  assert fleet.closed
-  assert run.events("run_finished") == []
-  log = tmp_path / "logs" / "controller.log"
-  assert "in surprise" in log.read_text() and str(log) in text
-
-
-@pytest.mark.parametrize("islands", [1, 2])
-def test_resumed_run_that_has_its_budget_finishes_and_kills_nobody(
-  session, fleet, islands
-):
-  fleet_of = {"slices": [{}] * islands}
-  assert session(fleet=fleet_of).run().status == "finished"
-  trained = dict(fleet.steps)
-  fleet.start_secs["island-1"] = 2 * fake_fleet.START_SECS
-  again = session(incarnation=2, fleet=fleet_of)
-  outcome = again.run()
-  assert outcome.status == "finished" and outcome.final_eval
-  assert fleet.killed == [] and fleet.steps == trained
-
-
-def test_island_that_dies_as_the_budget_ends_is_waited_for(session, fleet):
-  def hook(role):
-    if role.name == "island-0" and role.step == 100 and role.pid == 103:
-      role._say("status", progress=1, extra_secs=0.0)
-      role.die("SIGKILL")
-
-  fleet.hook = hook
-  run = session(fleet={"slices": [{}]})
-  outcome = run.run()
-  assert len(run.events("island_died")) == 1
-  assert outcome.status == "finished" and outcome.final_eval
 
 
 def test_island_that_dies_at_one_step_gets_the_spare_and_is_given_up(
@@ -356,3 +231,103 @@ def test_failures_of_an_island_in_a_run_that_works_are_its_own(
   fail(fleet, ["island-0"], cause, "error: the same\n")
   assert run.run().status == "finished"
   assert len(run.events("island_died")) == 4
+
+
+def test_hung_role_is_killed_with_the_reason_and_started_again(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+
+  def hang(role):
+    if role.name == "island-0" and role.pid < 105:
+      role.beat_at, role.programs = (
+        fleet.now + 1,
+        fake_fleet.collections.deque(),
+      )
+
+  fleet.hook = hang
+  run.turn_until(lambda: len(fleet.launches) == 5)
+  (died,) = run.events("island_died")
+  assert died["cause"].startswith("SIGKILL: no progress for")
+  fleet.hook = lambda role: None
+  assert run.run().status == "finished"
+
+
+def test_role_that_never_gets_ready_is_killed_and_given_up(session, fleet):
+  fleet.start_secs["island-1"] = 1e9
+  run = session(
+    sync={"quorum": 1}, controller={"max_restarts": 1, "start_secs": 20.0}
+  )
+  run.open()
+  state = run.controller.supervisor.state
+  run.turn_until(lambda: state("island-1") == "given_up")
+  assert fleet.killed == ["island-1"] * 2
+  assert run.run().status == "finished"
+
+
+def test_run_fails_with_fewer_islands_than_the_quorum(session, fleet, tmp_path):
+  fail(fleet, ["island-1"], "SIGSEGV")
+  outcome = session(
+    sync={"quorum": 2}, controller={"max_restarts": 2, "gather_secs": 1e6}
+  ).run()
+  assert outcome.status == "failed"
+  assert str(tmp_path / "logs" / "island-1.log") in outcome.reason
+  assert fleet.living == {}
+
+
+def test_next_controller_takes_the_fleet_up_and_trains_on(session, fleet):
+  first = session()
+  first.open()
+  first.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  first.controller.leave()
+  later = session(incarnation=2)
+  later.open()
+  for role in fleet.living.values():
+    fleet.say(role.name, type="hello", ready=True, token=1, step=role.step)
+  assert later.run().status == "finished"
+  assert len(fleet.launches) == 4 and fleet.killed == []
+  found = {e["peer"] for e in later.events("reattached")}
+  assert found == set(later.controller.roles.names)
+
+
+def test_syncer_that_was_draining_is_ended_when_training_goes_on(
+  session, fleet
+):
+  first = session()
+  first.open()
+  first.turn_until(lambda: fleet.steps)
+  later = session(incarnation=2)
+  later.open()
+  fleet.say("syncer", type="hello", ready=True, token=1, draining=True)
+  later.turn_until(lambda: len(fleet.launches) == 5)
+  assert fleet.killed == ["syncer"]
+  assert fleet.launches[-1].role == "syncer"
+
+
+def test_process_nobody_remembers_is_ended_and_not_listened_to(session, fleet):
+  strays = []
+  fleet.kill_stray = strays.append
+  run = session()
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+  fleet.say("island-0", type="hello", ready=True, step=10**9, pid=7)
+  fleet.say("island-0", type="status", step=10**9, pid=7)
+  run.controller.turn()
+  assert strays == [7] and not run.controller.pilot.budget_spent
+
+
+def test_training_waits_until_islands_are_gathered(session, fleet):
+  fleet.start_secs["island-1"] = 50.0
+  run = session(controller={"gather_secs": 20.0})
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+  assert 23.0 <= fleet.now < 24.0 and set(fleet.steps) == {"island-0"}
+
+
+def test_fault_hits_its_role_once_when_due(session, fleet):
+  fault = {"kind": "sigkill", "target": "island-1", "at_fraction": 0.5}
+  run = session(faults=[fault])
+  assert run.run().status == "finished"
+  (hit,) = run.events("fault_injected")
+  assert hit["at_tokens"] >= 500
+  assert fleet.killed == ["island-1"]

@@ -1,0 +1,190 @@
+"""A session from its first turn to its last, in a fleet of fakes."""
+
+import fake_fleet
+import pytest
+
+from diloco import errors
+
+
+def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
+  run = session()
+  outcome = run.run()
+  assert outcome.status == "finished"
+  assert outcome.final_eval["loss"] == 1.0
+  assert sum(fleet.steps.values()) * 10 >= 1000
+  assert fleet.killed == [] and fleet.living == {} and fleet.closed
+  (end,) = run.events("run_finished")
+  assert end["status"] == "finished"
+
+
+def test_interrupted_run_drains_and_saves_and_does_not_evaluate(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  run.controller.interrupt()
+  outcome = run.run()
+  assert (outcome.status, outcome.final_eval) == ("stopped", None)
+  asked = [e["program"] for e in run.events("program_dispatched")]
+  asked = [name for name in asked if name != "train"]
+  assert asked == [n for n in ("drain", "checkpoint", "stop") for _ in "ab"]
+  assert fleet.killed == []
+
+
+def test_second_interrupt_kills_everything(session, fleet):
+  run = session()
+  run.controller.interrupt()
+  run.controller.interrupt()
+  assert run.run().status == "killed"
+  assert fleet.living == {}
+
+
+def test_island_that_does_not_answer_is_killed_and_the_run_finishes(
+  session, fleet
+):
+  def mute(role):
+    if role.name == "island-1":
+      role.programs = [p for p in role.programs if p["name"] == "train"]
+      role.programs = fake_fleet.collections.deque(role.programs)
+
+  fleet.hook = mute
+  outcome = session().run()
+  assert outcome.status == "finished" and outcome.final_eval
+  assert fleet.killed == ["island-1"]
+
+
+def test_leader_that_dies_in_the_drain_leaves_it_to_the_next(session, fleet):
+  def leave(role):
+    if role.name == "syncer" and any(
+      p["name"] == "drain" for p in role.programs
+    ):
+      role.die("SIGKILL")
+      fleet.say("standby", type="ready", token=2)
+
+  fleet.hook = leave
+  assert session().run().status == "finished"
+
+
+@pytest.mark.parametrize("step", ["turn", "open", "close"])
+def test_error_nobody_foresaw_leaves_the_fleet_running(
+  session, fleet, monkeypatch, tmp_path, step
+):
+  run = session()
+  run.open()
+  run.turn_until(lambda: len(fleet.living) == 4)
+
+  def surprise():
+    raise LookupError("a\nsurprise")
+
+  monkeypatch.setattr(run.controller, step, surprise)
+  with pytest.raises(errors.DetachedError) as caught:
+    run.run()
+  text = str(caught.value)
+  assert (
+    "LookupError: a surprise" in text and f"diloco resume {tmp_path}" in text
+  )
+  if step != "close":
+    assert set(fleet.living) == set(run.controller.roles.names)
+    assert fleet.killed == []
+  assert fleet.closed
+  assert run.events("run_finished") == []
+  log = tmp_path / "logs" / "controller.log"
+  assert "in surprise" in log.read_text() and str(log) in text
+
+
+@pytest.mark.parametrize("islands", [1, 2])
+def test_resumed_run_that_has_its_budget_finishes_and_kills_nobody(
+  session, fleet, islands
+):
+  fleet_of = {"slices": [{}] * islands}
+  assert session(fleet=fleet_of).run().status == "finished"
+  trained = dict(fleet.steps)
+  fleet.start_secs["island-1"] = 2 * fake_fleet.START_SECS
+  again = session(incarnation=2, fleet=fleet_of)
+  outcome = again.run()
+  assert outcome.status == "finished" and outcome.final_eval
+  assert fleet.killed == [] and fleet.steps == trained
+
+
+def test_island_that_dies_as_the_budget_ends_is_waited_for(session, fleet):
+  def hook(role):
+    if role.name == "island-0" and role.step == 100 and role.pid == 103:
+      role._say("status", progress=1, extra_secs=0.0)
+      role.die("SIGKILL")
+
+  fleet.hook = hook
+  run = session(fleet={"slices": [{}]})
+  outcome = run.run()
+  assert len(run.events("island_died")) == 1
+  assert outcome.status == "finished" and outcome.final_eval
+
+
+def asked(run, program):
+  """Islands that were asked to do something, in order."""
+  return [
+    e["island"]
+    for e in run.events("program_dispatched")
+    if e["program"] == program
+  ]
+
+
+def on_program(fleet, name, act):
+  """Calls `act(role)` for a role whose next program has this name."""
+
+  def hook(role):
+    if role.programs and role.programs[0]["name"] == name:
+      act(role)
+
+  fleet.hook = hook
+
+
+@pytest.mark.parametrize(
+  ("dies", "status", "evaluators"),
+  [
+    (set(), "finished", [0]),
+    ({"island-0"}, "finished", [0, 1]),
+    ({"island-0", "island-1"}, "failed", [0, 1]),
+  ],
+)
+def test_evaluation_goes_to_the_next_island_while_there_is_one(
+  session, fleet, dies, status, evaluators
+):
+  on_program(
+    fleet, "evaluate", lambda role: role.name in dies and role.die("SIGKILL")
+  )
+  run = session()
+  outcome = run.run()
+  assert (outcome.status, asked(run, "evaluate")) == (status, evaluators)
+  assert bool(outcome.final_eval) == (status == "finished")
+
+
+def test_leading_syncer_is_stopped_last_and_islands_first(session, fleet):
+  stopped = []
+  on_program(fleet, "stop", lambda role: stopped.append(role.name))
+  session().run()
+  assert stopped == ["island-0", "island-1", "standby", "syncer"]
+
+
+@pytest.mark.parametrize("role", ["island-0", "standby", "syncer"])
+def test_role_that_does_not_stop_is_killed(session, fleet, role):
+  on_program(fleet, "stop", lambda r: r.name == role and r.programs.popleft())
+  assert session().run().status == "finished"
+  assert fleet.killed == [role]
+
+
+def test_leader_that_cannot_drain_holds_nobody_up_for_ever(session, fleet):
+  on_program(
+    fleet,
+    "drain",
+    lambda role: role.name == "syncer" and role.programs.popleft(),
+  )
+  assert session().run().status == "finished"
+  assert fleet.killed == []
+
+
+def test_nobody_starts_again_once_the_session_winds_down(session, fleet):
+  on_program(
+    fleet, "drain", lambda role: role.name == "island-1" and role.die("SIGSEGV")
+  )
+  run = session()
+  assert run.run().status == "finished"
+  assert [s.role for s in fleet.launches].count("island-1") == 1
