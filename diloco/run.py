@@ -9,7 +9,7 @@ import pathlib
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from diloco import channel, crash, errors, process, timing
@@ -84,10 +84,12 @@ def train(
     crash.configure(run_dir, "controller")
     engine = process_engine.ProcessEngine(run_dir)
     incarnation = roles.draw_incarnation(run_dir, "controller")
+
+    def restorer_with(end: Callable[[], list[str]]) -> restorer.Restorer:
+      return restorer.Restorer(run_dir, config, plan, end, incarnation)
+
     if resumed:
-      restorer.Restorer(
-        run_dir, config, plan, engine.kill_leftovers, incarnation
-      ).prepare(cut)
+      restorer_with(engine.kill_leftovers).prepare(cut)
     # Before any role, so that a run killed at any later instant can go on.
     process.write_config(config, run_dir)
     snapshots.write_plan(plan)
@@ -100,6 +102,7 @@ def train(
         engine,
         channel.Server(config.controller.port),
         on_tick=(lambda: None) if view is None else view.tick,
+        set_back=lambda end: restorer_with(end).set_back(),
       ),
       task.tokens_per_batch,
       times,

@@ -20,8 +20,10 @@ from diloco import channel, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import (
   cutter,
+  damage,
   dispatcher,
   faults,
+  mender,
   outcome,
   pilot,
   program,
@@ -35,6 +37,7 @@ from diloco.tape import events
 logger = logging.getLogger(__name__)
 
 _TICK_SECS = 0.1
+_TAKEOVERS_DAMAGED = 4  # a successor has looked by then, and mended what it can
 _HINTS_SECS = 1.0  # between two looks at what others find us by
 _FAILED = re.compile("exit [1-9][0-9]*")  # by itself, and not by a signal
 _SEQS_A_LIFE = 10**9  # programs a controller dispatches at most
@@ -101,6 +104,13 @@ class Controller:
     self._attached: set[str] = set()  # until they have said hello
     # Each role's, until an island has made a step.
     self._first_errors: dict[str, str] | None = {}
+    self._mender = mender.Mender(
+      damage.DamageWatch(_TAKEOVERS_DAMAGED * times.takeover_secs),
+      outside.set_back,
+      self.roles,
+      self.supervisor,
+      self.tape,
+    )
     self._merges: dict[str, int] = {}  # seat -> merges of its life
     self._faults = faults.Injector(
       config, self.tape, self.roles, self.is_ready, self.dispatcher
@@ -155,7 +165,7 @@ class Controller:
 
   def close(self) -> None:
     """Leaves no process and no open port behind."""
-    self.roles.kill_all()
+    self.roles.end_all()
     self.leave()
 
   def leave(self) -> None:
@@ -195,6 +205,7 @@ class Controller:
       self._reap,
       self._obey,
       self._supply,
+      self._mend,
       self._keep_hints,
     ):
       try:
@@ -259,6 +270,7 @@ class Controller:
         for seat in self.roles.seats:
           self.supervisor.settled(seat)
       self._merges[peer] = message["merges"]
+      self._mender.watch.told(peer, message.get("damaged", ()), now)
       return
     self._observe(peer, message["step"])
     self.supervisor.told(peer, now, message["progress"], message["extra_secs"])
@@ -302,6 +314,11 @@ class Controller:
         island_incarnation=self.roles.incarnation(role),
         step=step,
       )
+
+  def _mend(self) -> None:
+    """Goes back to a cut when damage stands that no syncer can mend."""
+    if self._supplying and self._mender.look(self.clock(), self._reap):
+      self._gathered_secs = None
 
   def _reap(self) -> None:
     """Notices deaths, each once."""

@@ -22,12 +22,16 @@ class Outside:
     server: its end of all channels.
     clock: gives monotonic seconds.
     on_tick: called several times a second, for the live view.
+    set_back: sets the run back to its newest sound cut if it is damaged, once
+      what it is given has ended all roles; says whether it did. `UserError`: no
+      cut will do, and nothing was changed. `OSError`: to be tried again.
   """
 
   engine: base.Engine
   server: channel.Server
   clock: Callable[[], float] = time.monotonic
   on_tick: Callable[[], None] = lambda: None
+  set_back: Callable[[Callable[[], list[str]]], bool] = lambda _: False
 
 
 class Tape(recorder.Recorder):

@@ -124,6 +124,19 @@ class Restorer:
         "make it reachable, then give the command again",
       ) from error
 
+  def set_back(self) -> bool:
+    """Sets a damaged run back, for a session that is on.
+
+    Returns:
+      Whether it was damaged.
+
+    Raises:
+      UserError: no cut will do. Nothing has been changed.
+      OSError: the store cannot be read or written; to be tried again before
+        any role is started.
+    """
+    return self._prepare(None) is not None
+
   def _prepare(self, wanted: str | None) -> restore.Restored | None:
     if wanted is not None:
       number = None if wanted == LAST else int(wanted)

@@ -275,14 +275,15 @@ class Roles:
       self._killed[role] = why
     self.signal(role, signal.SIGKILL)
 
-  def kill_all(self) -> None:
-    """Leaves nothing of this run alive."""
+  def end_all(self) -> list[str]:
+    """Leaves nothing of this run alive; gives the names of those that lived."""
+    living = list(self._handles)
     for role in self._handles:
       self.kill(role)
     for role, handle in self._handles.items():
       if not handle.wait(_KILL_SECS):
         logger.error("unkillable role=%s pid=%d", role, handle.pid)
-    self._engine.kill_leftovers()
+    return sorted({*living, *self._engine.kill_leftovers()})
 
   def is_stranger(self, role: str, pid: object) -> bool:
     """Whether `pid` is not the process this controller knows for a role."""

@@ -173,6 +173,11 @@ class Supervisor:
     """The role was told to stop; its end is no death."""
     self._roles[role].state = "stopped"
 
+  def anew(self, role: str, now: float) -> None:
+    """A role that was stopped starts again, as if it had never died."""
+    if self._roles[role].state == "stopped":
+      self._roles[role] = _Role(due=now)
+
   def orders(self, now: float) -> list[Start | Kill]:
     """What to do at `now`."""
     self._excuse(now)

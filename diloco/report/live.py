@@ -38,6 +38,7 @@ _NOTABLE = {
   events.RESYNCED: ("role", "step"),
   events.RESTORED: ("cut", "epoch", "why"),
   events.REATTACHED: ("peer", "pid"),
+  events.NOT_RESTORED: ("fragments", "reason"),
   events.GLOBAL_DAMAGED: ("fragment", "version", "reason"),
   events.CUT_COMPLETED: ("cut", "secs"),
   events.CUT_ABANDONED: ("cut", "reason"),

@@ -106,6 +106,7 @@ class RunView:
       events.CUT_COMPLETED: self._cut_completed,
       events.GLOBAL_DAMAGED: self._global_damaged,
       events.RESTORED: self._restored,
+      events.NOT_RESTORED: self._not_restored,
       events.QUARANTINED: self.quarantines.append,
       events.RESYNCED: self._resynced,
     }
@@ -189,6 +190,11 @@ class RunView:
     )
     self.damaged[fragment] = text
     self._stood_still.append(text)
+
+  def _not_restored(self, line: reader.Line) -> None:
+    for fragment in line["fragments"]:
+      text = self.damaged.get(fragment, f"fragment {fragment} stands still")
+      self.damaged[fragment] = f"{text}; {line['reason']}"
 
   def _restored(self, line: reader.Line) -> None:
     self.damaged.clear()

@@ -48,9 +48,11 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
   syncer: syncer_lib.Syncer | None = None
 
   def report() -> None:
-    if syncer is None or not syncer.hung:
-      merges = syncer.num_merges if syncer else 0
-      channel.send({"type": "status", "merges": merges})
+    if syncer is None:
+      channel.send({"type": "status", "merges": 0, "damaged": []})
+    elif not syncer.hung:
+      told = {"merges": syncer.num_merges, "damaged": syncer.damaged}
+      channel.send({"type": "status", **told})
 
   # It lives before it has seen the store, which may be out of reach for long.
   reports = pulse.Pulse(report, times.heartbeat_secs, "report")

@@ -140,6 +140,12 @@ class Rounds:
     finally:
       self._do_all(later, check)
 
+  @property
+  def damaged(self) -> list[int]:
+    """Fragments that stand still: their newest version cannot be read."""
+    heads = self._committer.heads
+    return [h.fragment for h in heads if h.payload in self._damaged]
+
   def _tell_damage(self, fragment: int, error: Exception) -> None:
     """Says once that a fragment stands still: its version is unreadable."""
     head = self._committer.heads[fragment]

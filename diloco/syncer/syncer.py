@@ -212,6 +212,11 @@ class Syncer:
     """Merges by this incarnation."""
     return self._rounds.num_merges if self._leads else 0
 
+  @property
+  def damaged(self) -> list[int]:
+    """Fragments whose newest version cannot be read, as far as it knows."""
+    return self._rounds.damaged if self._leads else sorted(self._standing)
+
   def run(self, channel: channel_lib.Client | None = None) -> str:
     """Leads until told to stop; returns why it ended.
 

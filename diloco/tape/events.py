@@ -33,6 +33,8 @@ RESTORED = "restored"  # cut, epoch, version_from ([P], the cut's versions),
 #   contributions that wait again), steps (island -> step of the cut), why,
 #   passed_over (list of dicts: cut, reason): the run was set back to a cut. One
 #   that is finished by a second attempt may be told twice, with one epoch
+NOT_RESTORED = "not_restored"  # fragments, reason: damage stands, and there is
+#   no cut without it; the other fragments go on
 RUN_STOPPING = "run_stopping"  # reason
 RUN_FINISHED = "run_finished"  # status ("finished"|"stopped"|"failed"|
 #   "killed"), reason

@@ -103,6 +103,10 @@ _OF_OTHERS: Mapping[str, Kinds] = {
     "version_from": _list_of(_is_count),
     "version_to": _list_of(_is_count),
   },
+  events.NOT_RESTORED: {
+    "fragments": _list_of(_is_fragment),
+    "reason": _is_text,
+  },
   events.LEASE_ACQUIRED: {"token": _is_count},
   events.ROUND_OPENED: {**_VERSION, "island": _is_island},
   events.MERGED: {**_VERSION, "contributions": _is_list},

@@ -62,7 +62,8 @@ class Role:
       self._say("ready", token=self._token())
     if now >= self.beat_at:
       self.beat_at = now + BEAT_SECS
-      self._say("status", progress=now, extra_secs=0.0, merges=0)
+      told = {"merges": 0, "damaged": self.fleet.damaged}
+      self._say("status", progress=now, extra_secs=0.0, **told)
     if self.ready and self.programs:
       self._work(self.programs[0])
 
@@ -103,6 +104,8 @@ class Fleet:
     self.blind = set()  # islands that cannot read what they are to evaluate
     self.said = collections.deque()
     self.records_kept = 0
+    self.damaged = []  # fragments
+    self.set_back = lambda end: False  # what the run does about it
     self.closed = False
 
   # The engine.
@@ -183,7 +186,11 @@ class Session:
       config,
       run_dir,
       outside.Outside(
-        world, world, lambda: world.now, on_tick or (lambda: None)
+        world,
+        world,
+        lambda: world.now,
+        on_tick or (lambda: None),
+        lambda end: world.set_back(end),
       ),
       10,  # tokens of a step
       timing.derive(config.controller, 0.0),

@@ -260,7 +260,7 @@ def test_nothing_is_left_alive_at_the_end(make, engine):
   _start_all(make())
   later = make(controller=2)
   later.attach()
-  later.kill_all()
+  later.end_all()
   assert engine.living == {}
 
 

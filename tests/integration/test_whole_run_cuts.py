@@ -130,6 +130,40 @@ def damage_tensors(run, fragment):
       os.truncate(path, path.stat().st_size // 2)
 
 
+def damage_newest(run, fragment):
+  """Cuts the tensors of a fragment's newest version short; gives it."""
+  snapshots = store.SnapshotStore((run.dir / "snapshots").as_uri())
+  head = snapshots.read(keys.head_key(fragment), records.Head)
+  for path in (run.dir / "snapshots" / head.payload).rglob("*"):
+    if path.is_file() and path.name != "zarr.json":
+      os.truncate(path, path.stat().st_size // 2)
+  return head.version
+
+
+def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(make_run):
+  run = make_run()
+  run.start()
+  run.wait_for(lambda: len(events(run, "merged")) > 12)
+  cut = take_cut(run)
+  merged = len(events(run, "merged"))
+  run.wait_for(lambda: len(events(run, "merged")) > merged + 8)
+  while not events(run, "global_damaged"):
+    assert run.process.poll() is None
+    damage_newest(run, 1)
+    time.sleep(0.2)
+  code, _, err = run.finish()
+  assert code == 0, err
+  assert sum(f"restored cut {cut} (" in x for x in err.splitlines()) == 1
+  (restored,) = events(run, "restored")
+  assert restored["cut"] == cut
+  facts = run.summary()
+  assert (facts["status"], facts["sessions"]) == ("finished", 1)
+  assert events(run, "island_died") == events(run, "syncer_died") == []
+  versions = [e["version"] for e in events(run, "merged") if e["fragment"] == 1]
+  assert max(versions) > restored["version_to"][1] + 2
+  check_books(facts)
+
+
 def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
   make_run,
 ):
@@ -144,6 +178,9 @@ def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
   run.wait_for(lambda: run.steps(0) > step + 10)
   status = json.loads(diloco("status", run, "--json").stdout)
   assert status["damaged"] and "fragment 1 stands still" in status["damaged"][0]
+  run.wait_for(lambda: events(run, "not_restored"), secs=30)
+  status = json.loads(diloco("status", run, "--json").stdout)
+  assert "the run has no cut" in status["damaged"][0]
   kill_everything(run)
   done = diloco("resume", run)
   assert done.returncode == 2
