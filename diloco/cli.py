@@ -35,6 +35,9 @@ usage: diloco COMMAND [ARGS]
 """
 
 
+_TASK_HELP = "the task of a run from elsewhere, if you trust its module"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs one command; returns the exit code."""
   args = list(sys.argv[1:] if argv is None else argv)
@@ -97,9 +100,11 @@ def _resume(argv: list[str]) -> int:
   parser.add_argument(
     "--cut", metavar="N", help="set the run back to cut N, or to the 'last' one"
   )
+  parser.add_argument("--task", metavar="NAME", help=_TASK_HELP)
   args = parser.parse_args(argv)
   restorer.check_wanted(args.cut)
   config = process.read_config(args.dir)
+  process.check_task(config, args.dir, args.task)
   from diloco import launch
 
   return launch.run(config.to_dict(), args.dir, as_json=args.json, cut=args.cut)
@@ -188,10 +193,12 @@ def _replay(argv: list[str]) -> int:
   parser = _parser("replay", "Do a run again; compare every version by bits.")
   parser.add_argument("dir", type=pathlib.Path)
   parser.add_argument("--until_version", type=int, metavar="V")
+  parser.add_argument("--task", metavar="NAME", help=_TASK_HELP)
   args = parser.parse_args(argv)
   outcome = command.run(
     args.dir,
     args.until_version,
+    args.task,
     told=lambda text: print(text, file=sys.stderr),
   )
   if args.json:

@@ -37,10 +37,27 @@ ISLAND_ENV = {
 }
 
 
+def directory_id(run_dir: str | os.PathLike[str]) -> str:
+  """What tells a run directory from a copy of it: where it is, and its inode.
+
+  Raises:
+    OSError: there is no such directory.
+  """
+  path = pathlib.Path(run_dir).resolve()
+  facts = path.stat()
+  return f"{facts.st_dev}:{facts.st_ino}:{path}"
+
+
 def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
   """Writes a run's config.json and its copy, each whole or not at all."""
+  run_dir.mkdir(parents=True, exist_ok=True)
   fields = config.to_dict()
-  content = {"format": FORMAT, "crc32": _checksum(fields), "config": fields}
+  content = {
+    "format": FORMAT,
+    "directory": directory_id(run_dir),
+    "crc32": _checksum(fields),
+    "config": fields,
+  }
   text = json.dumps(content, indent=2) + "\n"
   for path in _config_paths(run_dir):
     _write_whole(path, text)
@@ -170,6 +187,46 @@ def _flat(value: Any, name: str = "config") -> Iterator[tuple[str, Any]]:
       yield from _flat(inner, f"{name}[{i}]")
   else:
     yield name, value
+
+
+def check_task(
+  config: config_lib.RunConfig,
+  run_dir: str | os.PathLike[str],
+  named: str | None,
+) -> None:
+  """Executes no code just because a directory from elsewhere names it.
+
+  Args:
+    config: read from the directory.
+    run_dir: directory of the run.
+    named: the task the user says it has, if any.
+
+  Raises:
+    UserError: its task is a module of somebody's, the run was not started in
+      this directory, and the user has not named the task; or named another.
+  """
+  name = config.task.name
+  if named is not None and named != name:
+    raise errors.UserError(
+      f"--task={named}",
+      f"the run in {run_dir} has task {name!r}",
+      "name that one if you trust it, or leave --task out",
+    )
+  if named is None and ":" in name and not _was_begun_in(run_dir):
+    raise errors.UserError(
+      f"the run in {run_dir}",
+      f"its task {name!r} is code, and the run was not started in this"
+      " directory but copied or moved here",
+      f"if you trust that module add --task={name}",
+    )
+
+
+def _was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
+  for path in _config_paths(run_dir):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+      content = json.loads(path.read_text())
+      return bool(content["directory"] == directory_id(run_dir))
+  return False
 
 
 def processes_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:

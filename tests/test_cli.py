@@ -365,6 +365,31 @@ def test_run_does_not_go_on_with_another_fragment_plan(
   check_refused(place, capsys, argv, "fragment plan", "--workdir")
 
 
+# The options of one are a dict, and a list of it is a command.
+GADGETS = {
+  "subprocess:run": {"touch": 1, "pwned": 1},
+  "planted:make": {},
+}
+
+
+@pytest.mark.parametrize("command", ["resume", "replay"])
+@pytest.mark.parametrize("name", GADGETS)
+def test_directory_from_elsewhere_has_no_code_executed(
+  place, capsys, monkeypatch, command, name
+):
+  (place / "planted.py").write_text("open('pwned', 'w')")
+  monkeypatch.syspath_prepend(str(place))
+  values = {"task": {"name": name, "options": GADGETS[name]}}
+  theirs = place / "theirs"
+  process.write_config(config_lib.from_mapping(values), theirs)
+  theirs.rename(place / "run")
+  told = check_refused(place, capsys, [command, "run"], "copied or moved")
+  assert f"--task={name}" in told
+  check_refused(
+    place, capsys, [command, "run", "--task=a:B"], "--task=a:B", name
+  )
+
+
 @pytest.mark.parametrize("command", ["train", "resume"])
 def test_setting_changed_by_hand_is_refused(run_dir, capsys, place, command):
   path = run_dir / "config.json"
@@ -439,7 +464,7 @@ def living(run_dir):
   facts = {
     "pid": os.getpid(),
     "started_ticks": liveness.start_ticks(os.getpid()),
-    "directory": liveness.directory_id(run_dir),
+    "directory": process.directory_id(run_dir),
   }
   path.write_text(json.dumps(facts))
   return run_dir

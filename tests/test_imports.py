@@ -36,7 +36,7 @@ ALLOWED = {
   "diloco.tasks": BASE,
   "diloco.syncer": ROLE,
   "diloco.islands": ROLE | {"diloco.tasks"},
-  "diloco.report": REPORT,
+  "diloco.report": REPORT | {"diloco.process"},
   "diloco.replay": ROLE
   | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -106,6 +107,27 @@ def test_without_either_there_is_no_run(files, tmp_path, harm):
   for or_copy in (False, True):
     with pytest.raises(errors.UserError):
       process.read_config(tmp_path, or_copy=or_copy)
+
+
+def custom(run_dir):
+  config = config_lib.from_mapping({"task": {"name": "mine:Task"}})
+  process.write_config(config, run_dir)
+  return config
+
+
+def test_own_task_of_a_run_begun_here_needs_no_word(tmp_path):
+  process.check_task(custom(tmp_path), tmp_path, None)
+  (tmp_path / "config.json").unlink()
+  process.check_task(process.read_config(tmp_path), tmp_path, None)
+
+
+def test_task_of_a_copied_run_must_be_named(tmp_path):
+  config = custom(tmp_path / "run")
+  copy = shutil.copytree(tmp_path / "run", tmp_path / "copy")
+  with pytest.raises(errors.UserError, match="--task=mine:Task"):
+    process.check_task(config, copy, None)
+  process.check_task(config, copy, "mine:Task")
+  process.check_task(CONFIG, copy, None)  # a task of ours
 
 
 def test_files_of_a_run_are_their_owners_alone(tmp_path):

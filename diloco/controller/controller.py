@@ -147,7 +147,7 @@ class Controller:
       {
         "pid": pid,
         "started_ticks": liveness.start_ticks(pid),
-        "directory": liveness.directory_id(self.run_dir),
+        "directory": process.directory_id(self.run_dir),
       },
     )
 

@@ -8,10 +8,30 @@ run under the same.
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diloco import process
+
 _PREFIXES = ("XLA_", "JAX_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "NPY_")
+# Where compiled programs are kept changes no bit.
+_IGNORED = ("JAX_COMPILATION_CACHE_", "JAX_PERSISTENT_CACHE_")
+# What a tape may set for a process: names that change bits and nothing else,
+# plain words as values. A tape may come from anybody; no path, library or
+# plug-in is taken from it.
+_TAKEN = (
+  *("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"),
+  *("JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE", "JAX_DISABLE_JIT"),
+  *("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"),
+  *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR"),
+  *("NPY_DISABLE_CPU_FEATURES", *process.ISLAND_ENV),
+)
+_FLAGS = "XLA_FLAGS"
+_WORDS = re.compile(r"[\w., -]*").fullmatch
+_FLAG = re.compile(
+  r"--xla_(?!dump_)(?!\w+_(?:dir|file|path|to)(?:=|$))\w+(=[\w.,-]*)?"
+)
 _PACKAGES = ("diloco", "flax", "grain", "jax", "jaxlib", "numpy", "optax")
 
 
@@ -22,7 +42,7 @@ def describe() -> dict[str, Any]:
     "environ": {
       name: value
       for name, value in sorted(os.environ.items())
-      if name.startswith(_PREFIXES)
+      if _matters(name)
     },
     "software": {
       "python": platform.python_version(),
@@ -32,14 +52,33 @@ def describe() -> dict[str, Any]:
   }
 
 
+def _matters(name: str) -> bool:
+  return name.startswith(_PREFIXES) and not name.startswith(_IGNORED)
+
+
 def environ(told: Mapping[str, str]) -> dict[str, str]:
-  """This process's environment, with what `describe` looks at as told."""
-  others = {
-    name: value
-    for name, value in os.environ.items()
-    if not name.startswith(_PREFIXES)
-  }
-  return {**others, **told}
+  """This process's environment, with what `describe` looks at as told.
+
+  Of what is told only that is taken which can do no more than change bits.
+  """
+  others = {n: v for n, v in os.environ.items() if not _matters(n)}
+  taken = {n: v for n, v in told.items() if n in _TAKEN and _WORDS(v)}
+  if _FLAGS in told:
+    taken[_FLAGS] = " ".join(filter(_is_harmless, told[_FLAGS].split()))
+  return {**others, **taken}
+
+
+def left_out(told: Mapping[str, str]) -> list[str]:
+  """What `environ` does not take, one text each."""
+  taken = environ(told)
+  names = [n for n in sorted(told) if n != _FLAGS and taken.get(n) != told[n]]
+  flags = told.get(_FLAGS, "").split()
+  return names + [flag for flag in flags if not _is_harmless(flag)]
+
+
+def _is_harmless(flag: str) -> bool:
+  """Whether a flag of XLA names no file and writes none."""
+  return _FLAG.fullmatch(flag) is not None
 
 
 def changes(told: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from diloco.tape import reader
 def run(
   run_dir: pathlib.Path,
   until_version: int | None = None,
+  task: str | None = None,
   told: Callable[[str], None] = lambda text: None,
 ) -> replayer.Outcome:
   """Replays a run.
@@ -21,12 +22,14 @@ def run(
   Args:
     run_dir: of a run that has ended, in whatever way; only read.
     until_version: leave out later versions.
+    task: its task, see `process.check_task`.
     told: hears of progress, a line at a time.
 
   Raises:
     UserError: no run, a live one, or a tape that does not tell enough.
   """
   config = process.read_config(run_dir)
+  process.check_task(config, run_dir, task)
   if liveness.controller_alive(run_dir):
     raise errors.UserError(
       f"the run directory {run_dir}",
@@ -45,13 +48,15 @@ def run(
 
 
 def _warnings(planned: script.Plan) -> list[str]:
-  """What of the software is not as it was: bits may differ."""
-  changed = {
-    text
-    for life in planned.lives.values()
-    for text in surroundings.changes(life.settings.software)
-  }
-  return [f"the run had {text}" for text in sorted(changed)]
+  """What is not as it was: bits may differ."""
+  changed, left_out = set(), set()
+  for life in planned.lives.values():
+    changed |= set(surroundings.changes(life.settings.software))
+    left_out |= set(surroundings.left_out(life.settings.environ))
+  return [f"the run had {text}" for text in sorted(changed)] + [
+    f"the run had {text} in its environment, which is not taken over"
+    for text in sorted(left_out)
+  ]
 
 
 def describe(outcome: replayer.Outcome) -> str:

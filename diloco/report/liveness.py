@@ -9,6 +9,8 @@ import json
 import os
 import pathlib
 
+from diloco import process
+
 _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 
 
@@ -29,24 +31,13 @@ def start_ticks(pid: int) -> int | None:
   return None if fields[0] in "ZX" else int(fields[_START_TIME])
 
 
-def directory_id(run_dir: str | os.PathLike[str]) -> str:
-  """What tells a run directory from a copy of it: where it is, and its inode.
-
-  Raises:
-    OSError: there is no such directory.
-  """
-  path = pathlib.Path(run_dir).resolve()
-  facts = path.stat()
-  return f"{facts.st_dev}:{facts.st_ino}:{path}"
-
-
 def controller_alive(run_dir: str | os.PathLike[str]) -> bool:
   """Whether the controller that announced itself in `run_dir` still runs."""
   path = pathlib.Path(run_dir) / "control" / "controller.json"
   try:
     announced = json.loads(path.read_text())
     pid, ticks = int(announced["pid"]), announced["started_ticks"]
-    if announced["directory"] != directory_id(run_dir):
+    if announced["directory"] != process.directory_id(run_dir):
       return False  # copied from the run it is of
   except (OSError, ValueError, KeyError, TypeError):
     return False

@@ -18,13 +18,53 @@ def test_description_has_what_can_change_bits(monkeypatch):
 
 
 def test_environment_is_as_told_and_nothing_more(monkeypatch):
-  monkeypatch.setenv("XLA_FLAGS", "--of_today")
+  monkeypatch.setenv("XLA_FLAGS", "--xla_of_today")
   monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
   monkeypatch.setenv("HOME_GROWN", "1")
-  environ = surroundings.environ({"XLA_FLAGS": "--of_then"})
-  assert environ["XLA_FLAGS"] == "--of_then"
+  monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
+  told = {"XLA_FLAGS": "--xla_of_then=2", "JAX_ENABLE_X64": "1"}
+  environ = surroundings.environ(told)
+  assert environ.items() >= told.items()
+  assert environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
+  assert surroundings.left_out(told) == []
   assert environ["HOME_GROWN"] == "1"
   assert "MALLOC_ARENA_MAX" not in environ
+
+
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [
+    ("LD_PRELOAD", "evil.so"),
+    ("PYTHONPATH", "evil"),
+    ("PATH", "evil"),
+    ("JAX_COMPILATION_CACHE_DIR", "evil"),
+    ("JAX_PLUGINS", "evil"),
+    ("OMP_TOOL_LIBRARIES", "evil.so"),
+    ("JAX_PLATFORMS", "/evil"),
+  ],
+)
+def test_tape_sets_nothing_that_loads_or_writes(monkeypatch, name, value):
+  monkeypatch.setenv(name, "own")
+  assert surroundings.environ({name: value}).get(name) != value
+  assert surroundings.left_out({name: value}) == [name]
+
+
+@pytest.mark.parametrize(
+  "flag",
+  [
+    "--xla_dump_to=/tmp/evil",
+    "--xla_gpu_cuda_data_dir=evil",
+    "--xla_gpu_kernel_cache_file=evil",
+    "--xla_cpu_anything=/evil",
+    "--flagfile=evil",
+  ],
+)
+def test_flag_that_names_a_file_is_left_out(flag):
+  told = {"XLA_FLAGS": f"--xla_cpu_enable_fast_math=false {flag}"}
+  assert surroundings.environ(told)["XLA_FLAGS"] == (
+    "--xla_cpu_enable_fast_math=false"
+  )
+  assert surroundings.left_out(told) == [flag]
 
 
 def test_other_software_is_named():

@@ -9,7 +9,7 @@ import sys
 import pytest
 import run_builder
 
-from diloco import errors
+from diloco import errors, process
 from diloco.report import figures, live, liveness
 from diloco.report import status as status_lib
 from diloco.tape import events, recorder
@@ -27,7 +27,7 @@ def _announce(run_dir, pid, ticks):
   content = {
     "pid": pid,
     "started_ticks": ticks,
-    "directory": liveness.directory_id(run_dir),
+    "directory": process.directory_id(run_dir),
   }
   (run_dir / "control" / "controller.json").write_text(json.dumps(content))
 

@@ -166,7 +166,7 @@ class ProcessEngine:
   def _label(self, launch: base.Launch) -> str:
     return json.dumps(
       {
-        "run": liveness.directory_id(self._run_dir),
+        "run": process.directory_id(self._run_dir),
         "role": launch.role,
         "facts": launch.facts,
       }
@@ -222,7 +222,7 @@ class ProcessEngine:
     Processes of a run that this directory was copied from are not ours.
     """
     try:
-      run = liveness.directory_id(self._run_dir)
+      run = process.directory_id(self._run_dir)
     except FileNotFoundError:
       return []
     found = []
