@@ -252,7 +252,7 @@ def read_processes(
 
 
 def is_stranger(run_dir: str | os.PathLike[str], owner: str) -> bool:
-  """Whether an owner of a lease is none of a run's processes.
+  """Whether what `owner_name` gives is none of a run's processes.
 
   Where these are not known, nobody is: the file that tells them is a hint.
   """
@@ -261,7 +261,7 @@ def is_stranger(run_dir: str | os.PathLike[str], owner: str) -> bool:
 
 
 def owner_name(pid: int) -> str:
-  """Name under which a process of this machine holds a lease."""
+  """Name of a process of this machine, for who holds a lease."""
   return f"{os.uname().nodename}.{pid}"
 
 

@@ -10,10 +10,11 @@ commit record that names it (`diloco.snapshots.records`).
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,10 +58,16 @@ class Tensor(NamedTuple):
 class StoredArray:
   """One opened array; safe to use from several threads."""
 
-  def __init__(self, dataset: ts.TensorStore, context: ts.Context):
+  def __init__(
+    self,
+    dataset: ts.TensorStore,
+    context: ts.Context,
+    beat: Callable[[], None],
+  ):
     """Use `ArrayStore.open`."""
     self._dataset = dataset
     self._context = context
+    self._beat = beat
     chunk_shape: Any = dataset.chunk_layout.read_chunk.shape
     self.layout = Layout(
       tuple(dataset.shape), dataset.dtype.name, tuple(chunk_shape or ())
@@ -83,7 +90,7 @@ class StoredArray:
     # Writing the dataset into a view of `out` decodes straight into it;
     # `dataset.read()` allocates fresh pages each time and is half as fast.
     target = ts.array(out, context=self._context)
-    return Read(target.write(self._dataset[box]))
+    return Read(target.write(self._dataset[box]), self._beat)
 
   def read(
     self, index: Index | None = None, out: np.ndarray | None = None
@@ -110,9 +117,10 @@ class StoredArray:
 class Read:
   """A read under way."""
 
-  def __init__(self, futures: Any):
+  def __init__(self, futures: Any, beat: Callable[[], None]):
     """Use `StoredArray.begin_read`."""
     self._futures = futures
+    self._beat = beat
 
   def finish(self) -> None:
     """Waits; raises as `StoredArray.read` does."""
@@ -120,6 +128,7 @@ class Read:
       self._futures.result()
     except (ValueError, OSError) as error:
       raise _read_error(error) from error
+    self._beat()
 
 
 class ArrayStore:
@@ -166,6 +175,16 @@ class ArrayStore:
     if kvstore.path and not kvstore.path.endswith("/"):
       kvstore = kvstore + "/"
     self._kvstore = kvstore
+    self._beat: Callable[[], None] = lambda: None
+
+  def watched(self, beat: Callable[[], None]) -> ArrayStore:
+    """The same store; `beat` is called with every part read or written.
+
+    For who must tell a tensor that takes long from a store that hangs.
+    """
+    twin = copy.copy(self)
+    twin._beat = beat
+    return twin
 
   @property
   def context(self) -> ts.Context:
@@ -193,7 +212,10 @@ class ArrayStore:
       for tensor in tensors:
         writes.extend(self._begin_write(prefix, tensor))
     finally:
-      failures = [write.exception() for write in writes]
+      failures = []
+      for write in writes:
+        failures.append(write.exception())
+        self._beat()
     for failure in failures:
       if failure is not None:
         raise OSError(f"writing {prefix} failed: {failure}") from failure
@@ -234,7 +256,7 @@ class ArrayStore:
       dataset = self._dataset(kvstore, layout)
     except (ValueError, OSError) as error:
       raise _read_error(error) from error
-    return StoredArray(dataset, self._context)
+    return StoredArray(dataset, self._context, self._beat)
 
   def read(
     self,

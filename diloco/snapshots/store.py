@@ -7,11 +7,13 @@ things are in it says `diloco.snapshots.keys`.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pathlib
 import shutil
 import urllib.parse
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tensorstore as ts
@@ -52,7 +54,15 @@ class SnapshotStore:
       else None
     )
     self.arrays = arrays.ArrayStore(self.url)
+    self._beat: Callable[[], None] = lambda: None
     self._kvs = ts.KvStore.open(self.url, context=self.arrays.context).result()
+
+  def watched(self, beat: Callable[[], None]) -> SnapshotStore:
+    """The same store; `beat` is called as procedures and tensors get on."""
+    twin = copy.copy(self)
+    twin.arrays = self.arrays.watched(beat)
+    twin._beat = beat
+    return twin
 
   def read(self, key: str, kind: type[R]) -> R | None:
     """Returns a record, or None where there is none."""
@@ -137,6 +147,7 @@ class SnapshotStore:
 
     Shells with tensors or crash points handle those and pass the rest on.
     """
+    self._beat()
     match operation:
       case operations.Read(key, kind):
         return self.read_for_update(key, kind)

@@ -91,7 +91,9 @@ class Chores:
   ) -> operations.Procedure[None]:
     """Learns what predecessors left behind, and deletes what nobody needs.
 
-    A version beyond the head was never committed, and never will be.
+    A version beyond the head that a predecessor made was never committed, and
+    never will be. One that a successor made may be: this leader is deposed, and
+    does not know it yet.
 
     Args:
       heads: [P], as fenced.
@@ -104,7 +106,7 @@ class Chores:
         number = name.partition(".")[0]
         if not number.isdecimal():
           continue
-        if int(number) > head.version:
+        if int(number) > head.version and _is_older(name, head.token):
           yield operations.DeleteTree(f"{root}/{name}")
         else:
           found.append((int(number), f"{root}/{name}"))
@@ -233,3 +235,11 @@ class Chores:
       else:
         yield operations.DeleteTree(payload)
     self._retained[head.fragment] = kept
+
+
+def _is_older(name: str, token: int) -> bool:
+  """Whether a global version was made by a leader before that of `token`."""
+  writer = name.partition(".")[2].partition(".")[0]
+  return (
+    writer[:1] == "s" and writer[1:].isdecimal() and int(writer[1:]) < token
+  )

@@ -4,11 +4,14 @@ Several syncers may run; who holds the lease leads. The others are *standbys*:
 they watch the lease by their own clocks and take it when it stands still. A
 leader that was only stopped finds, when it wakes, a token that is not its own.
 A leader whose main thread hangs lets the lease go: it is renewed only for who
-asks, every `hang_secs` at least, whether it still leads. Time in which the
-store does not answer counts for nothing, or an outage would read as a hang.
+gets on, every `hang_secs` at least. From one operation of the store to the
+next, or from one part of a tensor to another, it does, however long a merge is.
+Time in which the store does not answer counts for nothing, or an outage would
+read as a hang.
 """
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +26,7 @@ class StrangerWatch:
   """Tells when a lease is kept from us by somebody who does not belong here."""
 
   def __init__(self, limit_secs: float, stranger: Callable[[str], bool]):
-    """Args: how long that may last, and who is one, by owner."""
+    """Args: how long that may last; whether a process is one, by name."""
     self._limit_secs = limit_secs
     self._stranger = stranger
     self._owner = ""  # the stranger, if one has it
@@ -39,17 +42,22 @@ class StrangerWatch:
     owner = held.owner if held else ""
     # One of ours becomes a stranger when its seat is started anew after its
     # death; then its lease is not renewed, and free long before the limit.
-    if not held or not owner or not self._stranger(owner):
+    if not held or not owner or not self._stranger(_process(owner)):
       self._owner = ""
     elif owner != self._owner:
       self._owner, self._beat, self._since = owner, held.beat, now
     elif held.beat != self._beat and now - self._since >= self._limit_secs:
       raise errors.UserError(
         "the syncer's lease",
-        f"it is held by the live process {owner}, which renews it and was not"
-        " started by this run's controller",
+        f"it is held by the live process {_process(owner)}, which renews it and"
+        " was not started by this run's controller",
         "end that process, or the run it belongs to",
       )
+
+
+def _process(owner: str) -> str:
+  """Name of an owner's process, which its leadership has made unique."""
+  return owner.rpartition(".")[0]
 
 
 class HangWatch:
@@ -95,12 +103,13 @@ class Leadership:
     Args:
       snapshots: the store.
       times: the run's timeouts.
-      owner: a name no other process has.
-      stranger: whether an owner of the lease does not belong to this run.
+      owner: name of this process; another, in a container with the same
+        names and numbers or in this very process, may have the same.
+      stranger: whether the process of that name does not belong to this run.
     """
     self._store = snapshots
     self._times = times
-    self._owner = owner
+    self._owner = f"{owner}.{secrets.token_hex(8)}"
     self._watch = lease.LeaseWatch(times.lease_ttl_secs)
     self._strangers = StrangerWatch(times.foreign_secs, stranger)
     self._stop = threading.Event()
@@ -148,6 +157,10 @@ class Leadership:
       logger.warning("lease_damaged error=%s", error)
       held = None
     self._strangers.check(held, now)
+
+  def gets_on(self) -> None:
+    """Says that the main thread does, be it in the middle of a long merge."""
+    self._hang.asked()
 
   def check(self) -> None:
     """Says that the main thread gets on; asks whether it still leads.

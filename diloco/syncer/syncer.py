@@ -78,15 +78,15 @@ class Syncer:
       snapshots: the store.
       config: the run's configuration.
       tape: where decisions go.
-      owner: a name no other process has.
-      stranger: whether an owner of the lease does not belong to this run.
+      owner: name of this process.
+      stranger: whether the process of that name does not belong to this run.
     """
-    self._store = snapshots
     self._config = config
     self._tape = tape
     self._times = timing.read(snapshots, config.controller)
     self._lease = leadership.Leadership(snapshots, self._times, owner, stranger)
-    self._cuts = cutting.CutKeeper(snapshots)
+    self._store = snapshots.watched(self._lease.gets_on)
+    self._cuts = cutting.CutKeeper(self._store)
     self._chores = chores.Chores(
       self._cuts, chores.versions_kept(config.sync.max_staleness)
     )

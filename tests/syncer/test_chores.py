@@ -56,7 +56,7 @@ def _payload(version):
 
 
 def _head(version):
-  return records.Head(0, version, 1, _payload(version), [], {}, {})
+  return records.Head(0, version, 2, _payload(version), [], {}, {})
 
 
 def _leader(execute, pins=None, keep_versions=2, version=0):
@@ -110,8 +110,8 @@ def test_of_a_pinned_contribution_only_the_record_goes():
 
 def test_newest_versions_and_those_of_cuts_are_kept():
   left = [_payload(v).rpartition("/")[2] for v in (3, 4, 5)]
-  never_committed = "000000006.s1.9"
-  listing = [*left, never_committed, "a lock"]
+  never_committed, of_a_successor = "000000006.s1.9", "000000006.s3.1"
+  listing = [*left, never_committed, of_a_successor, "a lock"]
   execute = Store(**{"globals/0000": listing})
   one = _leader(execute, Pins(_payload(4)), version=5)
   assert execute.deleted() == [f"globals/0000/{never_committed}"]
@@ -125,7 +125,7 @@ def test_newest_versions_and_those_of_cuts_are_kept():
     [_payload(3)],
     [],
     [_payload(5)],
-    [_payload(6)],
+    [f"globals/0000/{of_a_successor}", _payload(6)],
   ]
 
 

@@ -1,14 +1,16 @@
 """Who leads: waiting, renewing, being deposed, and strangers."""
 
+import itertools
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from diloco import config as config_lib
 from diloco import errors, timing
-from diloco.snapshots import keys, records, store
-from diloco.syncer import leadership
+from diloco.snapshots import arrays, keys, layout, records, store
+from diloco.syncer import leadership, sources
 
 _PATIENCE_SECS = 20.0
 
@@ -61,6 +63,35 @@ def test_free_lease_is_taken_at_once_and_given_up_in_order(make):
   assert second.wait(lambda: not looks.append(1))
   assert second.token == 2
   assert len(looks) == 1  # it did not wait for anything to expire
+
+
+def test_leaders_of_one_name_do_not_take_each_others_lease(make):
+  # Two containers, each with a host "node" whose process 7 is a syncer.
+  first, second = make("node.7"), make("node.7")
+  assert first.wait(_always)
+  looks = []
+  assert not second.wait(lambda: len(looks) < 12 and not looks.append(1))
+  first.check()
+  assert (first.token, second.token) == (1, 0)
+
+
+def test_long_merge_is_no_hang_and_one_that_stands_still_is(monkeypatch):
+  monkeypatch.setattr(layout, "MAX_CHUNK_BYTES", 1 << 16)
+  monkeypatch.setattr(layout, "MIN_CHUNK_BYTES", 1 << 16)
+  tensors = store.SnapshotStore("memory://")
+  values = np.zeros((1 << 12, 64), np.float32)
+  tensors.arrays.write("p", [arrays.Tensor.whole("w", values)])
+  watch, clock = leadership.HangWatch(10.0, 4.0), itertools.count(0, 4)
+
+  def read(watched):
+    source = sources.StoreSource(watched.arrays.open("p", "w"))
+    for _ in source.blocks(0, source.size, 1 << 14):
+      watch.answered(float(next(clock)))  # the lease, on another thread
+
+  read(tensors.watched(watch.asked))
+  assert not watch.hung
+  read(tensors)
+  assert watch.hung
 
 
 def test_leader_whose_main_thread_hangs_lets_the_lease_go(make):
@@ -130,7 +161,7 @@ def test_silent_leader_is_replaced_and_finds_out(make, snapshots, monkeypatch):
   second.check()
   first.close()  # must not release what is not its own
   held = snapshots.read(keys.SYNCER_LEASE, records.Lease)
-  assert held.owner == "second"
+  assert held.owner.startswith("second.")
 
 
 def test_lease_kept_by_a_stranger_is_an_error(make):
@@ -162,7 +193,8 @@ def test_only_a_stranger_that_stays_is_an_error(case):
   raised = False
   for owner, beat, now in looks:
     try:
-      watch.check(records.Lease(owner, 1, beat) if owner else None, now)
+      held = records.Lease(f"{owner}.of-this-life", 1, beat)
+      watch.check(held if owner else None, now)
     except errors.UserError:
       raised = True
   assert raised == refused
@@ -172,10 +204,10 @@ def test_leader_whose_seat_is_started_anew_is_no_stranger_for_its_past():
   ours = {"dead"}
   watch = leadership.StrangerWatch(5.0, lambda owner: owner not in ours)
   for beat in range(100):
-    watch.check(records.Lease("dead", 1, beat), float(beat))
+    watch.check(records.Lease("dead.1", 1, beat), float(beat))
   ours.clear()  # it died, and its place was given to another
-  watch.check(records.Lease("dead", 1, 99), 99.5)
-  watch.check(records.Lease("dead", 1, 99), 100.5)
+  watch.check(records.Lease("dead.1", 1, 99), 99.5)
+  watch.check(records.Lease("dead.1", 1, 99), 100.5)
 
 
 def test_damaged_lease_is_replaced_above_every_token_in_use(

@@ -4,12 +4,14 @@ import dataclasses
 import threading
 import time
 
+import numpy as np
 import pytest
 from cut_builder import ISLANDS, CutRun
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.snapshots import cuts, keys, operations, records
+from diloco.snapshots import arrays, cuts, keys, operations, records
+from diloco.syncer import leadership
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import reader, recorder
 
@@ -71,6 +73,28 @@ def test_standby_leads_whatever_single_operation_fails_as_it_takes_over(
     tape.close()
     reached = fails.left <= 0
   assert number > 10  # heads, cuts, payloads and what else there is
+
+
+def test_every_operation_of_a_leader_shows_that_it_gets_on(
+  tmp_path, monkeypatch
+):
+  run, beats = CutRun(tmp_path), []
+  monkeypatch.setattr(
+    leadership.Leadership, "gets_on", lambda self: beats.append(1)
+  )
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  syncer = syncer_lib.Syncer(run.store, _config(), tape, "test")
+  assert syncer.take_over()
+  assert len(beats) > 10
+  beats.clear()
+  payload = f"{run.head(0).payload}/params"
+  syncer._store.arrays.open(payload, "a").read()
+  syncer._store.arrays.write(
+    "p", [arrays.Tensor.whole("a", np.zeros(4, np.float32))]
+  )
+  assert len(beats) == 3  # read; written: a description and a chunk
+  syncer.close()
+  tape.close()
 
 
 def test_merge_that_fails_every_time_keeps_no_cut_waiting(tmp_path):

@@ -102,6 +102,12 @@ PLANTS: dict[str, Plant] = {
     "abandoned",
     bugs.abandoned_without_clock,
   ),
+  "newer_deleted": Plant(
+    "a new leader that is deposed meanwhile deletes what its successor made",
+    chores,
+    "_is_older",
+    bugs.constant(True),
+  ),
   "base_deleted": Plant(
     "retention deletes versions that contributions still start from",
     chores,

@@ -94,6 +94,18 @@ def slow_looks_at_a_lease_whose_owner_dies():
       )
 
 
+def leaders_stopped_while_they_take_over():
+  for number in range(2, 60):
+    for tenth in range(30, 60, 5):
+      yield SMALL.replace(
+        rounds=8,
+        faults=(
+          faults.Fault(faults.KILL, "syncer", tenth / 10),
+          faults.Fault(faults.STOP, "standby", float(number), 6.0),
+        ),
+      )
+
+
 def leases_torn_as_they_are_taken():
   for seed in range(1, 9):
     for role in ("syncer", "standby"):
@@ -175,6 +187,7 @@ SWEEPS = {
   "cut_of_any_epoch": requests_for_a_cut_that_land_after_a_return,
   "told_once": failed_writes_while_an_island_is_poisoned,
   "verdict_not_repeated": verdicts_that_rot,
+  "newer_deleted": leaders_stopped_while_they_take_over,
   "token_unfenced": leases_torn_as_they_are_taken,
   "token_stays_damaged": leases_torn_as_they_are_taken,
   "timed_before_look": slow_looks_at_a_lease_whose_owner_dies,
