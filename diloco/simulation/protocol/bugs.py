@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco import errors
-from diloco.islands import comeback
+from diloco.islands import comeback, outbox, watching
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
@@ -381,6 +381,85 @@ def heads_with(**wrong: Any) -> Callable[[Any], Any]:
     return init
 
   return plant
+
+
+def attempt_raises(right: Any) -> Any:
+  """What fails of one fragment ends a look at all that comes after it."""
+  return lambda self, what, procedure: procedure
+
+
+def look_gives_up(right: Any) -> Any:
+  """A look that failed is made again, whole."""
+
+  def look(self: Any) -> Any:
+    try:
+      return (yield from right(self))
+    except operations.FAILURES:
+      return watching.Seen(None, None)
+
+  return look
+
+
+def unexpected_at_once(right: Any) -> Any:
+  """What nobody foresaw is not tried again."""
+
+  def failed(self: Any, error: Exception, now: float = 0.0) -> Any:
+    if not isinstance(error, operations.FAILURES):
+      raise error
+    return right(self, error, now)
+
+  return failed
+
+
+def only_on_the_grid(right: Any) -> Any:
+  """After a publication off the grid a fragment is due at a grid point."""
+
+  def publish(self: Any, fragment: int, trigger: Any) -> Any:
+    action = right(self, fragment, trigger)
+    self._off_grid.clear()
+    return action
+
+  return publish
+
+
+def lost_is_remembered(right: Any) -> Any:
+  """A publication that was pushed out is never forgotten."""
+
+  def submit(self: Any, action: Any, content: Any) -> Any:
+    dropped = right(self, action, content)
+    for old, reason in dropped:
+      if reason != "superseded":
+        self.lost = outbox.Entry(old, None, "lost")
+    return dropped
+
+  return submit
+
+
+def lost_is_needed(right: Any) -> Any:
+  """Every saved state counts on a publication that was pushed out."""
+
+  def ticket(self: Any, positions: Any) -> Any:
+    found = right(self, positions)
+    lost = [self.lost] if hasattr(self, "lost") else []
+    return found._replace(needed=(*found.needed, *lost))
+
+  return ticket
+
+
+def answer_not_taken_back(right: Any) -> Any:
+  """Whether somebody calls is looked up before an answer, and not after it."""
+
+  def answer(request: Any, state: Any, content: Any) -> Any:
+    key = keys.peer_request_key(request.island)
+    asked, _ = yield operations.Read(key, records.PeerRequest)
+    if asked != request:
+      return False
+    yield operations.WritePayload(state.payload, content)
+    key = keys.peer_state_key(request.island, request.incarnation)
+    yield operations.Write(key, state)
+    return True
+
+  return answer
 
 
 def constant(value: Any) -> Callable[[Any], Any]:

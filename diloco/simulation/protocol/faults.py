@@ -17,6 +17,7 @@ KILL_AFTER = "kill_after"  # it took effect, and nobody heard of it
 KILL_LATE = "kill_late"  # the process dies, the operation lands `secs` later
 FAIL_BEFORE = "fail_before"  # OSError, without effect
 FAIL_AFTER = "fail_after"  # OSError, although it took effect
+UNEXPECTED = "unexpected"  # an error that no code foresees, without effect
 SLOW = "slow"  # lands and answers `secs` later
 DUPLICATE = "duplicate"  # lands now, and once more `secs` later
 STOP = "stop"  # SIGSTOP for `secs` before it; the clock goes on
@@ -52,6 +53,7 @@ AT_OPERATION = (
   KILL_LATE,
   FAIL_BEFORE,
   FAIL_AFTER,
+  UNEXPECTED,
   SLOW,
   DUPLICATE,
   STOP,
@@ -246,3 +248,23 @@ def draw_unlisted(
     )
     for _ in range(1 + int(uniform() * 4))
   )
+
+
+def draw_unexpected(
+  rng: random.Random, roles: Sequence[str], operations: int
+) -> tuple[Fault, ...]:
+  """Draws errors that no code foresees, in a tenth of all schedules.
+
+  Args:
+    rng: source of randomness.
+    roles: who can be struck.
+    operations: how many store operations a role does, about.
+  """
+  uniform = rng.random
+  if uniform() >= 0.1:
+    return ()
+  role = roles[int(uniform() * len(roles))]
+  first = 1 + int(uniform() * operations)
+  # One passes, several in a row end who met them.
+  row = range(first, first + (1, 6)[uniform() < 0.5])
+  return tuple(Fault(UNEXPECTED, role, float(at)) for at in row)

@@ -76,9 +76,11 @@ def _ask(island: Any, versions: Sequence[int]) -> kernel_lib.Script:
         yield from peer_protocol.clean_up(island.index)
   except OSError:
     pass  # it costs only the moments
+  island.cleaned_up = False
   with contextlib.suppress(OSError):
     yield from peer_protocol.hang_up(request)
     yield from peer_protocol.clean_up(island.index)
+    island.cleaned_up = True
   return heard and heard.content
 
 
@@ -128,6 +130,7 @@ def _resume(
   world.checker.recovered(island, saved, known, back)
   kernel = island.kernel
   island.present = True
+  island.started_at = back.start
   island.start_watch([found.head.version for found in fetched])
   kernel.start(life, island.steps())
   island.publisher = kernel.start(life, island.publish_all())
@@ -173,6 +176,8 @@ def _send(
   moments: values.Moments,
 ) -> kernel_lib.Script:
   yield 0.2 * island.random()
-  with contextlib.suppress(OSError):
+  try:
     yield from peer_protocol.answer(request, state, moments)
+  except Exception:
+    island.answered = False
   island.answering = False

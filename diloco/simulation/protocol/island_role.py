@@ -21,6 +21,7 @@ from diloco.islands import notices, protocol, watching
 from diloco.islands import outbox as outbox_lib
 from diloco.simulation.protocol import (
   arithmetic,
+  delays,
   island_recovery,
   island_saver,
   values,
@@ -39,11 +40,14 @@ class Island:
 
   __slots__ = (
     "adopter",
+    "answered",
     "answering",
     "board",
+    "cleaned_up",
     "core",
     "cut",
     "draining",
+    "dropped",
     "epoch",
     "fragments",
     "index",
@@ -60,6 +64,7 @@ class Island:
     "request",
     "saver",
     "saving",
+    "started_at",
     "step_secs",
     "told",
     "watch",
@@ -83,6 +88,9 @@ class Island:
     self.board: records.Board | None = None
     self.present = self.draining = self.poisoned = self.told = False
     self.answering = False
+    self.answered = self.cleaned_up = True  # unless a fault kept it from that
+    self.dropped: list[core_lib.Publish] = []  # not merely superseded
+    self.started_at = 0
     self.request: records.PeerRequest | None = None
     self.moments_finite = True
     self.epoch = self.cut = 0
@@ -211,13 +219,14 @@ class Island:
       self.norm_of(held, step),
     )
     self.world.checker.publishing(self, content)
+    delays.check_publication(self, held, step)
     # The first, of an adoption, and the publications since.
     held.references = (
       *held.references[: core_lib.PUBLICATIONS_KEPT],
       step,
     )
     for old, reason in self.outbox.submit(action, content):
-      self.world.checker.dropped(self, old, reason)
+      self._dropped(old, reason)
     publisher = self.publisher
     if publisher is not None and not publisher.nudged:
       self.kernel.nudge(publisher, 0.15 * self.random())
@@ -291,8 +300,13 @@ class Island:
       yield pause_secs
       dropped = self.outbox.give_way()
       if dropped is not None:
-        self.world.checker.dropped(self, *dropped)
+        self._dropped(*dropped)
         return
+
+  def _dropped(self, action: core_lib.Publish, reason: str) -> None:
+    self.world.checker.dropped(self, action, reason)
+    if reason != "superseded":
+      self.dropped.append(action)
 
   def record_of(
     self, action: core_lib.Publish, content: values.Delta
@@ -396,7 +410,7 @@ class Island:
           "present": not self.draining,
         },
       )
-      with contextlib.suppress(OSError):
+      with contextlib.suppress(Exception):  # as a `pulse.Pulse` does
         yield operations.Write(key, member)
       yield self.world.heartbeat_secs
 

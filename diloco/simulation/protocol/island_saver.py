@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from diloco.islands import comeback, outbox
 from diloco.islands import core as core_lib
+from diloco.simulation.protocol import delays
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import cuts, operations, records
 
@@ -68,7 +69,9 @@ def save_all(island: Any) -> kernel_lib.Script:
     while (settled := outbox.settled(ticket)) is None:
       yield 0.4
     if not settled:
-      world.checker.seen["saves_lost"] += 1
+      delays.check_save_lost(
+        island, saved.state.step, positions, island.dropped
+      )
       continue
     if saved.cut:
       world.cut_states[saved.cut, island.index] = saved

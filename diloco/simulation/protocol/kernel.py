@@ -48,6 +48,10 @@ class Violation(Exception):  # noqa: N818
   """An invariant does not hold; the message is its one-line reason."""
 
 
+class UnexpectedError(RuntimeError):
+  """What the code of no role foresees."""
+
+
 class Died(BaseException):
   """Unwinds production code that its process died in."""
 
@@ -296,6 +300,12 @@ class Kernel:
       pass
     except errors.FencedError as fenced:
       self.kill(life, f"fenced: {fenced}")
+    except UnexpectedError as error:
+      self.ended(thread, error)
+
+  def ended(self, thread: Thread, error: Exception) -> None:
+    """A thread was ended by an error: its process ends with it."""
+    self.kill(thread.life, f"a thread has ended: {error}")
 
   def perform(self, life: Life, procedure: operations.Procedure[Any]) -> Any:
     """Performs a procedure at once, for production code that calls the store.
@@ -370,7 +380,7 @@ class Kernel:
     if type(operation) is operations.Point:
       return False
     if self.troubled and (failure := self._trouble(role, operation)):
-      self._fail(thread, failure, _TIMEOUT_SECS)
+      self._fail(thread, OSError(failure), _TIMEOUT_SECS)
       return True
     if self._fine:
       # Before it takes effect, after it, or both: mostly one will do, and
@@ -418,7 +428,10 @@ class Kernel:
       self._perform_later(thread, operation, fault.secs, 0.0)
       return True
     if kind == faults_lib.FAIL_BEFORE:
-      self._fail(thread, "failed before it took effect", 0.0)
+      self._fail(thread, OSError("failed before it took effect"), 0.0)
+      return True
+    if kind == faults_lib.UNEXPECTED:
+      self._fail(thread, UnexpectedError("out of memory"), 0.0)
       return True
     if kind == faults_lib.UNLISTED:
       self._store.hide(operation.key)
@@ -437,7 +450,7 @@ class Kernel:
       if kind == faults_lib.TORN:
         self._store.damage(operation, lost=False)
     if kind == faults_lib.FAIL_AFTER:
-      self._fail(thread, "failed after it took effect", 0.0)
+      self._fail(thread, OSError("failed after it took effect"), 0.0)
     else:
       self.kill(life, kind)
     return True
@@ -458,9 +471,9 @@ class Kernel:
       return "the disk is full"
     return ""
 
-  def _fail(self, thread: Thread, why: str, delay: float) -> None:
+  def _fail(self, thread: Thread, error: Exception, delay: float) -> None:
     self._order += 1
-    self.log(thread.life.role.name, f"OSError: {why}")
+    self.log(thread.life.role.name, repr(error))
     heapq.heappush(
       self._heap,
       (
@@ -469,7 +482,7 @@ class Kernel:
         thread,
         thread.token,
         None,
-        OSError(why),
+        error,
       ),
     )
 

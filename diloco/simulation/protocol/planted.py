@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
-from diloco import errors
-from diloco.islands import comeback, outbox, peer_protocol
+from diloco import errors, workers
+from diloco.islands import comeback, outbox, peer_protocol, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
-from diloco.simulation.protocol import bugs, rollback, world
+from diloco.simulation.protocol import bugs, kernel, rollback, world
 from diloco.snapshots import cuts, lease, records, restore
 from diloco.syncer import chores, cutting, grace, heads
 from diloco.syncer import core as syncer_core
@@ -366,10 +366,59 @@ PLANTS: dict[str, Plant] = {
     "tidy",
     bugs.constant(()),
   ),
+  "one_stops_all": Plant(
+    "a damaged fragment ends an island's look at all that comes after it",
+    watching.Watch,
+    "_attempt",
+    bugs.attempt_raises,
+  ),
+  "thread_ends_unseen": Plant(
+    "an error nobody foresaw ends a thread, and its process goes on",
+    kernel.Kernel,
+    "ended",
+    bugs.constant(None),
+  ),
+  "follow_delays_grid": Plant(
+    "a fragment published off its grid is due at a grid point, not after H",
+    island_core.IslandCore,
+    "_publish",
+    bugs.only_on_the_grid,
+  ),
+  "lost_for_good": Plant(
+    "after one publication was lost no saved state counts any more",
+    outbox.Outbox,
+    "submit",
+    bugs.lost_is_remembered,
+  ),
+  "answer_left_behind": Plant(
+    "an answer to a peer that has given up is left in the store",
+    peer_protocol,
+    "answer",
+    bugs.answer_not_taken_back,
+  ),
 }
 
 # What would make a planted bug harmless, and has to be taken out with it.
 _DEFENCES: dict[str, tuple[Plant, ...]] = {
+  "one_stops_all": (
+    Plant(
+      "a look that failed is made again",
+      watching.Watch,
+      "look",
+      bugs.look_gives_up,
+    ),
+  ),
+  "thread_ends_unseen": (
+    Plant(
+      "what nobody foresaw is not tried again",
+      workers.Retry,
+      "failed",
+      bugs.unexpected_at_once,
+    ),
+  ),
+  "lost_for_good": (
+    Plant("all need it", outbox.Outbox, "ticket", bugs.lost_is_needed),
+  ),
   "told_once": (
     Plant("nobody is reminded", chores.Chores, "remind", bugs.constant(())),
   ),

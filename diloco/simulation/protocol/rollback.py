@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco import errors
-from diloco.simulation.protocol import faults
+from diloco.simulation.protocol import delays, faults
 from diloco.simulation.protocol import kernel as kernel_lib
 from diloco.snapshots import cut_parts, keys, operations, records, restore
 
@@ -126,6 +126,8 @@ def spoil(world: Any, fault: faults.Fault) -> None:
     world.store.swap(spoiled, keys.head_key(other))
   else:
     world.store.spoil(spoiled, lost=lost)
+  fragment = int(fault.role.partition("-")[2])
+  delays.watch_bystanders(world, fragment, fault.secs)
   kernel: kernel_lib.Kernel = world.kernel
 
   def end() -> None:

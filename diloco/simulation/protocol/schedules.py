@@ -171,4 +171,5 @@ def draw(seed: int) -> Schedule:
   method = "rda" if rng.random() < 0.7 else "mean"
   if rng.random() < 0.1:
     drawn += faults_lib.draw_unlisted(rng, islands, horizon / 2)
+  drawn += faults_lib.draw_unexpected(rng, base.roles, 100)
   return dataclasses.replace(base, merge=method, faults=drawn)

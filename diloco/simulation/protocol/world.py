@@ -14,6 +14,7 @@ from typing import Any
 
 from diloco.simulation.protocol import (
   controller_role,
+  delays,
   faults,
   faulty_store,
   invariants,
@@ -350,6 +351,7 @@ class World:
         f"{_RESOLVE_SECS:.0f} s after the last fault: {self.unresolved}"
       )
     checker.finish()
+    delays.check_answers(self)
 
   def _go_back(self) -> None:
     """Kills everything, goes back to the last cut, and trains on."""

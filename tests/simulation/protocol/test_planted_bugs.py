@@ -15,6 +15,8 @@ from diloco.simulation.protocol import (
 # it took when the table was made, so that a change of the protocol or of what
 # faults are drawn does not matter.
 LIMITS = {
+  "thread_ends_unseen": 60,
+  "follow_delays_grid": 200,
   "commit_without_fence": 300,
   "commit_result_ignored": 1500,
   "commit_tried_again": 600,
@@ -178,9 +180,50 @@ def heads_under_another_fragments_key():
     )
 
 
+def heads_and_tensors_of_one_fragment_damaged():
+  for seed in range(1, 9):
+    for kind in (faults.HEAD_CORRUPT, faults.GLOBAL_CORRUPT):
+      yield schedules.Schedule(
+        seed,
+        rounds=60,
+        sync_every=2,
+        cuts=1.5,
+        set_back=1,
+        faults=(faults.Fault(kind, "fragment-0", 8.0, 20.0),),
+      )
+
+
+def publications_too_slow_for_what_follows():
+  for seed in range(1, 5):
+    for number in range(15, 45):
+      yield schedules.Schedule(
+        seed,
+        rounds=12,
+        islands=3,
+        fragments=1,
+        sync_every=1,
+        faults=(faults.Fault(faults.SLOW, "island-0", float(number), 7.0),),
+      )
+
+
+def answers_too_slow_for_who_asked():
+  for number in range(130, 170):
+    yield SMALL.replace(
+      rounds=60,
+      faults=(
+        faults.Fault(faults.UNREADABLE, "island-1", 1.0, 60.0),
+        faults.Fault(faults.KILL, "island-1", 6.0),
+        faults.Fault(faults.SLOW, "island-0", float(number), 12.0),
+      ),
+    )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
+  "one_stops_all": heads_and_tensors_of_one_fragment_damaged,
+  "lost_for_good": publications_too_slow_for_what_follows,
+  "answer_left_behind": answers_too_slow_for_who_asked,
   "lease_damages_alike": leases_damaged_twice,
   "timeline_not_given_up": second_returns_after_one_that_missed_the_newest_cut,
   "cuts_unlisted": takeovers_with_a_stale_listing,
