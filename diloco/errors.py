@@ -4,7 +4,12 @@ A `UserError` is the caller's mistake or the machine's shortage. The command
 line prints it as one line and exits with code 2; nothing has been touched.
 """
 
+import pathlib
+import sysconfig
+import traceback
 from typing import Any
+
+_MAX_TEXT = 300  # of an exception's own words
 
 
 class UserError(ValueError):
@@ -44,4 +49,20 @@ class CorruptSnapshotError(RuntimeError):
 
 def one_line(error: BaseException) -> str:
   """An exception's kind and text on one line, whatever the text holds."""
-  return " ".join(f"{type(error).__name__}: {error}".split())
+  text = " ".join(f"{type(error).__name__}: {error}".split())
+  return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+
+
+def with_place(error: BaseException) -> str:
+  """`one_line`, with the file and line it comes from, the user's if any."""
+  frames = traceback.extract_tb(error.__traceback__)
+  ours = [
+    str(pathlib.Path(__file__).parent),
+    *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")),
+  ]
+  theirs = [
+    frame for frame in frames if not frame.filename.startswith((*ours, "<"))
+  ]
+  where = [*frames[-1:], *theirs][-1:]
+  places = [f" ({pathlib.Path(f.filename).name}:{f.lineno})" for f in where]
+  return "".join([one_line(error), *places])

@@ -121,7 +121,7 @@ def load_config(place: str) -> ml_collections.ConfigDict:
       config = ml_collections.ConfigDict(config)
   except errors.UserError:
     raise
-  except Exception as error:  # whatever the user's file does wrong
+  except (Exception, SystemExit) as error:  # whatever the file does wrong
     raise errors.UserError(
       what, _describe(error, path), "correct the file"
     ) from error
@@ -131,12 +131,19 @@ def load_config(place: str) -> ml_collections.ConfigDict:
       f"its get_config returned {typed.show(config)}",
       "return a ConfigDict",
     )
+  if not config:
+    raise errors.UserError(
+      what,
+      "its get_config returned nothing to configure",
+      "return a ConfigDict with fields; to train by the defaults alone give"
+      " name = 'run'",
+    )
   config.unlock()
   _complete(config, config_lib.RunConfig().to_dict())
   return config
 
 
-def _describe(error: Exception, path: str) -> str:
+def _describe(error: BaseException, path: str) -> str:
   """The exception on one line, with the line of the file if it has one."""
   text = " ".join(str(error).split())
   if isinstance(error, AttributeError) and error.name == "get_config":

@@ -19,7 +19,7 @@ from diloco.controller import outcome as outcome_lib
 from diloco.controller import outside, resources, restorer, roles, wind_down
 from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
-from diloco.islands import inner_step
+from diloco.islands import trial
 from diloco.report import html, live, liveness, summary
 from diloco.snapshots import store
 from diloco.tape import events, reader
@@ -72,10 +72,8 @@ def train(
   """
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()
-  task = preflight(config, run_dir)
+  task, plan = preflight(config, run_dir)
   resumed = process.holds_run(run_dir)
-  tree = inner_step.ParamTree(task, config.seed)
-  plan = partition.partition(tree.tensors(), config.sync.num_fragments)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   if resumed:
     restorer.check_store(run_dir, snapshots)
@@ -133,11 +131,11 @@ def _sole_controller(run_dir: pathlib.Path) -> Iterator[None]:
 
 def preflight(
   config: config_lib.RunConfig, run_dir: pathlib.Path
-) -> task_lib.Task:
+) -> tuple[task_lib.Task, partition.FragmentPlan]:
   """Checks everything that can be checked before a run; touches nothing.
 
   Returns:
-    The task, whose data was found.
+    The task, every function of which was tried, and its fragments.
 
   Raises:
     UserError: the first thing that will not do.
@@ -146,34 +144,10 @@ def preflight(
   resources.check_fits(config, resources.available_cores())
   channel.check_port(config.controller.port)
   task = registry.make_task(config.task.name, config.task.options)
-  _check_batches(config, task)
-  tree = inner_step.ParamTree(task, config.seed)
-  partition.partition(tree.tensors(), config.sync.num_fragments)
+  tree = trial.check(task, config)
+  plan = partition.partition(tree.tensors(), config.sync.num_fragments)
   timing.derive(config.controller, 0.0)  # how fast the store is comes later
-  return task
-
-
-def _check_batches(config: config_lib.RunConfig, task: task_lib.Task) -> None:
-  """Every island has data, in batches its slice can divide."""
-  islands = config.fleet.islands
-  streams = [
-    task.batches("train", share=m, num_shares=islands, seed=config.seed)
-    for m in range(islands)
-  ]
-  streams.append(task.batches("heldout", share=0, num_shares=1, seed=0))
-  first = [next(streams[0]), next(streams[-1])]
-  for stream in streams:
-    stream.close()
-  sizes = {len(array) for batch in first for array in batch.values()}
-  for i, hardware in enumerate(config.fleet.slices):
-    for size in sorted(sizes):
-      if size % hardware.shape[0]:
-        raise errors.UserError(
-          f"config.fleet.slices[{i}].topology = {hardware.topology!r}",
-          f"a batch of {size} cannot be divided among {hardware.shape[0]}"
-          " devices",
-          "make the first number of the topology a divisor of the batch size",
-        )
+  return task, plan
 
 
 def _check_directory(

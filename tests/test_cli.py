@@ -49,6 +49,8 @@ def place(tmp_path, monkeypatch):
   (tmp_path / "bare.py").write_text("x = 1\n")
   (tmp_path / "none.py").write_text("def get_config():\n  pass\n")
   (tmp_path / "raises.py").write_text("def get_config():\n  return 1 / 0\n")
+  (tmp_path / "leaves.py").write_text("import sys\nsys.exit(3)\n")
+  (tmp_path / "void.py").write_text("def get_config():\n  return {}\n")
   (tmp_path / "exits.py").write_text("import no_such_module_at_all\n")
   (tmp_path / "file").write_text("not a directory")
   (tmp_path / "foreign").mkdir()
@@ -125,6 +127,18 @@ BAD_INPUT = {
   "config that raises": (
     train(config="raises.py"),
     ["raises.py", "ZeroDivisionError: division by zero (line 2)"],
+  ),
+  "config that ends the process": (
+    train(config="leaves.py"),
+    ["leaves.py", "SystemExit: 3 (line 2)"],
+  ),
+  "config without a field": (
+    train(config="void.py"),
+    ["void.py", "nothing to configure"],
+  ),
+  "batch larger than the text": (
+    train("task.options.batch_size=100000000"),
+    ["batch_size=100000000", "rows of", "lower batch_size"],
   ),
   "config that cannot import": (
     train(config="exits.py"),

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from diloco import errors
 from diloco.fragments import partition
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
@@ -26,16 +27,19 @@ class TrainState(NamedTuple):
   step: jax.Array  # [], int32, inner steps of this island
 
 
-Step = Callable[
-  [TrainState, Mapping[str, Any]], tuple[TrainState, dict[str, jax.Array]]
-]
+Metrics = dict[str, Any]  # of scalars; those of the task are one deeper
+Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]
 
 
 class ParamTree:
   """Between a task's parameter pytree and the flat mapping."""
 
   def __init__(self, task: task_lib.Task, seed: int):
-    """Traces `task.init` abstractly; no array is made."""
+    """Traces `task.init` abstractly; no array is made.
+
+    Raises:
+      UserError: a parameter is not float32.
+    """
     self._task = task
     self._seed = seed
     shapes = jax.eval_shape(lambda: task.init(jax.random.key(seed)))
@@ -44,6 +48,13 @@ class ParamTree:
       jax.tree_util.keystr(path, simple=True, separator="/")
       for path, _ in leaves
     ]
+    for name, (_, leaf) in zip(self._names, leaves, strict=True):
+      if leaf.dtype != jnp.float32:
+        raise errors.UserError(
+          f"the task's parameter {name!r}",
+          f"init gives it as {leaf.dtype}, and parameters are float32",
+          "cast it in init; loss may compute in any type",
+        )
     self.shapes = {
       name: leaf.shape
       for name, (_, leaf) in zip(self._names, leaves, strict=True)
@@ -71,8 +82,7 @@ class ParamTree:
     shardings = {n: placement.param(s) for n, s in self.shapes.items()}
 
     def init():
-      flat = self.flatten(self._task.init(jax.random.key(self._seed)))
-      return {n: x.astype(jnp.float32) for n, x in flat.items()}
+      return self.flatten(self._task.init(jax.random.key(self._seed)))
 
     return jax.jit(init, out_shardings=shardings)()
 
@@ -115,23 +125,26 @@ def set_schedule_step(opt_state: Any, step: int) -> Any:
   )
 
 
-def compile_step(
+def make_step(
   task: task_lib.Task,
   optimizer: optax.GradientTransformation,
   tree: ParamTree,
-  state: TrainState,
-  batch: Mapping[str, jax.Array],
+  schedule_steps: int,
 ) -> Step:
-  """Returns the compiled step; it donates its state and is never retraced.
+  """Returns the step, not compiled.
+
+  Beside the new state it gives `loss`, the norms of gradient and update, the
+  learning rate where it is known, and as `task` the scalars that the task's
+  loss returns.
 
   Args:
     task: gives the loss.
     optimizer: the inner optimizer.
     tree: between the flat mapping and the task's pytree.
-    state: an example; every step returns its state sharded like it.
-    batch: an example.
+    schedule_steps: where the optimizer's schedule ends.
   """
-  shardings = jax.tree.map(lambda x: x.sharding, state)
+  rate_of = getattr(task, "learning_rate", None)
+  schedule = rate_of(schedule_steps) if callable(rate_of) else None
 
   def step(state: TrainState, batch: Mapping[str, Any]):
     def loss_fn(flat: FlatParams):
@@ -140,8 +153,35 @@ def compile_step(
     (loss, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    metrics = {**aux, "loss": loss, "grad_norm": optax.tree.norm(grads)}
+    metrics = {
+      "loss": loss,
+      "grad_norm": optax.tree.norm(grads),
+      "update_norm": optax.tree.norm(updates),
+      "task": dict(aux),
+    }
+    if schedule is not None:
+      metrics["learning_rate"] = schedule(state.step)
+    else:  # as `optax.inject_hyperparams` holds it, if that is there
+      rates = optax.tree_utils.tree_get_all_with_path(
+        opt_state, "learning_rate"
+      )
+      if rates:
+        metrics["learning_rate"] = rates[0][1]
     return TrainState(params, opt_state, state.step + 1), metrics
 
+  return step
+
+
+def compile_step(
+  step: Step, state: TrainState, batch: Mapping[str, Any]
+) -> Step:
+  """Returns the compiled step; it donates its state and is never retraced.
+
+  Args:
+    step: from `make_step`.
+    state: an example; every step returns its state sharded like it.
+    batch: an example.
+  """
+  shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
   return jitted.lower(state, batch).compile()

@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import sys
+import traceback
 
 from diloco import channel as channel_lib
 from diloco import errors, process, workers
@@ -28,6 +29,11 @@ def main(argv: list[str] | None = None) -> int:
     return process.EXIT_USER_ERROR
   except (errors.CorruptSnapshotError, workers.WorkerError) as error:
     process.print_error(error)
+    return process.EXIT_FAILED
+  except Exception as error:
+    # The controller tells a mistake in the task by the line in which it ends.
+    traceback.print_exception(error)
+    print(f"error: {errors.with_place(error)}", file=sys.stderr)
     return process.EXIT_FAILED
 
 

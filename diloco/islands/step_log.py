@@ -7,9 +7,9 @@ holds the device up.
 import dataclasses
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import jax
-import numpy as np
 
 from diloco.tape import recorder
 
@@ -19,7 +19,7 @@ _SPEED_WEIGHT = 0.1  # of the newest step in the moving average
 @dataclasses.dataclass(frozen=True)
 class _Pending:
   step: int
-  metrics: Mapping[str, jax.Array]
+  metrics: Mapping[str, Any]
   dispatched_secs: float
 
 
@@ -39,7 +39,7 @@ class StepLog:
     self.loss = float("nan")
 
   def dispatched(
-    self, step: int, metrics: Mapping[str, jax.Array], at_secs: float
+    self, step: int, metrics: Mapping[str, Any], at_secs: float
   ) -> None:
     """Takes over a step's metrics and finishes the one before it."""
     self.finish()
@@ -50,7 +50,8 @@ class StepLog:
     pending, self._pending = self._pending, None
     if pending is None:
       return
-    loss = float(np.asarray(pending.metrics["loss"]))
+    # All in one transfer, which waits for the step.
+    metrics = jax.tree.map(_short, jax.device_get(dict(pending.metrics)))
     now = time.monotonic()
     started = pending.dispatched_secs
     gap_secs = None
@@ -59,14 +60,14 @@ class StepLog:
       self._observe(gap_secs)
       started = max(started, self._finished_secs)
     self._finished_secs = now
-    self.loss = loss
+    self.loss = metrics["loss"]
     self._log.record(
       step=pending.step,
-      loss=loss,
       tokens=self._tokens_per_step,
       step_secs=now - started,
       gap_secs=gap_secs,
       incarnation=self._incarnation,
+      **metrics,
     )
 
   def pause(self) -> None:
@@ -83,3 +84,8 @@ class StepLog:
     """Finishes the last step and closes the log."""
     self.finish()
     self._log.close()
+
+
+def _short(value: Any) -> float:
+  """A scalar as the log has it: it is read by people and by pictures."""
+  return float(f"{float(value):.7g}")

@@ -69,10 +69,8 @@ class Trainer:
     self.plan = partition.partition(
       self.tree.tensors(), config.sync.num_fragments
     )
-    steps = config.total_tokens * config.speed_share(island)
-    self._optimizer = task.optimizer(
-      max(1, round(steps / task.tokens_per_batch))
-    )
+    self._schedule_steps = schedule_steps(config, task, island)
+    self._optimizer = task.optimizer(self._schedule_steps)
     params = self.tree.init(self.placement)
     self.state = inner_step.TrainState(
       params,
@@ -101,9 +99,10 @@ class Trainer:
     position = self._stream.position
     batch = self.take_batch()
     self._stream.seek(position)
-    return inner_step.compile_step(
-      self.task, self._optimizer, self.tree, self.state, batch
+    step = inner_step.make_step(
+      self.task, self._optimizer, self.tree, self._schedule_steps
     )
+    return inner_step.compile_step(step, self.state, batch)
 
   def compile(self) -> None:
     """Compiles everything that steps will call."""
@@ -120,7 +119,7 @@ class Trainer:
     """Returns the next batch, on the mesh."""
     return self.placement.put_batch(next(self._stream))
 
-  def do_step(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+  def do_step(self, batch: Mapping[str, jax.Array]) -> inner_step.Metrics:
     """Dispatches one inner step; returns its metrics, not waiting for them."""
     self.state, metrics = self._step_fn(self.state, batch)
     self.step += 1
@@ -301,6 +300,14 @@ class Trainer:
   def close(self) -> None:
     """Releases the data stream."""
     self._stream.close()
+
+
+def schedule_steps(
+  config: config_lib.RunConfig, task: task_lib.Task, island: int
+) -> int:
+  """Inner steps an island of its speed does in the run."""
+  tokens = config.total_tokens * config.speed_share(island)
+  return max(1, round(tokens / task.tokens_per_batch))
 
 
 def _mended(opt_state: Any, healthy: Any | None) -> tuple[Any, int]:

@@ -96,6 +96,7 @@ MEMBER_JOINED = "member_joined"  # island
 MEMBER_LOST = "member_lost"  # island
 
 # A line of metrics/island-<m>.jsonl: step, loss, tokens (of this step),
+# grad_norm, update_norm, learning_rate (if known), task (its own scalars),
 # step_secs (compute, without pacing), gap_secs (since the previous step ended;
 # none for the first step and after an evaluation, checkpoint or drain),
 # wall_secs, incarnation.

@@ -139,20 +139,24 @@ class LanguageModel:
     without the other.
     """
     config = self.config
+    return optax.chain(
+      optax.clip_by_global_norm(config.clip_norm),
+      optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
+      optax.add_decayed_weights(config.weight_decay, mask=_is_matrix),
+      optax.scale_by_learning_rate(self.learning_rate(schedule_steps)),
+    )
+
+  def learning_rate(self, schedule_steps: int) -> optax.Schedule:
+    """Returns the optimizer's schedule, for the metric log."""
+    config = self.config
     warmup_steps = min(config.warmup_steps, schedule_steps // 2)
-    schedule = optax.warmup_cosine_decay_schedule(
+    return optax.warmup_cosine_decay_schedule(
       # From zero, the first step would be wasted.
       init_value=config.learning_rate / (warmup_steps + 1),
       peak_value=config.learning_rate,
       warmup_steps=warmup_steps,
       decay_steps=max(1, schedule_steps),
       end_value=config.learning_rate * config.final_lr_fraction,
-    )
-    return optax.chain(
-      optax.clip_by_global_norm(config.clip_norm),
-      optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
-      optax.add_decayed_weights(config.weight_decay, mask=_is_matrix),
-      optax.scale_by_learning_rate(schedule),
     )
 
   def batches(

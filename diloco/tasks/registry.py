@@ -57,7 +57,17 @@ def make_task(name: str, options: Mapping[str, Any]) -> task.Task:
 
 
 def _make_custom(name: str, options: Mapping[str, Any]) -> task.Task:
-  made = _load_factory(name)(options)
+  factory = _load_factory(name)
+  try:
+    made = factory(options)
+  except errors.UserError:
+    raise
+  except Exception as error:  # whatever their code does wrong
+    raise errors.UserError(
+      f"task={name!r}",
+      f"its factory raised {errors.with_place(error)}",
+      "correct it, or config.task.options",
+    ) from error
   missing = [part for part in _REQUIRED if not hasattr(made, part)]
   if missing:
     raise errors.UserError(

@@ -39,7 +39,12 @@ class BatchStream(Protocol):
 
 
 class Task(Protocol):
-  """One model, its data and its inner optimizer."""
+  """One model, its data and its inner optimizer.
+
+  A task may also have `learning_rate(schedule_steps)`, which returns the
+  schedule of its optimizer; the metric log then has the learning rate of every
+  step, as it has for optimizers of `optax.inject_hyperparams`.
+  """
 
   tokens_per_batch: int  # tokens of one training batch
 
@@ -50,7 +55,10 @@ class Task(Protocol):
   def loss(
     self, params: Params, batch: Batch
   ) -> tuple[jax.Array, Mapping[str, jax.Array]]:
-    """Returns the scalar training loss in nats and a dict of scalars."""
+    """Returns the scalar training loss in nats and a dict of scalars.
+
+    The metric log has them all.
+    """
     ...
 
   def eval_loss(

@@ -31,6 +31,7 @@ _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 _SKIPPED_PREFIX = "_sysconfigdata"
 _PREFETCHED_BATCHES = 3  # with the one being consumed, four in memory
 _HELDOUT_ORDER_SEED = 0
+_MOST_REPEATS = 8  # of a small share's rows in one batch
 
 _load_lock = threading.Lock()
 
@@ -266,6 +267,14 @@ def stream(
       "use more text, a smaller seq_len or fewer islands",
     )
   heldout = split == "heldout"
+  if not heldout and batch_size > _MOST_REPEATS * (len(rows) // num_shares):
+    raise errors.UserError(
+      f"batch_size={batch_size}",
+      f"the training text gives each of {num_shares} shares"
+      f" {len(rows) // num_shares} rows of {seq_len} tokens, and a batch would"
+      f" hold them all more than {_MOST_REPEATS} times",
+      "lower batch_size or seq_len, or use more text",
+    )
   # A sequence mixes seed and share well: neighbouring seeds of neighbouring
   # epochs never meet in the same order.
   entropy = [_HELDOUT_ORDER_SEED] if heldout else [seed % 2**64, share]

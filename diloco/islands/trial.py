@@ -1,0 +1,169 @@
+"""A task tried before anything is started: its functions are traced.
+
+Nothing is computed and no parameter is made. What the user's code raises is
+told as theirs, in one line with its file and line.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco import config as config_lib
+from diloco import errors
+from diloco.islands import inner_step, trainer
+from diloco.tasks import task as task_lib
+
+logger = logging.getLogger(__name__)
+
+_STREAM = ("position", "seek", "close")
+
+
+def check(
+  task: task_lib.Task, config: config_lib.RunConfig
+) -> inner_step.ParamTree:
+  """Tries every part of a task that an island will use.
+
+  Args:
+    task: of the run.
+    config: of the run.
+
+  Returns:
+    The task's parameters, as an island will name them.
+
+  Raises:
+    UserError: the first part that cannot work; naming a line of the user's
+      where their code raised something.
+  """
+  name = f"task={config.task.name!r}"
+  with _theirs(name, "init"):
+    tree = inner_step.ParamTree(task, config.seed)
+  train, heldout = _batches(task, config, name)
+  _check_divisible(config, (train, heldout))
+  params = {
+    n: jax.ShapeDtypeStruct(shape, jnp.float32)
+    for n, shape in tree.shapes.items()
+  }
+  with _theirs(name, "loss"):
+    out = jax.eval_shape(
+      lambda flat, batch: task.loss(tree.unflatten(flat), batch), params, train
+    )
+    _check_loss(out, name)
+  with _theirs(name, "eval_loss"):
+    out = jax.eval_shape(
+      lambda flat, batch: task.eval_loss(tree.unflatten(flat), batch),
+      params,
+      heldout,
+    )
+    _require_scalars(dict(zip(("sum", "tokens"), out, strict=True)), name)
+  with _theirs(name, "optimizer, or the gradient of its loss,"):
+    steps = trainer.schedule_steps(config, task, island=0)
+    optimizer = task.optimizer(steps)
+    state = inner_step.TrainState(
+      params,
+      jax.eval_shape(optimizer.init, params),
+      jax.ShapeDtypeStruct((), jnp.int32),
+    )
+    step = inner_step.make_step(task, optimizer, tree, steps)
+    jax.eval_shape(step, state, train)
+  with _theirs(name, "is_embedding"):
+    tree.tensors()
+  return tree
+
+
+@contextlib.contextmanager
+def _theirs(name: str, part: str) -> Iterator[None]:
+  """What the user's code raises is told as theirs."""
+  try:
+    yield
+  except errors.UserError:
+    raise
+  except Exception as error:  # whatever their code does wrong
+    logger.debug("task_failed part=%s", part, exc_info=True)
+    raise errors.UserError(
+      name,
+      f"its {part} raised {errors.with_place(error)}",
+      "correct the task",
+    ) from error
+
+
+def _batches(
+  task: task_lib.Task, config: config_lib.RunConfig, name: str
+) -> tuple[task_lib.Batch, task_lib.Batch]:
+  """The first batch of island 0 and the first held-out one."""
+  islands = config.fleet.islands
+  with _theirs(name, "batches"):
+    streams = [
+      task.batches("train", share=m, num_shares=islands, seed=config.seed)
+      for m in range(islands)
+    ]
+    streams.append(task.batches("heldout", share=0, num_shares=1, seed=0))
+    for stream in streams:
+      missing = [part for part in _STREAM if not hasattr(stream, part)]
+      if missing:
+        raise errors.UserError(
+          name,
+          f"the {type(stream).__name__} of its batches has no"
+          f" {', '.join(missing)}",
+          "implement diloco.tasks.task.BatchStream",
+        )
+    first = next(streams[0])
+    streams[0].seek(0)
+    again = next(streams[0])
+    heldout = next(streams[-1])
+    for stream in streams:
+      stream.close()
+    if first.keys() != again.keys() or any(
+      not np.array_equal(first[key], again[key]) for key in first
+    ):
+      raise errors.UserError(
+        name,
+        "its batches give another first batch after seek(0)",
+        "give the batch at a position, whatever was read before",
+      )
+  return first, heldout
+
+
+def _check_divisible(
+  config: config_lib.RunConfig, batches: tuple[task_lib.Batch, ...]
+) -> None:
+  """Every slice can divide the batches among its devices."""
+  sizes = {len(array) for batch in batches for array in batch.values()}
+  for i, hardware in enumerate(config.fleet.slices):
+    for size in sorted(sizes):
+      if size % hardware.shape[0]:
+        raise errors.UserError(
+          f"config.fleet.slices[{i}].topology = {hardware.topology!r}",
+          f"a batch of {size} cannot be divided among {hardware.shape[0]}"
+          " devices",
+          "make the first number of the topology a divisor of the batch size",
+        )
+
+
+def _check_loss(out: Any, name: str) -> None:
+  if not isinstance(out, tuple) or len(out) != 2:
+    raise errors.UserError(
+      name, "its loss gives no pair", "return the loss and a dict of scalars"
+    )
+  loss, scalars = out
+  if not isinstance(scalars, Mapping):
+    raise errors.UserError(
+      name,
+      f"its loss gives a {type(scalars).__name__} beside the loss",
+      "return the loss and a dict of scalars, which may be empty",
+    )
+  _require_scalars({"loss": loss, **scalars}, name)
+
+
+def _require_scalars(values: Mapping[str, Any], name: str) -> None:
+  for key, value in values.items():
+    if value.shape:
+      raise errors.UserError(
+        name,
+        f"its {key!r} has shape {value.shape}, and must be a scalar",
+        "sum or average it",
+      )

@@ -1,0 +1,214 @@
+"""A task that cannot work is refused in one line before anything starts."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors
+from diloco.islands import main, step_log, trial
+from diloco.islands import trainer as trainer_lib
+from diloco.tasks import registry
+
+
+class Stream:
+  """Points on a line, from the position alone."""
+
+  def __init__(self):
+    self.position = 0
+
+  def __next__(self):
+    x = np.random.default_rng(self.position).normal(size=(4, 1))
+    self.position += 1
+    return {"x": x.astype(np.float32)}
+
+  def seek(self, position):
+    self.position = position
+
+  def close(self):
+    pass
+
+
+class StreamWithoutSeek:
+  __next__ = Stream.__next__
+  close = Stream.close
+  position = 0
+
+
+class DeafStream(Stream):
+  def seek(self, position):
+    del position
+
+
+class Task:
+  """A line through the origin."""
+
+  tokens_per_batch = 4
+
+  def init(self, rng):
+    return {"w": jax.random.normal(rng, (1,)), "b": jnp.zeros(())}
+
+  def loss(self, params, batch):
+    error = jnp.square(params["w"] * batch["x"] + params["b"] - 2.0)
+    return jnp.mean(error), {"largest": jnp.max(error)}
+
+  def eval_loss(self, params, batch):
+    return self.loss(params, batch)[0] * 4, jnp.float32(4)
+
+  def optimizer(self, schedule_steps):
+    del schedule_steps
+    return optax.sgd(0.1)
+
+  def batches(self, split, *, share, num_shares, seed):
+    del split, share, num_shares, seed
+    return Stream()
+
+  def is_embedding(self, path):
+    del path
+    return False
+
+
+CONFIG = config_lib.from_mapping(
+  {
+    "total_tokens": 40,
+    "task": {"name": "theirs:Task"},
+    "sync": {"num_fragments": 1, "every": 1, "overlap_steps": 1},
+  }
+)
+
+
+def raises(*_, **__):
+  raise KeyError("d_modle")
+
+
+BROKEN = {
+  "init": (raises, ["its init raised KeyError: 'd_modle' (test_trial.py:"]),
+  "init in half precision": (
+    lambda self, rng: {"w": jnp.zeros((1,), jnp.float16)},
+    ["'w'", "float16", "parameters are float32"],
+  ),
+  "loss": (
+    lambda self, params, batch: (params["w"] @ jnp.zeros((3, 4)), {}),
+    ["its loss raised", "test_trial.py:"],
+  ),
+  "loss of no pair": (lambda self, params, batch: params["b"], ["no pair"]),
+  "loss with a list": (
+    lambda self, params, batch: (params["b"], []),
+    ["gives a list", "dict of scalars"],
+  ),
+  "loss of a vector": (
+    lambda self, params, batch: (params["w"] * jnp.ones(3), {}),
+    ["'loss' has shape (3,)", "sum or average"],
+  ),
+  "loss with a vector": (
+    lambda self, params, batch: (params["b"], {"each": jnp.ones(3)}),
+    ["'each' has shape (3,)"],
+  ),
+  "eval_loss": (raises, ["its eval_loss raised KeyError"]),
+  "eval_loss of one": (
+    lambda self, params, batch: (jnp.zeros(()),),
+    ["its eval_loss raised"],
+  ),
+  "optimizer": (raises, ["its optimizer", "KeyError"]),
+  "batches": (raises, ["its batches raised KeyError"]),
+  "batches without seek": (
+    lambda self, split, **_: StreamWithoutSeek(),
+    ["StreamWithoutSeek", "no seek", "BatchStream"],
+  ),
+  "batches deaf to seek": (
+    lambda self, split, **_: DeafStream(),
+    ["another first batch after seek(0)"],
+  ),
+  "is_embedding": (raises, ["its is_embedding raised"]),
+}
+
+
+def test_task_that_works_is_tried_and_named():
+  tree = trial.check(Task(), CONFIG)
+  assert [t.name for t in tree.tensors()] == ["b", "w"]
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_task_that_cannot_work_is_refused_in_one_line(what, monkeypatch):
+  function, told = BROKEN[what]
+  monkeypatch.setattr(Task, what.split()[0], function)
+  with pytest.raises(errors.UserError) as caught:
+    trial.check(Task(), CONFIG)
+  assert "\n" not in str(caught.value)
+  for text in told:
+    assert text in str(caught.value)
+
+
+def test_factory_that_raises_is_told_as_the_users(tmp_path, monkeypatch):
+  text = "def make(options):\n  return options['d_modle']\n"
+  (tmp_path / "their_factory.py").write_text(text)
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(errors.UserError) as caught:
+    registry.make_task("their_factory:make", {})
+  told = "its factory raised KeyError: 'd_modle' (their_factory.py:2)"
+  assert told in str(caught.value)
+
+
+def test_island_that_raises_ends_with_the_users_own_line(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(main.process, "setup_role", lambda *_: None)
+  monkeypatch.setattr(main, "_run", raises)
+  argv = [f"--run_dir={tmp_path}", "--island=0", "--incarnation=1", "--slice=0"]
+  assert main.main(argv) == 1
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[0].startswith("Traceback")
+  assert lines[-1].startswith("error: KeyError: 'd_modle' (test_trial.py:")
+
+
+class Rated(Task):
+  def learning_rate(self, schedule_steps):
+    return optax.linear_schedule(1.0, 0.0, schedule_steps)
+
+  def optimizer(self, schedule_steps):
+    return optax.sgd(self.learning_rate(schedule_steps))
+
+
+class Injected(Task):
+  def optimizer(self, schedule_steps):
+    schedule = optax.linear_schedule(1.0, 0.0, schedule_steps)
+    return optax.inject_hyperparams(optax.sgd)(schedule)
+
+
+class Lines:
+  """A metric log in memory."""
+
+  def __init__(self):
+    self.lines = []
+
+  def record(self, **fields):
+    self.lines.append(fields)
+
+
+@pytest.mark.parametrize(
+  ("task", "rates"),
+  [(Task, [None, None]), (Rated, [1.0, 0.9]), (Injected, [1.0, 0.9])],
+)
+def test_all_scalars_of_a_step_are_logged_once_the_next_is_dispatched(
+  task, rates
+):
+  made = trainer_lib.Trainer(CONFIG, task(), 0, (1,), jax.devices()[:1])
+  lines = Lines()
+  log = step_log.StepLog(lines, incarnation=1, tokens_per_step=4)
+  for step in (1, 2):
+    metrics = made.do_step(made.take_batch())
+    log.dispatched(step, metrics, time.monotonic())
+    assert len(lines.lines) == step - 1
+  log.finish()
+  made.close()
+  assert [line.get("learning_rate") for line in lines.lines] == [
+    pytest.approx(r, abs=1e-6) if r is not None else None for r in rates
+  ]
+  for line in lines.lines:
+    rate = line.get("learning_rate", 0.1)
+    assert line["update_norm"] == pytest.approx(rate * line["grad_norm"], 1e-5)
+    assert line["task"]["largest"] >= line["loss"] > 0
