@@ -75,5 +75,6 @@ def describe(outcome: replayer.Outcome) -> str:
       f"  contributions of another norm: {', '.join(first.contributions)}"
       if first.contributions
       else "  all its contributions have the norms they had",
+      *(f"  {text}" for text in first.weights),
     ]
   return "\n".join(lines)

@@ -205,7 +205,13 @@ def _initials(record: reader.Record) -> Iterator[script.Initial]:
 
 def _merge(line: Mapping[str, Any]) -> script.Merge:
   shares = tuple(
-    script.Share(c["key"], c["weight"], c.get("norm"))
+    script.Share(
+      c["key"],
+      c["weight"],
+      c.get("norm"),
+      c.get("c_tokens"),
+      c.get("staleness"),
+    )
     for c in line["contributions"]
   )
   version = script.VersionId(line["fragment"], line["version"])

@@ -11,10 +11,10 @@ import numpy as np
 from diloco import config as config_lib
 from diloco import errors
 from diloco.fragments import partition
-from diloco.replay import schedule, script, stage
+from diloco.replay import schedule, script, stage, weights
 from diloco.replay import scratch as scratch_lib
 from diloco.snapshots import arrays, digest, keys, operations, records, store
-from diloco.syncer import outer_optimizer, round_merge
+from diloco.syncer import outer_optimizer, round_merge, weighting
 
 _TELL_EVERY = 100  # versions
 
@@ -29,6 +29,8 @@ class Difference:
     expected: digest on the tape, or in the store's head.
     found: digest of the replay.
     contributions: those whose norm differs; with none, the merge does.
+    weights: what the tape says of its contributions and should not, in words;
+      values may be equal nevertheless.
   """
 
   fragment: int
@@ -36,6 +38,7 @@ class Difference:
   expected: str
   found: str
   contributions: tuple[str, ...] = ()
+  weights: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +95,9 @@ class Replayer:
         "restore the directory snapshots/",
       )
     self._fragments: partition.FragmentPlan = fragments
+    self._weighting = weighting.Weighting(
+      config.sync.staleness_decay, config.sync.max_staleness
+    )
     outer = config.outer
     self._merger = round_merge.RoundMerger(
       self._scratch.snapshots,
@@ -203,12 +209,13 @@ class Replayer:
     contributions = tuple(
       self._scratch.read_contribution(share.key) for share in shares
     )
+    verdict = weights.check(
+      merge, self._plan.makings, contributions, self._weighting
+    )
     payload = keys.global_prefix(*merge.id, "r")
     try:
       merged = self._merger.merge(
-        operations.Merge(
-          before, payload, contributions, tuple(s.weight for s in shares)
-        )
+        operations.Merge(before, payload, contributions, verdict.weights)
       )
     except round_merge.RefusedError as refused:
       keys_refused = tuple(sorted(refused.reasons))
@@ -230,7 +237,9 @@ class Replayer:
       for s in shares
       if s.norm is not None and self._norms.get(s.key) != s.norm
     )
-    return self._compare(merge.id, merge.digest, merged.digest, others)
+    return self._compare(
+      merge.id, merge.digest, merged.digest, others, verdict.wrong
+    )
 
   def _compare(
     self,
@@ -238,14 +247,15 @@ class Replayer:
     expected: str,
     found: str,
     contributions: tuple[str, ...] = (),
+    wrong: tuple[str, ...] = (),
   ) -> Difference | None:
     self._digests[version] = found
-    if found == expected:
+    if found == expected and not wrong:
       if not len(self._digests) % _TELL_EVERY:
         num_versions = len(self._plan.makings)
         self._told(f"{len(self._digests)} of {num_versions} versions are equal")
       return None
-    return Difference(*version, expected, found, contributions)
+    return Difference(*version, expected, found, contributions, wrong)
 
   def _compare_arrays(self) -> tuple[Difference | None, int]:
     """Compares the newest versions with the values in the run's store."""

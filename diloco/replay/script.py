@@ -166,6 +166,8 @@ class Share(NamedTuple):
   key: str
   weight: float
   norm: float | None  # of the outer gradient, as the syncer read it
+  c_tokens: int | None = None  # as the syncer counted; None: not told
+  staleness: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -99,8 +99,11 @@ def test_changed_weight_is_caught_at_its_version(run_dir, tampered):
   difference = json.loads(out)["difference"]
   assert code == 1
   assert (difference["fragment"], difference["version"]) == where
-  assert difference["expected"] == victim["digest"] != difference["found"]
-  assert difference["contributions"] == []  # the merge is to blame
+  # The replay weighs by itself: the values are those the run had.
+  assert difference["expected"] == victim["digest"] == difference["found"]
+  (wrong,) = difference["weights"]
+  assert wrong.startswith(victim["contributions"][0]["key"] + ": weight")
+  assert difference["contributions"] == []
 
 
 def test_broken_middle_is_named_and_nothing_is_replayed(run_dir, tampered):
