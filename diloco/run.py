@@ -92,14 +92,14 @@ def train(
     process.write_config(config, run_dir)
     snapshots.write_plan(plan)
     times = timing.settle(snapshots, config, anew=not engine.survivors())
-    view = None if quiet else live.LiveView(run_dir)
+    view = live.LiveView(run_dir, quiet=quiet)
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,
       outside.Outside(
         engine,
         channel.Server(config.controller.port),
-        on_tick=(lambda: None) if view is None else view.tick,
+        on_tick=view.tick,
         set_back=lambda end: restorer_with(end).set_back(),
       ),
       task.tokens_per_batch,
@@ -210,7 +210,7 @@ def _without_past_faults(
 
 
 def _run(
-  controller: controller_lib.Controller, view: live.LiveView | None
+  controller: controller_lib.Controller, view: live.LiveView
 ) -> outcome_lib.Outcome:
   """Runs the controller with signals in its hands."""
 
@@ -225,8 +225,7 @@ def _run(
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
-    if view is not None:
-      view.close()
+    view.close()
 
 
 def _conclude(

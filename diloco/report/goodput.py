@@ -52,7 +52,8 @@ def goodput(
   for island in range(view.num_islands):
     one = view.islands.get(island) or island_view.IslandView(island)
     kept = 1.0 - _lost_share(one, lost_spans.get(island, ()), num_fragments)
-    useful += one.devices * float(np.nansum(one.busy_secs() * kept))
+    busy = one.steps.column("busy_secs")
+    useful += one.devices * float(np.nansum(busy * kept))
     allocated += one.devices * _allocated_secs(view, one)
   return Goodput(useful, allocated)
 
@@ -62,12 +63,14 @@ def _lost_share(
   spans: Sequence[painting.LifeSpan],
   num_fragments: int,
 ) -> np.ndarray:
-  """Returns for each logged step the share of its fragments that was lost."""
+  """Returns for each row of steps the share of its fragments that was lost."""
   steps = island.steps.column("step")
+  counts = island.steps.column("count")
   lives = island.steps.column("incarnation")
   lost = np.zeros(len(steps))
   for incarnation, first, last in spans:
-    lost += (lives == incarnation) & (steps > first) & (steps <= last)
+    inside = np.minimum(steps, last) - np.maximum(steps - counts, first)
+    lost += (lives == incarnation) * np.maximum(inside, 0.0) / counts
   return np.minimum(lost / num_fragments, 1.0)
 
 

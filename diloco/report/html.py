@@ -92,8 +92,7 @@ def _cards(run: summary.Run) -> str:
   speed = tokens.trained / view.wall_secs if view.wall_secs else None
   back = sum(incident.back_secs is not None for incident in run.incidents)
   worst = max((i.worst_gap or 0.0 for i in run.incidents), default=0.0)
-  sizes = [len(merge.islands) for merge in view.merges]
-  mean = sum(sizes) / len(sizes) if sizes else None
+  mean = figures.number(view.merges.islands_mean)
   return page.cards(
     [
       (f"Bits per {unit}", figures.number(bits, 4), "held out, global"),
@@ -106,8 +105,8 @@ def _cards(run: summary.Run) -> str:
       ),
       (
         "Merges",
-        f"{len(view.merges):,}",
-        f"{figures.number(mean)} of {view.num_islands} islands in each",
+        f"{view.merges.count:,}",
+        f"{mean} of {view.num_islands} islands in each",
       ),
       (
         "Faults survived",
@@ -145,7 +144,7 @@ def _pictures(run: summary.Run) -> list[str]:
       page.panel(plots.traffic(view, clock), "Bytes per second"),
     ),
   ]
-  if view.merges:
+  if view.merges.count:
     parts.append(
       page.pair(
         page.panel(

@@ -171,11 +171,16 @@ def _longest_gap(
 ) -> float | None:
   """Returns the longest gap that touches the window around a moment."""
   ends = island.steps.column("wall_secs")
-  gaps = island.steps.column("gap_secs")
+  gaps = island.steps.column("longest_gap")
+  # A row of several steps begins where the one before it ended.
+  alone = island.steps.column("count") == 1
+  begins = np.where(alone, ends - gaps, np.roll(ends, 1))
   first = wall_secs - _BEFORE_SECS
   last = wall_secs + max(_AFTER_SECS, _AFTER_MEDIANS * median)
-  touching = gaps[(ends >= first) & (ends - gaps <= last)]
+  touching = gaps[(ends >= first) & (begins <= last) & np.isfinite(gaps)]
   longest = [float(touching.max())] if len(touching) else []
-  if len(ends) and island.state == "training" and ends[-1] <= last:
-    longest.append(view.last_wall_secs - float(ends[-1]))  # a gap still open
+  since = view.last_wall_secs - island.last_wall_secs
+  training = island.num_steps and island.state == "training"
+  if training and island.last_wall_secs <= last:
+    longest.append(since)  # a gap still open
   return max(longest, default=None)

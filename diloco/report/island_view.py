@@ -5,21 +5,25 @@ order, so the state follows from which incarnation did what, never from which
 line was read last.
 """
 
-import array
+import collections
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from diloco.report import series
 from diloco.tape import events, reader
 
 State = Literal["starting", "training", "dead", "restarting", "stopped", "done"]
 
-_COLUMNS = (
-  *("step", "loss", "tokens", "step_secs", "gap_secs"),
-  *("wall_secs", "incarnation"),
-)
+_COLUMNS: Mapping[str, series.Join] = {
+  **dict.fromkeys(("step", "loss", "step_secs", "gap_secs"), "last"),
+  **dict.fromkeys(("wall_secs", "incarnation"), "last"),
+  **dict.fromkeys(("tokens", "busy_secs"), "sum"),
+  "longest_gap": "max",
+}
 _RECENT_STEPS = 20
 _RECENT_SECS = 30.0
 _LOSS_WINDOW = 50
@@ -48,6 +52,7 @@ class Life:
   stopped: float | None = None
   cause: str = ""
   paced_step_secs: float = 0.0
+  steps: int = 0  # logged
 
   @property
   def born(self) -> float | None:
@@ -56,24 +61,12 @@ class Life:
     return next((m for m in moments if m is not None), None)
 
 
-class Steps:
-  """Columns of the metric log."""
+class RecentStep(NamedTuple):
+  """One of the last steps."""
 
-  def __init__(self) -> None:
-    self._columns = {name: array.array("d") for name in _COLUMNS}
-
-  def append(self, line: reader.Line) -> None:
-    """Adds a metric line; what it lacks is not a number."""
-    for name, column in self._columns.items():
-      value = line.get(name)
-      column.append(math.nan if value is None else value)
-
-  def __len__(self) -> int:
-    return len(self._columns["step"])
-
-  def column(self, name: str, last: int = 0) -> np.ndarray:
-    """Returns a column, or its `last` entries, as a copy."""
-    return np.array(self._columns[name][-last:])
+  wall_secs: float
+  tokens: int
+  loss: float
 
 
 class IslandView:
@@ -87,13 +80,21 @@ class IslandView:
     self.devices = 1
     self.relative_speed = 1.0
     self.paced_step_secs = 0.0
-    self.steps = Steps()
+    self.steps = series.Series(_COLUMNS)
+    self.num_steps = 0  # logged
+    self.last_step = 0
+    self.last_wall_secs = 0.0
     self.lives: dict[int, Life] = {}
-    self.staleness: list[int] = []
+    self.merged = 0  # contributions
+    self.staleness = 0  # sum over them
     self.bytes_published = 0
     self.bytes_adopted = 0
     self.started_step = 0
     self.tokens = 0  # of all steps logged
+    self.stall_secs = 0.0  # between steps, without compute or pace
+    self._recent: collections.deque[RecentStep] = collections.deque(
+      maxlen=_LOSS_WINDOW
+    )
 
   def life(self, incarnation: int) -> Life:
     """Returns the life of an incarnation, a new one if need be."""
@@ -128,10 +129,31 @@ class IslandView:
 
   def log(self, line: reader.Line) -> None:
     """Takes one step."""
-    self.steps.append(line)
-    self.tokens += line.get("tokens") or 0
     life = self.life(line.get("incarnation", 1))
-    wall = line["wall_secs"]
+    wall, tokens = line["wall_secs"], line.get("tokens") or 0
+    gap = _number(line, "gap_secs")
+    # Its compute, or its pace.
+    busy = float(np.fmax(_number(line, "step_secs"), life.paced_step_secs))
+    self.steps.append(
+      {
+        "step": line["step"],
+        "loss": _number(line, "loss"),
+        "tokens": tokens,
+        "step_secs": _number(line, "step_secs"),
+        "gap_secs": gap,
+        "longest_gap": gap,
+        "busy_secs": busy,
+        "wall_secs": wall,
+        "incarnation": life.incarnation,
+      }
+    )
+    self._recent.append(RecentStep(wall, tokens, _number(line, "loss")))
+    self.num_steps += 1
+    life.steps += 1
+    self.last_step, self.last_wall_secs = line["step"], wall
+    self.tokens += tokens
+    if gap > busy:  # not of one that is unknown
+      self.stall_secs += gap - busy
     if life.first_step is None:
       life.first_step = wall
     life.last_step = wall
@@ -176,47 +198,41 @@ class IslandView:
   @property
   def step(self) -> int:
     """Last step logged."""
-    if len(self.steps):
-      return int(self.steps.column("step", 1)[0])
-    return self.started_step
+    return self.last_step if self.num_steps else self.started_step
 
   @property
   def loss(self) -> float | None:
     """Mean training loss of the last steps, nats per token."""
-    recent = self.steps.column("loss", _LOSS_WINDOW)
-    return finite_mean(recent)
+    return finite_mean(np.array([step.loss for step in self._recent]))
 
   def tokens_per_sec(self, now: float) -> float:
     """Speed over the last steps; 0 if there was none lately."""
-    wall = self.steps.column("wall_secs", _RECENT_STEPS)
-    if self.state != "training" or len(wall) < 2 or wall[-1] <= wall[0]:
+    recent = list(self._recent)[-_RECENT_STEPS:]
+    if self.state != "training" or len(recent) < 2:
       return 0.0
-    if now - wall[-1] > max(_RECENT_SECS, 3 * (wall[-1] - wall[0])):
+    secs = recent[-1].wall_secs - recent[0].wall_secs
+    silent = now - recent[-1].wall_secs
+    if secs <= 0 or silent > max(_RECENT_SECS, 3 * secs):
       return 0.0
-    tokens = self.steps.column("tokens", len(wall) - 1)
-    return float(np.nansum(tokens) / (wall[-1] - wall[0]))
+    return sum(step.tokens for step in recent[1:]) / secs
 
   @property
   def staleness_mean(self) -> float | None:
     """Mean of current version minus base version over its contributions."""
-    return float(np.mean(self.staleness)) if self.staleness else None
+    return self.staleness / self.merged if self.merged else None
 
-  def busy_secs(self) -> np.ndarray:
-    """Returns the seconds each step needs: its compute, or its pace."""
-    paces = np.zeros(max(self.lives, default=0) + 1)
-    for life in self.lives.values():
-      paces[life.incarnation] = life.paced_step_secs
-    incarnations = np.nan_to_num(self.steps.column("incarnation"), nan=1.0)
-    pace = paces[incarnations.astype(np.int64)]
-    return np.fmax(self.steps.column("step_secs"), pace)
-
-  def stall_secs(self) -> float:
-    """Returns the time between steps that neither compute nor pace explain."""
-    excess = self.steps.column("gap_secs") - self.busy_secs()
-    return float(np.nansum(np.maximum(excess, 0.0)))
+  @property
+  def longest_gap(self) -> float | None:
+    """Longest time between two steps, seconds."""
+    gaps = self.steps.column("longest_gap")
+    gaps = gaps[np.isfinite(gaps)]
+    return float(gaps.max()) if len(gaps) else None
 
   def percentile(self, column: str, percent: float) -> float | None:
-    """Returns a percentile of a metric column, None without values."""
+    """Returns a percentile of a metric column, None without values.
+
+    Of a long run it is that of every so many steps.
+    """
     values = self.steps.column(column)
     values = values[np.isfinite(values)]
     return float(np.percentile(values, percent)) if len(values) else None
@@ -251,6 +267,11 @@ class IslandView:
     spans.append(Span("dead", spans[1].end, min(again, back)))
     spans.append(Span("restarting", min(again, back), back))
     return spans
+
+
+def _number(line: reader.Line, name: str) -> float:
+  value = line.get(name)
+  return math.nan if value is None else value
 
 
 def finite_mean(values: np.ndarray) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 import rich.console
 import rich.live
 
-from diloco.report import dashboard, figures, liveness
+from diloco.report import dashboard, figures, liveness, totals
 from diloco.report import status as status_lib
 from diloco.report import view as view_lib
 from diloco.tape import events, reader
@@ -52,24 +52,29 @@ class LiveView:
   """Shows a run while it goes on; whoever runs it calls `tick()`."""
 
   def __init__(
-    self, run_dir: str | os.PathLike[str], stream: TextIO | None = None
+    self,
+    run_dir: str | os.PathLike[str],
+    stream: TextIO | None = None,
+    quiet: bool = False,
   ):
     """Takes what there is, so that only news will be told.
 
     Args:
       run_dir: directory of the run; it need not exist yet.
       stream: where to show it; stderr if None.
+      quiet: show nothing; only keep the run's totals.
     """
     self._run_dir = pathlib.Path(run_dir)
     self._stream = stream or sys.stderr
-    self._follower = reader.Follower(run_dir)
-    self._view = view_lib.RunView()
-    self._view.update(self._follower.poll())
+    self._reading = totals.begin(run_dir)
+    self._view = self._reading.view
+    self._view.update(self._reading.follower.news())
     self._due = self._line_due = 0.0
     self._printed = self._failure = ""
     self._named: set[pathlib.Path] = set()  # files told to be broken
+    self._quiet = quiet
     self._screen: rich.live.Live | None = None
-    if self._stream.isatty():
+    if self._stream.isatty() and not quiet:
       console = rich.console.Console(file=self._stream)
       self._screen = rich.live.Live(console=console, auto_refresh=False)
       self._screen.start()
@@ -107,8 +112,11 @@ class LiveView:
   def _refresh(self, now: float, alive: bool) -> None:
     if not self._view.config:
       self._view.config = view_lib.read_config(self._run_dir)
-    record = self._follower.poll()
+    record = self._reading.follower.poll()
     self._view.update(record)
+    totals.keep(self._run_dir, self._reading)
+    if self._quiet:
+      return
     if self._screen is None:
       self._print_events(record)
       if now < self._line_due:

@@ -164,11 +164,11 @@ def story(run: summary.Run) -> list[str]:
     f" {figures.secs(view.wall_secs)}" + _sessions(len(view.sessions.all)) + "."
   ]
   told.append(_ending(view))
-  if view.merges:
-    mean = sum(len(m.islands) for m in view.merges) / len(view.merges)
+  if view.merges.count:
+    mean = figures.number(view.merges.islands_mean)
     told.append(
-      f"The syncer merged {len(view.merges):,} times, with"
-      f" {figures.number(mean)} islands in a merge on average;"
+      f"The syncer merged {view.merges.count:,} times, with"
+      f" {mean} islands in a merge on average;"
       f" {figures.percent(tokens.merged / max(tokens.trained, 1))} of the"
       " tokens are in the global parameters."
     )
@@ -205,17 +205,17 @@ def _safety(view: view_lib.RunView) -> list[str]:
       f" {_number_of(view.takeovers, 'time')}."
     )
   if view.quarantines:
-    islands = sorted({line["island"] for line in view.quarantines})
+    islands = sorted(view.quarantines)
     told.append(
       f"What it sent had islands {', '.join(map(str, islands))} quarantined,"
-      f" {_number_of(len(view.quarantines), 'time')} in all;"
+      f" {_number_of(view.quarantines.total(), 'time')} in all;"
       f" {_number_of(len(view.resyncs), 'time')} one started again from the"
       " global parameters."
     )
   if view.cuts:
     told.append(
-      f"{_number_of(len(view.cuts), 'consistent cut')} taken, the last of them"
-      f" cut {view.cuts[-1]}."
+      f"{_number_of(view.cuts, 'consistent cut')} taken, the last of them"
+      f" cut {view.last_cut}."
     )
   for line in view.restores.values():
     told.append(f"It was set back to cut {line.get('cut')}: {line.get('why')}.")

@@ -113,8 +113,8 @@ def traffic(
     ("adopted", view.adopted, canvas.PALETTE[5]),
     ("published", view.published, canvas.PALETTE[1]),
   ):
-    where = clock.at(np.array([m.wall_secs for m in moments]))
-    sizes = np.array([float(m.num_bytes) for m in moments])
+    where = clock.at(moments.series.column("wall_secs"))
+    sizes = moments.series.column("amount")
     rate = _rate(where, sizes, edges, clock)
     axes.stairs(rate, edges, color=colour, linewidth=1.4, label=name)
   axes.set_ylim(0, 1.3 * axes.get_ylim()[1])  # room for the legend
@@ -129,11 +129,13 @@ def contributors(
   axes: axes_lib.Axes, view: view_lib.RunView, clock: clock_lib.RunClock
 ) -> None:
   """Draws the islands in a merge over time: mean and range."""
-  moments = clock.at(np.array([m.wall_secs for m in view.merges]))
-  sizes = np.array([float(len(m.islands)) for m in view.merges])
+  merges = view.merges.series
+  moments = clock.at(merges.column("wall_secs"))
+  sizes = merges.column("islands") / merges.column("count")
   x, y = canvas.averaged(moments, sizes, _TIME_POINTS)
-  low = canvas.averaged(moments, sizes, _TIME_POINTS, np.min)[1]
-  high = canvas.averaged(moments, sizes, _TIME_POINTS, np.max)[1]
+  fewest, most = merges.column("fewest"), merges.column("most")
+  low = canvas.averaged(moments, fewest, _TIME_POINTS, np.min)[1]
+  high = canvas.averaged(moments, most, _TIME_POINTS, np.max)[1]
   colour = canvas.PALETTE[0]
   axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
   axes.plot(x, y, color=colour, linewidth=1.5)
@@ -151,8 +153,9 @@ def staleness(
   axes: axes_lib.Axes, view: view_lib.RunView, clock: clock_lib.RunClock
 ) -> None:
   """Draws the mean staleness of merged contributions over time."""
-  moments = clock.at(np.array([m.wall_secs for m in view.merges]))
-  values = np.array([m.staleness for m in view.merges])
+  merges = view.merges.series
+  moments = clock.at(merges.column("wall_secs"))
+  values = merges.column("staleness") / merges.column("count")
   x, y = canvas.averaged(moments, values, _TIME_POINTS)
   colour = canvas.PALETTE[3]
   axes.fill_between(x, y, color=colour, alpha=0.16, linewidth=0)

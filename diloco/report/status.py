@@ -5,11 +5,10 @@ import os
 import time
 from typing import Any
 
-from diloco.report import liveness, sessions, summary
+from diloco.report import liveness, sessions, summary, totals
 from diloco.report import view as view_lib
 
 _RECENT_SECS = 10.0
-_RECENT_MERGES = 50
 _SILENT_SECS = 10.0
 _SILENT_GAPS = 5.0
 
@@ -28,7 +27,9 @@ def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
     UserError: there is no such directory.
   """
   alive = liveness.controller_alive(run_dir)
-  view, _ = view_lib.load(run_dir)
+  view = totals.catch_up(run_dir)
+  if not alive:
+    view.sessions.abandoned()
   return status_of(view, alive, time.time())
 
 
@@ -61,21 +62,21 @@ def status_of(
     "tokens_budget": budget or None,
     "progress": view.tokens / budget if budget else None,
     "tokens_per_sec": sum(one["tokens_per_sec"] for one in islands.values()),
-    "merges": len(view.merges),
+    "merges": view.merges.count,
     "contributors_mean": _contributors(view),
     "global_versions": sum(view.versions.values()),
     "eval_loss": loss,
     "eval_bits_per_token": None if loss is None else loss / math.log(2),
     "bytes_per_sec": bytes_per_sec(view, now),
-    "bytes_published": sum(m.num_bytes for m in view.published),
-    "bytes_adopted": sum(m.num_bytes for m in view.adopted),
+    "bytes_published": view.published.total,
+    "bytes_adopted": view.adopted.total,
     "faults": len(view.faults),
     "deaths": len(view.deaths),
     "islands": {str(m): one for m, one in islands.items()},
     "takeovers": view.takeovers,
-    "quarantines": len(view.quarantines),
+    "quarantines": view.quarantines.total(),
     "rollbacks": len(view.restores),
-    "last_cut": view.cuts[-1] if view.cuts else None,
+    "last_cut": view.last_cut,
     "last_cut_age_secs": now - view.last_cut_secs if view.cuts else None,
     "damaged": [view.damaged[p] for p in sorted(view.damaged)],
     "problems": view.problems,
@@ -104,34 +105,32 @@ def _island(
     "loss": island.loss,
     "staleness_mean": island.staleness_mean,
     "restarts": island.restarts,
-    "quarantines": sum(q["island"] == number for q in view.quarantines),
+    "quarantines": view.quarantines[number],
     "suspended_secs": max(view.suspended_secs(number, now), 0.0),
   }
 
 
 def _silent(view: view_lib.RunView, number: int, now: float) -> bool:
   """Whether an island, which may outlive its controller, has stopped too."""
-  steps = view.islands[number].steps
-  if not len(steps):
+  island = view.islands[number]
+  if not island.num_steps:
     return True
-  median = view.islands[number].percentile("gap_secs", 50) or 0.0
-  silence = now - float(steps.column("wall_secs", 1)[0])
+  median = island.percentile("gap_secs", 50) or 0.0
+  silence = now - island.last_wall_secs
   return silence > max(_SILENT_SECS, _SILENT_GAPS * median)
 
 
 def _contributors(view: view_lib.RunView) -> float | None:
-  recent = view.merges[-_RECENT_MERGES:]
-  if not recent:
-    return None
-  return sum(len(merge.islands) for merge in recent) / len(recent)
+  recent = view.merges.recent
+  return sum(recent) / len(recent) if recent else None
 
 
 def bytes_per_sec(view: view_lib.RunView, now: float) -> float:
   """Returns the bytes published and adopted lately, per second."""
   total = 0
   for moments in (view.published, view.adopted):
-    for moment in reversed(moments):
-      if moment.wall_secs < now - _RECENT_SECS:
+    for wall_secs, num_bytes in reversed(moments.recent):
+      if wall_secs < now - _RECENT_SECS:
         break
-      total += moment.num_bytes
+      total += num_bytes
   return total / _RECENT_SECS

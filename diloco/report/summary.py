@@ -1,6 +1,5 @@
 """The summary of a run: one JSON object of figures, exact where they count."""
 
-import collections
 import dataclasses
 import json
 import math
@@ -10,8 +9,10 @@ from typing import Any
 
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
+from diloco.report import liveness, totals
 from diloco.report import view as view_lib
 from diloco.tape import ledger as ledger_lib
+from diloco.tape import reader
 
 FILE_NAME = "summary.json"
 
@@ -32,8 +33,11 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
   Raises:
     UserError: there is no such directory.
   """
-  view, record = view_lib.load(run_dir)
+  view, record = totals.catch_up(run_dir), reader.stream(run_dir)
+  if not liveness.controller_alive(run_dir):
+    view.sessions.abandoned()
   ledger = ledger_lib.compute(record, view.num_fragments)
+  view.read_again(record)
   goodput = goodput_lib.goodput(view, ledger.lost_spans, ledger.num_fragments)
   return Run(view, ledger, goodput, incidents_lib.find(view))
 
@@ -148,8 +152,8 @@ def summary_of(run: Run) -> dict[str, Any]:
       "fragment_max": max(view.versions.values(), default=0),
     },
     "merges": _merges(view),
-    "bytes_published": sum(moment.num_bytes for moment in view.published),
-    "bytes_adopted": sum(moment.num_bytes for moment in view.adopted),
+    "bytes_published": view.published.total,
+    "bytes_adopted": view.adopted.total,
     "islands": {str(m): _island(run, m) for m in view.islands},
     "syncer": {
       "deaths": len(view.syncer_deaths),
@@ -157,12 +161,12 @@ def summary_of(run: Run) -> dict[str, Any]:
       "takeovers": view.takeovers,
       "standby_deaths": len(view.standby_deaths),
     },
-    "cuts": {"complete": len(view.cuts), "last": max(view.cuts, default=None)},
+    "cuts": {"complete": view.cuts, "last": view.last_cut},
     "rollbacks": [
       {"cut": line.get("cut"), "epoch": epoch, "why": line.get("why", "")}
       for epoch, line in view.restores.items()
     ],
-    "quarantines": len(view.quarantines),
+    "quarantines": view.quarantines.total(),
     "faults": [_incident(view, incident) for incident in run.incidents],
     "violations": ledger.violations,
     "problems": view.problems,
@@ -177,7 +181,7 @@ def _evaluation(view: view_lib.RunView) -> dict[str, Any]:
   return {
     "final_eval_loss": loss,
     "final_eval_bits_per_token": None if loss is None else loss / math.log(2),
-    "evaluations": len(evals),
+    "evaluations": view.evaluations,
   }
 
 
@@ -211,17 +215,12 @@ def _smallest_version(view: view_lib.RunView, num_fragments: int) -> int:
 
 
 def _merges(view: view_lib.RunView) -> dict[str, Any]:
-  sizes = collections.Counter(len(m.islands) for m in view.merges)
-  count = len(view.merges)
+  sizes, count = view.merges.sizes, view.merges.count
   return {
     "count": count,
     "contributors": {str(n): sizes[n] for n in sorted(sizes)},
-    "contributors_mean": (
-      sum(n * times for n, times in sizes.items()) / count if count else None
-    ),
-    "staleness_mean": (
-      sum(m.staleness for m in view.merges) / count if count else None
-    ),
+    "contributors_mean": view.merges.islands_mean,
+    "staleness_mean": view.merges.staleness / count if count else None,
   }
 
 
@@ -243,15 +242,15 @@ def _island(run: Run, number: int) -> dict[str, Any]:
     "steps": island.step,
     "tokens": run.ledger.islands.get(number, 0),
     "restarts": island.restarts,
-    "quarantines": sum(q["island"] == number for q in run.view.quarantines),
+    "quarantines": run.view.quarantines[number],
     "loss": island.loss,
     "step_secs_p50": island.percentile("step_secs", 50),
     "gap_secs_p50": island.percentile("gap_secs", 50),
     "gap_secs_p99": island.percentile("gap_secs", 99),
-    "gap_secs_max": island.percentile("gap_secs", 100),
-    "stall_secs": island.stall_secs(),
+    "gap_secs_max": island.longest_gap,
+    "stall_secs": island.stall_secs,
     "staleness_mean": island.staleness_mean,
-    "contributions_merged": len(island.staleness),
+    "contributions_merged": island.merged,
     "bytes_published": island.bytes_published,
     "bytes_adopted": island.bytes_adopted,
     "fault_gap_over_median": max(ratios, default=None),

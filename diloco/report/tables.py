@@ -18,7 +18,8 @@ def islands(run: summary.Run) -> str:
   heads += ["step p50", "gap p50", "gap p99", "gap max", "stall", "staleness"]
   rows = []
   for number, island in view.islands.items():
-    gaps = [island.percentile("gap_secs", q) for q in (50, 99, 100)]
+    gaps = [island.percentile("gap_secs", q) for q in (50, 99)]
+    gaps.append(island.longest_gap)
     spot = page.dot(canvas.island_colour(number, view.num_islands))
     speed = figures.times(island.relative_speed)
     if island.paced:
@@ -38,7 +39,7 @@ def islands(run: summary.Run) -> str:
         figures.number(island.loss),
         figures.secs(island.percentile("step_secs", 50)),
         *map(figures.secs, gaps),
-        figures.secs(island.stall_secs()),
+        figures.secs(island.stall_secs),
         figures.number(island.staleness_mean, 2),
       ]
     )

@@ -18,7 +18,6 @@ _STATE_COLOURS = {
 }
 _SYNCER_COLOUR = "#7c8896"
 _BAR = 0.56  # of a row
-_MAX_CHECKPOINTS = 400
 
 
 def draw(
@@ -56,7 +55,7 @@ def _draw(
   evals = [(e.wall_secs, rows.get(e.island, last)) for e in view.global_evals]
   _marks(axes, clock, "o", -0.40, 3.0, evals)
   saved = [(w, rows.get(i, last)) for w, i in view.checkpoints]
-  _marks(axes, clock, "|", 0.40, 4.0, saved[:_MAX_CHECKPOINTS])
+  _marks(axes, clock, "|", 0.40, 4.0, saved)
   for incident in incidents:
     island = incident.island
     row = last if island is None else rows.get(island, last)
@@ -106,7 +105,8 @@ def _syncer_row(
   starts = sorted(view.syncer_leads or view.syncer_starts)
   deaths = sorted(view.syncer_deaths)
   ends = [session.end for session in view.sessions.all]
-  for start in starts or [m.wall_secs for m in view.merges[:1]]:
+  first = view.merges.first_secs
+  for start in starts or ([] if first is None else [first]):
     after = [m for m in (*deaths, *ends) if m > start]
     end = min(after, default=view.last_wall_secs)
     _bar(axes, clock, start, end, row, _SYNCER_COLOUR)

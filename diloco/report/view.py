@@ -5,45 +5,79 @@ new. Times are wall times of the machine that wrote the line: good enough for
 pictures, and no decision rests on them.
 """
 
+import bisect
+import collections
 import contextlib
 import json
 import math
 import os
 import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from diloco.report import island_view, liveness
+from diloco.report import island_view, series
 from diloco.report import sessions as sessions_lib
 from diloco.tape import events, history, reader
 
 
-class Merge(NamedTuple):
-  """One new global version of a fragment."""
-
-  wall_secs: float
-  fragment: int
-  version: int
-  islands: tuple[int, ...]
-  staleness: float  # mean over its contributions
-
-
 class Eval(NamedTuple):
-  """One evaluation on held-out data."""
+  """One evaluation of the global parameters on held-out data."""
 
   wall_secs: float
-  target: str
   island: int
   step: int
   loss: float  # nats per token
 
 
-class Traffic(NamedTuple):
-  """Bytes of one snapshot, sent or fetched by an island."""
+MAX_CHECKPOINTS = 400  # that are kept; a picture shows no more
+_MAX_EVALS = 4096
+_RECENT = 50
 
-  wall_secs: float
-  num_bytes: int
+
+class Merges:
+  """New global versions: figures of all, and a series."""
+
+  def __init__(self) -> None:
+    self.count = 0
+    self.sizes: collections.Counter[int] = collections.Counter()  # islands
+    self.staleness = 0.0  # sum over merges of their means
+    self.first_secs: float | None = None  # wall time
+    self.recent: collections.deque[int] = collections.deque(maxlen=_RECENT)
+    self.series = series.Series(
+      {
+        "wall_secs": "last",
+        "islands": "sum",
+        "fewest": "min",
+        "most": "max",
+        "staleness": "sum",
+      }
+    )
+
+  def add(self, wall_secs: float, islands: int, staleness: float) -> None:
+    """Takes a version: how many islands are in it, and how stale."""
+    self.count += 1
+    self.sizes[islands] += 1
+    self.staleness += staleness
+    if self.first_secs is None:
+      self.first_secs = wall_secs
+    self.recent.append(islands)
+    self.series.append(
+      {
+        "wall_secs": wall_secs,
+        "islands": islands,
+        "fewest": islands,
+        "most": islands,
+        "staleness": staleness,
+      }
+    )
+
+  @property
+  def islands_mean(self) -> float | None:
+    """Mean number of islands in a merge."""
+    total = sum(size * times for size, times in self.sizes.items())
+    return total / self.count if self.count else None
 
 
 class RunView:
@@ -60,13 +94,14 @@ class RunView:
     self.sessions = sessions_lib.Sessions()
     self.initial_islands = 0  # those the run was started with
     self.islands: dict[int, island_view.IslandView] = {}
-    self.merges: list[Merge] = []
-    self.evals: list[Eval] = []
+    self.merges = Merges()
+    self.global_evals: list[Eval] = []  # in the order they were done
+    self.evaluations = 0  # of them, in all
     self.faults: list[reader.Line] = []
     self.deaths: list[reader.Line] = []
-    self.checkpoints: list[tuple[float, int]] = []  # wall_secs, island
-    self.published: list[Traffic] = []
-    self.adopted: list[Traffic] = []
+    self.checkpoints: list[tuple[float, int]] = []  # wall_secs, island; first
+    self.published = series.Amounts()  # bytes
+    self.adopted = series.Amounts()
     self.versions: dict[int, int] = {}  # newest version by fragment
     self.syncer_starts: list[float] = []
     self.syncer_deaths: list[float] = []  # of leaders
@@ -74,10 +109,13 @@ class RunView:
     self.syncer_leads: list[float] = []  # when each leader began
     self.takeovers = 0  # from leaders that did not leave in order
     self._led = False  # a leader has not left in order
-    self.cuts: list[int] = []  # complete, oldest first
+    self.cuts = 0  # complete
+    self.last_cut: int | None = None
     self.last_cut_secs = 0.0  # wall time of the newest
     self.restores: dict[int, reader.Line] = {}  # by epoch, each return to a cut
-    self.quarantines: list[reader.Line] = []
+    self.quarantines: collections.Counter[int] = collections.Counter()
+    # By island, the life that was suspended last and until when.
+    self._suspended: dict[int, tuple[int, float]] = {}
     self.resyncs: list[tuple[float, int]] = []  # wall_secs, island
     self.damaged: dict[int, str] = {}  # fragments that stand still, and why
     self.made_from: dict[str, int] = {}  # sound lines by file
@@ -85,7 +123,9 @@ class RunView:
     self._broken: dict[pathlib.Path, str] = {}  # files, and what is wrong
     self.last_wall_secs = 0.0
     self._total_tokens = 0
-    self._handlers = {
+
+  def _handlers(self) -> Mapping[str, Callable[[reader.Line], None]]:
+    return {
       events.RUN_STARTED: self._run_started,
       events.RUN_FINISHED: self._run_finished,
       events.ISLAND_STARTED: self._island_started,
@@ -107,14 +147,15 @@ class RunView:
       events.GLOBAL_DAMAGED: self._global_damaged,
       events.RESTORED: self._restored,
       events.NOT_RESTORED: self._not_restored,
-      events.QUARANTINED: self.quarantines.append,
+      events.QUARANTINED: self._quarantined,
       events.RESYNCED: self._resynced,
     }
 
   def update(self, record: reader.Record) -> None:
     """Takes the lines written since the last call."""
+    handlers = self._handlers()
     for line in record.events:
-      if handler := self._handlers.get(line["event"]):
+      if handler := handlers.get(line["event"]):
         handler(line)
       self._heard(line["wall_secs"])
     for island, lines in record.metrics.items():
@@ -122,6 +163,10 @@ class RunView:
       for line in lines:
         view.log(line)
         self._heard(line["wall_secs"])
+    self.read_again(record)
+
+  def read_again(self, record: reader.Record) -> None:
+    """Takes what reading the same files once more has shown of them."""
     self.made_from |= record.sound
     for problem in record.problems:
       self._broken[problem.path] = str(problem)
@@ -179,7 +224,8 @@ class RunView:
       self.syncer_leads.append(line["wall_secs"])  # in this session
 
   def _cut_completed(self, line: reader.Line) -> None:
-    self.cuts.append(line["cut"])
+    self.cuts += 1
+    self.last_cut = line["cut"]
     self.last_cut_secs = line["wall_secs"]
 
   def _global_damaged(self, line: reader.Line) -> None:
@@ -209,42 +255,48 @@ class RunView:
 
     A life's suspension ends with it.
     """
-    life = max(self.islands[island].lives, default=0)
-    return max(
-      (
-        line["wall_secs"] + (line.get("suspended_secs") or 0.0) - now
-        for line in self.quarantines
-        if (line["island"], line["island_incarnation"]) == (island, life)
-      ),
-      default=0.0,
-    )
+    life, until = self._suspended.get(island, (0, 0.0))
+    newest = max(self.islands[island].lives, default=0)
+    return max(until - now, 0.0) if life == newest else 0.0
+
+  def _quarantined(self, line: reader.Line) -> None:
+    island, life = line["island"], line["island_incarnation"]
+    self.quarantines[island] += 1
+    until = line["wall_secs"] + (line.get("suspended_secs") or 0.0)
+    before = self._suspended.get(island, (life, until))
+    if before[0] == life:
+      until = max(until, before[1])
+    self._suspended[island] = max(before, (life, until))
 
   def _published(self, line: reader.Line) -> None:
     size = line.get("bytes") or 0
     self._island(history.island_of(line)).bytes_published += size
-    self.published.append(Traffic(line["wall_secs"], size))
+    self.published.add(line["wall_secs"], size)
 
   def _adopted(self, line: reader.Line) -> None:
     size = line.get("bytes") or 0
     self._island(history.island_of(line)).bytes_adopted += size
-    self.adopted.append(Traffic(line["wall_secs"], size))
+    self.adopted.add(line["wall_secs"], size)
 
   def _evaluated(self, line: reader.Line) -> None:
+    if line["target"] != "global":
+      return
     loss = line["loss"]
-    island = history.island_of(line)
-    self.evals.append(
-      Eval(
-        line["wall_secs"],
-        line["target"],
-        island,
-        line["step"],
-        math.nan if loss is None else loss,
-      )
+    found = Eval(
+      line["wall_secs"],
+      history.island_of(line),
+      line["step"],
+      math.nan if loss is None else loss,
     )
+    self.evaluations += 1
+    bisect.insort(self.global_evals, found, key=lambda e: e.wall_secs)
+    if len(self.global_evals) > _MAX_EVALS:
+      del self.global_evals[1::2]
 
   def _checkpointed(self, line: reader.Line) -> None:
-    moment = (line["wall_secs"], history.island_of(line))
-    self.checkpoints.append(moment)
+    if len(self.checkpoints) < MAX_CHECKPOINTS:
+      moment = (line["wall_secs"], history.island_of(line))
+      self.checkpoints.append(moment)
 
   def _merged(self, line: reader.Line) -> None:
     fragment, version = line["fragment"], line["version"]
@@ -255,15 +307,13 @@ class RunView:
     contributions = line["contributions"]
     staleness = [c.get("staleness") or 0 for c in contributions]
     for contribution, stale in zip(contributions, staleness, strict=True):
-      self._island(contribution["island"]).staleness.append(stale)
-    self.merges.append(
-      Merge(
-        line["wall_secs"],
-        fragment,
-        version,
-        tuple(sorted({c["island"] for c in contributions})),
-        float(np.mean(staleness)) if staleness else 0.0,
-      )
+      island = self._island(contribution["island"])
+      island.merged += 1
+      island.staleness += stale
+    self.merges.add(
+      line["wall_secs"],
+      len({c["island"] for c in contributions}),
+      float(np.mean(staleness)) if staleness else 0.0,
     )
 
   @property
@@ -333,12 +383,6 @@ class RunView:
     """Tokens of all steps logged by all islands."""
     return sum(view.tokens for view in self.islands.values())
 
-  @property
-  def global_evals(self) -> list[Eval]:
-    """Evaluations of the global parameters, in the order they were done."""
-    found = [e for e in self.evals if e.target == "global"]
-    return sorted(found, key=lambda e: e.wall_secs)
-
   def tokens_at(self, wall_secs: np.ndarray) -> np.ndarray:
     """Returns the tokens all islands had trained at given times."""
     total = np.zeros(len(wall_secs))
@@ -359,23 +403,3 @@ def read_config(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   if isinstance(content, dict) and isinstance(content.get("config"), dict):
     return content["config"]
   return content if isinstance(content, dict) else {}
-
-
-def load(run_dir: str | os.PathLike[str]) -> tuple[RunView, reader.Record]:
-  """Reads a run whole.
-
-  Args:
-    run_dir: directory of the run.
-
-  Returns:
-    The view, and the record it was made from.
-
-  Raises:
-    UserError: there is no such directory.
-  """
-  record = reader.read(run_dir)
-  view = RunView(read_config(run_dir))
-  view.update(record)
-  if not liveness.controller_alive(run_dir):
-    view.sessions.abandoned()
-  return view, record

@@ -185,11 +185,45 @@ def _settled(
   yield from facts.quarantined
 
 
+def resolved(facts: history_lib.FragmentHistory) -> set[object]:
+  """Returns keys of publications that wait for no merge any more."""
+  keys = {item.key for item in facts.rolled_back} - facts.reinjected
+  keys.update(merge.contribution.key for merge in facts.merged)
+  keys.update(item.key for _, item in facts.discarded)
+  return keys
+
+
+def never_told(
+  lives: list[history_lib.Life],
+  facts: history_lib.FragmentHistory,
+  until: int | None = None,
+) -> Iterable[str]:
+  """Yields merged contributions that no tape says were published.
+
+  A publication is committed before its line is written, so the last one of an
+  incarnation that was killed, or that is running, may lack the line. With
+  `until`, only those up to that row.
+  """
+  stopped = {life.incarnation: life.stopped for life in lives}
+  for version, item in facts.merged:
+    told = facts.published.get(item.key)
+    if told == item or (until is not None and item.step > until):
+      continue
+    what = f"steps ({item.first_step}, {item.step}] merged in version {version}"
+    if told is not None:
+      yield (
+        f"{what} with {item.c_tokens} tokens, but published as steps"
+        f" ({told.first_step}, {told.step}] with {told.c_tokens}"
+      )
+    elif stopped.get(item.incarnation, True) or item.step <= facts.told.get(
+      item.incarnation, 0
+    ):
+      yield f"{what} were never published"
+
+
 def _waiting(facts: history_lib.FragmentHistory) -> list[painting.LifeSpan]:
   """Returns publications that may still be merged."""
-  resolved = {item.key for item in facts.rolled_back} - facts.reinjected
-  resolved.update(merge.contribution.key for merge in facts.merged)
-  resolved.update(item.key for _, item in facts.discarded)
+  over = resolved(facts)
   latest: dict[int, history_lib.Contribution] = {}
   for item in facts.published.values():
     before = latest.get(item.first_step)
@@ -198,7 +232,7 @@ def _waiting(facts: history_lib.FragmentHistory) -> list[painting.LifeSpan]:
       before.step,
     ):
       latest[item.first_step] = item
-  return [_life_span(i) for i in latest.values() if i.key not in resolved]
+  return [_life_span(i) for i in latest.values() if i.key not in over]
 
 
 def _unpublished_fate(

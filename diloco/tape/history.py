@@ -8,10 +8,17 @@ Ranges are (first_step, step], open on the left, as on the tape.
 
 import collections
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from diloco.tape import events, reader
+
+_FAR = 1 << 62
+_OF_LIVES = (
+  *(events.STARTED, events.ISLAND_DIED, events.STOPPED, events.RESTORED),
+)
+_KNOWN_VERSIONS = 1024  # of a fragment; the newest may be told again
+Fold = Callable[[list["Life"], "FragmentHistory", int, int], None]
 
 
 class Contribution(NamedTuple):
@@ -52,8 +59,27 @@ class Life:
 
 
 @dataclasses.dataclass
+class Folded:
+  """What is settled for good, up to a row; see `diloco.tape.folding`.
+
+  Attributes:
+    row: the last one.
+    counts: fragment-tokens by fate.
+    rows: number of rows by fate.
+    in_vain: what was trained in vain, by the life that did it.
+    violations: what was wrong with it.
+  """
+
+  row: int = 0
+  counts: dict[str, int] = dataclasses.field(default_factory=dict)
+  rows: dict[str, int] = dataclasses.field(default_factory=dict)
+  in_vain: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+  violations: list[str] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
 class FragmentHistory:
-  """All that happened to one fragment of one island.
+  """All that happened to one fragment of one island and is not folded.
 
   Attributes:
     published: contributions by key, in the island's order.
@@ -69,6 +95,9 @@ class FragmentHistory:
     submitted: steps on their way to publication.
     unsent: by incarnation, the step after which its progress is unpublished;
       at most where it started, if it restored progress.
+    told: by incarnation, the last step it said to be published.
+    folded: what was settled for good and is summed up.
+    fold_at: the size from which on more is to be folded.
   """
 
   published: dict[object, Contribution] = dataclasses.field(
@@ -86,17 +115,78 @@ class FragmentHistory:
   dropped: list[Loss] = dataclasses.field(default_factory=list)
   submitted: list[Loss] = dataclasses.field(default_factory=list)
   unsent: dict[int, int] = dataclasses.field(default_factory=dict)
+  told: dict[int, int] = dataclasses.field(default_factory=dict)
+  folded: Folded = dataclasses.field(default_factory=Folded)
+  fold_at: int = 0
+
+  @property
+  def losses(self) -> tuple[list[Loss], ...]:
+    """All lists of step ranges that islands told of."""
+    return (
+      *(self.overwritten, self.quarantined, self.repeated),
+      *(self.dropped, self.submitted),
+    )
+
+  @property
+  def size(self) -> int:
+    """Number of facts."""
+    others = (self.published, self.merged, self.discarded, self.rolled_back)
+    return sum(map(len, (*others, *self.losses)))
+
+  def part(self, first: int, last: int) -> "FragmentHistory":
+    """Returns what is told of rows (first, last]; nothing reaches across."""
+
+    def inside(item: Contribution | Loss) -> bool:
+      return item.first_step >= first and item.step <= last
+
+    return dataclasses.replace(
+      self,
+      published={k: i for k, i in self.published.items() if inside(i)},
+      merged=[m for m in self.merged if inside(m.contribution)],
+      discarded=[
+        (reason, item)
+        for reason, item in self.discarded
+        if inside(self.published.get(item.key, item))
+      ],
+      rolled_back=[i for i in self.rolled_back if inside(i)],
+      overwritten=[i for i in self.overwritten if inside(i)],
+      quarantined=[i for i in self.quarantined if inside(i)],
+      repeated=[i for i in self.repeated if inside(i)],
+      dropped=[i for i in self.dropped if inside(i)],
+      submitted=[i for i in self.submitted if inside(i)],
+      unsent={i: min(step, last) for i, step in self.unsent.items()},
+    )
+
+  def keep_above(self, row: int, lives: Iterable[Life]) -> None:
+    """Lets go of what is told of rows up to `row`."""
+    unsent = {
+      life.incarnation: max(row, self.unsent.get(life.incarnation, life.start))
+      for life in lives
+    }
+    rest = self.part(row, _FAR)
+    for field in dataclasses.fields(self):
+      setattr(self, field.name, getattr(rest, field.name))
+    self.unsent = unsent
 
 
 class History:
   """The record of a run by island and fragment."""
 
-  def __init__(self, record: reader.Record, num_fragments: int = 1):
+  def __init__(
+    self,
+    record: reader.Record,
+    num_fragments: int = 1,
+    fold: Fold | None = None,
+    fold_at: int = 0,
+  ):
     """Sorts the record.
 
     Args:
       record: all tapes and metric logs of a run.
       num_fragments: P, or fewer; the tape may show more.
+      fold: is called with lives and facts of an island's fragment when they
+        have become many: `folding.fold`.
+      fold_at: how many that is.
     """
     self.violations: list[str] = []
     self.num_fragments = num_fragments
@@ -104,7 +194,12 @@ class History:
     self.fragments: dict[tuple[int, int], FragmentHistory] = (
       collections.defaultdict(FragmentHistory)
     )
-    self._versions: dict[tuple[int, int], int] = {}  # hash of their keys
+    self._fold, self._fold_at = fold, fold_at
+    # By fragment, hashes of the keys of its last versions.
+    self._versions: dict[int, dict[int, int]] = collections.defaultdict(dict)
+    self._begun: dict[int, int] = {}  # by island, the incarnation that tells
+    self._returns: list[list[tuple[int, int]]] = []  # by fragment, from, to
+    self._reinjected: set[object] = set()
     handlers = {
       events.SUBMITTED: self._submitted,
       events.PUBLISHED: self._published,
@@ -118,15 +213,14 @@ class History:
       events.MERGED: self._merged,
       events.DISCARDED: self._discarded,
     }
-    self._collect_lives(record.events)
-    for line in record.events:
-      if handler := handlers.get(line["event"]):
-        handler(line)
-    for line in record.events:
-      if line["event"] == events.RESTORED:
-        self._roll_back(line)
+    self._collect_lives(reader.select(record.events, _OF_LIVES))
     for island, lines in record.metrics.items():
       self._extend_by_metrics(island, lines)
+    for line in record.events:
+      if line["event"] == events.STARTED:
+        self._begun[island_of(line)] = line["incarnation"]
+      elif handler := handlers.get(line["event"]):
+        handler(line)
     for island, fragment in self.fragments:
       self.lives[island]  # an island known by its contributions alone
       self.num_fragments = max(self.num_fragments, fragment + 1)
@@ -142,11 +236,17 @@ class History:
           incarnation, line["step"], line["tokens_per_step"], line["step"]
         )
         for fragment, step in enumerate(line.get("unsent_from_step") or ()):
-          facts = self.fragments[island_of(line), fragment]
+          facts = self._facts(island_of(line), fragment)
           facts.unsent[incarnation] = min(step, line["step"])
           self._mute(line, fragment, step)
-      elif line["event"] in (events.ISLAND_DIED, events.STOPPED):
+      elif line["event"] == events.RESTORED:
+        spans = zip(line["version_from"], line["version_to"], strict=True)
+        self._returns.append(list(spans))
+        self._reinjected.update(line.get("reinjected") or ())
+      else:
         ended.append(line)
+    for facts in self.fragments.values():
+      facts.reinjected = self._reinjected
     for line in ended:
       died = line["event"] == events.ISLAND_DIED
       key = "island_incarnation" if died else "incarnation"
@@ -165,33 +265,42 @@ class History:
   def _published(self, line: reader.Line) -> None:
     island, incarnation = island_of(line), line["incarnation"]
     item = _contribution(line, incarnation)
-    self.fragments[island, line["fragment"]].published[item.key] = item
+    facts = self._facts(island, line["fragment"])
+    facts.told[incarnation] = max(item.step, facts.told.get(incarnation, 0))
+    if item.step > facts.folded.row:
+      facts.published[item.key] = item
     self._extend(island, incarnation, item.step)
 
   def _submitted(self, line: reader.Line) -> None:
     loss = Loss(line["incarnation"], line["first_step"], line["step"])
-    self.fragments[island_of(line), line["fragment"]].submitted.append(loss)
+    facts = self._facts(island_of(line), line["fragment"])
+    _append(facts.submitted, facts, loss)
     self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _dropped(self, line: reader.Line) -> None:
     loss = Loss(line["incarnation"], line["first_step"], line["step"])
-    self.fragments[island_of(line), line["fragment"]].dropped.append(loss)
+    facts = self._facts(island_of(line), line["fragment"])
+    _append(facts.dropped, facts, loss)
     self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _adopted(self, line: reader.Line) -> None:
     if line.get("step") is not None:
       self._reached(line)
-    facts = self.fragments[island_of(line), line["fragment"]]
-    self._give_up(line, line, facts.overwritten)
+    facts = self._facts(island_of(line), line["fragment"])
+    self._give_up(line, line, facts, facts.overwritten)
 
   def _resynced(self, line: reader.Line) -> None:
     self._reached(line)
     for item in line["fragments"]:
-      facts = self.fragments[island_of(line), item["fragment"]]
-      self._give_up(line, item, facts.quarantined)
+      facts = self._facts(island_of(line), item["fragment"])
+      self._give_up(line, item, facts, facts.quarantined)
 
   def _give_up(
-    self, line: reader.Line, item: reader.Line, losses: list[Loss]
+    self,
+    line: reader.Line,
+    item: reader.Line,
+    facts: FragmentHistory,
+    losses: list[Loss],
   ) -> None:
     """Takes what a fragment loses by a version that was swapped in."""
     if (until := item.get("muted_until")) is not None:
@@ -199,14 +308,15 @@ class History:
     first, last = item.get("lost_from_step"), item.get("lost_to_step")
     if first is None or last is None or first >= last:
       return
-    losses.append(Loss(line["incarnation"], first, last))
+    _append(losses, facts, Loss(line["incarnation"], first, last))
     self._extend(island_of(line), line["incarnation"], last)
 
   def _mute(self, line: reader.Line, fragment: int, until: int) -> None:
     step = line.get("step")
     if step is not None and until > step:
       loss = Loss(line["incarnation"], step, until)
-      self.fragments[island_of(line), fragment].repeated.append(loss)
+      facts = self._facts(island_of(line), fragment)
+      _append(facts.repeated, facts, loss)
 
   def _reached(self, line: reader.Line) -> None:
     self._extend(island_of(line), line["incarnation"], line["step"])
@@ -218,7 +328,8 @@ class History:
       for c in line["contributions"]
     ]
     keys = hash(frozenset([item.key for _, item in items]))
-    known = self._versions.get((fragment, version))
+    versions = self._versions[fragment]
+    known = versions.get(version)
     if known is not None:  # told again, by a syncer that took over
       if known != keys:
         self.violations.append(
@@ -226,32 +337,61 @@ class History:
           " different contributions"
         )
       return
-    self._versions[fragment, version] = keys
+    if len(versions) == _KNOWN_VERSIONS:
+      oldest = next(iter(versions))  # they are told of in order
+      if version < oldest:  # told again after so many others
+        return
+      del versions[oldest]
+    versions[version] = keys
+    undone = self._undone(fragment, version)
     for island, item in items:
-      self.fragments[island, fragment].merged.append(Merge(version, item))
+      facts = self._facts(island, fragment)
+      if item.first_step < facts.folded.row:
+        self.violations.append(
+          f"island {island}, fragment {fragment}: steps ({item.first_step},"
+          f" {item.step}] merged in version {version}, after all up to"
+          f" {facts.folded.row} had a fate"
+        )
+      elif undone:
+        facts.rolled_back.append(item)
+      else:
+        facts.merged.append(Merge(version, item))
       self._extend(island, item.incarnation, item.step)
+      self._fold_if_many(island, fragment, facts)
+
+  def _undone(self, fragment: int, version: int) -> bool:
+    """Whether a return to a cut takes a version back."""
+    spans = [s[fragment] for s in self._returns if fragment < len(s)]
+    return any(first < version < last for first, last in spans)
+
+  def _fold_if_many(
+    self, island: int, fragment: int, facts: FragmentHistory
+  ) -> None:
+    if self._fold is None or facts.size < max(facts.fold_at, self._fold_at):
+      return
+    newest = self._begun.get(island, 0)
+    lives = [life for _, life in sorted(self.lives[island].items())]
+    later = [life for life in lives if life.incarnation > newest]
+    starts = [
+      min(life.start, facts.unsent.get(life.incarnation, life.start))
+      for life in later
+    ]
+    self._fold(lives, facts, min(starts, default=_FAR), newest)
+
+  def _facts(self, island: int, fragment: int) -> FragmentHistory:
+    facts = self.fragments.get((island, fragment))
+    if facts is None:
+      facts = FragmentHistory(reinjected=self._reinjected)
+      self.fragments[island, fragment] = facts
+    return facts
 
   def _discarded(self, line: reader.Line) -> None:
     item = _contribution(line, line["island_incarnation"])
-    history = self.fragments[line["island"], line["fragment"]]
+    facts = self._facts(line["island"], line["fragment"])
     reason = line["reason"].partition(":")[0]  # details follow a colon
-    history.discarded.append((reason, item))
+    if item.step > facts.folded.row or item.key in facts.published:
+      facts.discarded.append((reason, item))
     self._extend(line["island"], item.incarnation, item.step)
-
-  def _roll_back(self, line: reader.Line) -> None:
-    """Takes back the merges of versions after the cut's."""
-    reinjected = set(line.get("reinjected") or ())
-    spans = list(zip(line["version_from"], line["version_to"], strict=True))
-    for (_, fragment), facts in self.fragments.items():
-      if fragment >= len(spans):
-        continue
-      first, last = spans[fragment]
-      kept = [m for m in facts.merged if not first < m.version < last]
-      facts.rolled_back += [
-        m.contribution for m in facts.merged if first < m.version < last
-      ]
-      facts.merged = kept
-      facts.reinjected |= reinjected
 
   def _extend_by_metrics(
     self, island: int, lines: Iterable[reader.Line]
@@ -290,6 +430,13 @@ class History:
       self.violations.append(
         f"island {island}: incarnation {incarnation} logged step {step} again"
       )
+
+
+def _append(losses: list[Loss], facts: FragmentHistory, loss: Loss) -> None:
+  """Adds a step range, less what is settled for good."""
+  if loss.step > facts.folded.row:
+    first = max(loss.first_step, facts.folded.row)
+    losses.append(loss._replace(first_step=first))
 
 
 def island_of(line: reader.Line) -> int:

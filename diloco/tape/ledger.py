@@ -11,13 +11,14 @@ often the step was done.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from diloco.tape import fates, painting, reader
+from diloco.tape import fates, folding, painting, reader
 from diloco.tape import history as history_lib
 
 _MAX_VIOLATIONS = 100
-_IN_VAIN = (fates.LOST_WITH_ISLAND, fates.REPEATED, fates.ROLLED_BACK)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Ledger:
     islands: trained plain tokens by island.
     lost_spans: by island, step ranges whose training was in vain, because it
       was lost, done again or rolled back; one entry for each fragment.
-    rows: by island, for each fragment ranges of rows by fate; what is not
-      "merged" there never was.
+    rows: by island, for each fragment ranges of rows by fate, of those that
+      are not summed up yet; what is not "merged" there never was.
+    folded_rows: number of the other rows by fate, once per fragment.
     violations: what must not happen and did, in words.
   """
 
@@ -48,11 +50,13 @@ class Ledger:
   islands: dict[int, int]
   lost_spans: dict[int, list[painting.LifeSpan]]
   rows: dict[int, list[dict[str, list[painting.Span]]]]
+  folded_rows: dict[str, int]
   violations: list[str]
 
   def unmerged_rows(self) -> dict[str, int]:
     """Returns rows that no version holds, by reason, once per fragment."""
-    counts: dict[str, int] = {}
+    counts = dict(self.folded_rows)
+    counts.pop(fates.MERGED, None)
     for fragments in self.rows.values():
       for spans_by_fate in fragments:
         for fate, spans in spans_by_fate.items():
@@ -105,12 +109,15 @@ def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
   Returns:
     The ledger, in exact integers.
   """
-  history = history_lib.History(record, num_fragments)
+  history = history_lib.History(
+    record, num_fragments, folding.fold, folding.LIMIT
+  )
   violations = list(history.violations)
   totals: dict[str, int] = {}
   islands: dict[int, int] = {}
   lost: dict[int, list[painting.LifeSpan]] = {}
   rows: dict[int, list[dict[str, list[painting.Span]]]] = {}
+  folded_rows: dict[str, int] = {}
   for island in sorted(history.lives):
     lives = [life for _, life in sorted(history.lives[island].items())]
     violations += _skipped(island, lives)
@@ -119,26 +126,43 @@ def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
       facts = history.fragments.get(
         (island, fragment), history_lib.FragmentHistory()
       )
-      canvas = fates.Canvas(lives, facts)
+      folded = facts.folded
+      canvas = fates.Canvas(folding.above(lives, folded.row), facts)
       canvas.count_into(counts)
-      for fate in _IN_VAIN:
+      _add(counts, folded.counts)
+      for fate in folding.IN_VAIN:
         lost.setdefault(island, []).extend(canvas.spans(fate))
+      lost[island] += itertools.starmap(painting.LifeSpan, folded.in_vain)
       rows.setdefault(island, []).append(canvas.rows())
+      _add(folded_rows, folded.rows)
       where = f"island {island}, fragment {fragment}"
-      violations += [f"{where}: {text}" for text in canvas.violations()]
-      violations += [f"{where}: {t}" for t in _unpublished(lives, facts)]
+      found = [*folded.violations, *canvas.violations()]
+      found += fates.never_told(lives, facts)
+      violations += [f"{where}: {text}" for text in found]
     islands[island] = sum(counts.values()) // history.num_fragments
-    for fate, count in counts.items():
-      totals[fate] = totals.get(fate, 0) + count
-  return _ledger(history.num_fragments, totals, islands, lost, rows, violations)
+    _add(totals, counts)
+  books = _Books(islands, lost, rows, folded_rows)
+  return _ledger(history.num_fragments, totals, books, violations)
+
+
+class _Books(NamedTuple):
+  """Parts of a ledger by island."""
+
+  islands: dict[int, int]
+  lost_spans: dict[int, list[painting.LifeSpan]]
+  rows: dict[int, list[dict[str, list[painting.Span]]]]
+  folded_rows: dict[str, int]
+
+
+def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
+  for name, count in more.items():
+    counts[name] = counts.get(name, 0) + count
 
 
 def _ledger(
   num_fragments: int,
   totals: dict[str, int],
-  islands: dict[int, int],
-  lost: dict[int, list[painting.LifeSpan]],
-  rows: dict[int, list[dict[str, list[painting.Span]]]],
+  books: _Books,
   violations: list[str],
 ) -> Ledger:
   trained = sum(totals.values())
@@ -152,10 +176,8 @@ def _ledger(
     pending=totals.pop(fates.PENDING, 0),
     unaccounted=totals.pop(fates.UNACCOUNTED, 0),
     discarded=dict(sorted(totals.items())),
-    islands=islands,
-    lost_spans=lost,
-    rows=rows,
     violations=violations,
+    **books._asdict(),
   )
 
 
@@ -169,34 +191,6 @@ def _skipped(island: int, lives: list[history_lib.Life]) -> Iterable[str]:
         f" incarnation {life.incarnation} began"
       )
     reached = max(reached, life.end)
-
-
-def _unpublished(
-  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
-) -> Iterable[str]:
-  """Yields merged contributions that no tape says were published.
-
-  A publication is committed before its line is written, so the last one of an
-  incarnation that was killed, or that is running, may lack the line.
-  """
-  stopped = {life.incarnation: life.stopped for life in lives}
-  last: dict[int, int] = {}
-  for item in facts.published.values():
-    last[item.incarnation] = max(item.step, last.get(item.incarnation, 0))
-  for version, item in facts.merged:
-    told = facts.published.get(item.key)
-    if told == item:
-      continue
-    what = f"steps ({item.first_step}, {item.step}] merged in version {version}"
-    if told is not None:
-      yield (
-        f"{what} with {item.c_tokens} tokens, but published as steps"
-        f" ({told.first_step}, {told.step}] with {told.c_tokens}"
-      )
-    elif stopped.get(item.incarnation, True) or item.step <= last.get(
-      item.incarnation, 0
-    ):
-      yield f"{what} were never published"
 
 
 def _divide(shares: Mapping[str, int], divisor: int) -> dict[str, int]:

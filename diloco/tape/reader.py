@@ -19,7 +19,7 @@ import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from diloco import errors
@@ -41,8 +41,8 @@ class BrokenLinesError(errors.UserError):
   """
 
   def __init__(self, path: pathlib.Path, number: int, why: str, count: int):
-    """Names the first broken line, of `count`."""
-    more = f" (the first of {count} broken lines)" if count > 1 else ""
+    """Names one broken line, of `count`."""
+    more = f" (one of {count} broken lines)" if count > 1 else ""
     super().__init__(
       f"{path}, line {number}{more}",
       why,
@@ -95,7 +95,7 @@ def read(run_dir: str | os.PathLike[str], *, strict: bool = False) -> Whole:
   Raises:
     UserError: `run_dir` is no directory, or a line is broken and `strict`.
   """
-  record = Follower(_directory(run_dir)).poll()
+  record = Follower(check_directory(run_dir)).poll()
   if strict and record.problems:
     raise record.problems[0]
   return record
@@ -118,7 +118,7 @@ def stream(
   Raises:
     UserError: `run_dir` is no directory.
   """
-  root = _directory(run_dir)
+  root = check_directory(run_dir)
   found = _Found()
   tapes = [
     (path, role, incarnation, _size(path))
@@ -128,15 +128,17 @@ def stream(
   logs = [] if only_role else _metric_logs(root)
   metrics = {island: (path, _size(path)) for path, island in logs}
 
-  def events() -> Iterator[Line]:
+  def events(needles: tuple[bytes, ...]) -> Iterator[Line]:
     roles: dict[str, list[Iterator[Line]]] = {}
     for path, role, incarnation, end in tapes:
       file = _tape_file(path, role, incarnation)
-      roles.setdefault(role, []).append(file.lines(found, end))
+      roles.setdefault(role, []).append(file.lines(found, end, needles))
     return interleave(map(itertools.chain.from_iterable, roles.values()))
 
-  def steps(path: pathlib.Path, end: int) -> Iterator[Line]:
-    return _metric_file(path).lines(found, end)
+  def steps(
+    path: pathlib.Path, end: int, needles: tuple[bytes, ...]
+  ) -> Iterator[Line]:
+    return _metric_file(path).lines(found, end, needles)
 
   return Record(
     _Again(events),
@@ -150,14 +152,25 @@ def stream(
   )
 
 
-class _Again:
-  """An iterable that begins anew each time."""
+def select(lines: Iterable[Line], names: Collection[str]) -> Iterator[Line]:
+  """Returns the lines of some events, from a stream without parsing others."""
+  if isinstance(lines, _Again):
+    lines = lines.begin(tuple(f'"{name}"'.encode() for name in names))
+  return (line for line in lines if line["event"] in names)
 
-  def __init__(self, begin: Callable[[], Iterator[Line]]):
-    self._begin = begin
+
+class _Again:
+  """An iterable that begins anew each time.
+
+  Attributes:
+    begin: makes an iterator; given needles, one of lines that have one of them.
+  """
+
+  def __init__(self, begin: Callable[[tuple[bytes, ...]], Iterator[Line]]):
+    self.begin = begin
 
   def __iter__(self) -> Iterator[Line]:
-    return self._begin()
+    return self.begin(())
 
 
 class _Found:
@@ -202,6 +215,11 @@ class Follower:
       for file in self._files.values()
     }
     return self._position | read
+
+  @property
+  def num_bytes(self) -> int:
+    """How much is read, of all files."""
+    return sum(offset for offset, _, _ in self.position.values())
 
   def poll(self) -> Whole:
     """Returns what was written since the last poll, as lists."""
@@ -252,7 +270,12 @@ def _keyed(
     yield latest, (role, position), line
 
 
-def _directory(run_dir: str | os.PathLike[str]) -> pathlib.Path:
+def check_directory(run_dir: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the path of a run that is there.
+
+  Raises:
+    UserError: it is not.
+  """
   root = pathlib.Path(run_dir)
   if not root.is_dir():
     raise errors.UserError(
@@ -316,10 +339,19 @@ class _File:
     self.broken = 0  # of them
     self._needed = needed
     self._fault = fault
-    self._first = (0, "")  # broken line: number and what is wrong
+    self._first = (0, "")  # that was broken: number and what is wrong
 
-  def lines(self, found: _Found, end: int | None = None) -> Iterator[Line]:
-    """Yields the sound lines that are left, before byte `end`."""
+  def lines(
+    self,
+    found: _Found,
+    end: int | None = None,
+    needles: tuple[bytes, ...] = (),
+  ) -> Iterator[Line]:
+    """Yields the sound lines that are left, before byte `end`.
+
+    With needles, only lines that have one of them, and nothing is found out
+    about the others.
+    """
     if _size(self.path) <= self.offset:
       return
     try:
@@ -335,12 +367,15 @@ class _File:
           break
         self.offset += len(text)
         self.count += 1
+        if needles and not any(needle in text for needle in needles):
+          continue
         line, why = self._parse(text)
         if why:
           self._tell(why, found)
         else:
           yield line
-    found.sound[self.name] = self.count - self.broken
+    if not needles:
+      found.sound[self.name] = self.count - self.broken
 
   def _tell(self, why: str, found: _Found) -> None:
     self.broken += 1

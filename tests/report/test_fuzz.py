@@ -116,7 +116,7 @@ def test_broken_lines_of_a_file_are_one_problem_with_their_number(
     file.write('{"step": "x"}\n' * 362)
   (problem,) = summary.summarise(tmp_path)["problems"]
   first = len(files[path.relative_to(tmp_path)]) + 1
-  assert f"line {first} (the first of 362 broken lines)" in problem
+  assert f"line {first} (one of 362 broken lines)" in problem
   assert "its 'step' is 'x'" in problem
   assert problem.split(":")[0] in html.write_report(tmp_path).read_text()
 
@@ -130,7 +130,7 @@ def test_one_file_stays_one_problem_while_it_is_followed(tmp_path):
       file.write("broken\n")
     seen.update(follower.poll())
   (problem,) = seen.problems
-  assert "line 1 (the first of 3 broken lines)" in problem
+  assert "line 1 (one of 3 broken lines)" in problem
 
 
 def test_lone_surrogate_in_a_config_does_not_break_the_report(tmp_path):

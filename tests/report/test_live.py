@@ -10,7 +10,7 @@ import pytest
 import run_builder
 
 from diloco import errors, process
-from diloco.report import figures, live, liveness
+from diloco.report import figures, live, liveness, totals
 from diloco.report import status as status_lib
 from diloco.tape import events, recorder
 
@@ -65,7 +65,7 @@ def test_status_of_a_dead_run_is_json_and_says_crashed(tmp_path):
 
 def test_island_that_outlives_its_controller_is_not_called_dead(tmp_path):
   plan = run_builder.Plan(finish=False, secs=6.0)
-  view, _ = status_lib.view_lib.load(run_builder.simulate(tmp_path, plan))
+  view = totals.catch_up(run_builder.simulate(tmp_path, plan))
   end = view.last_wall_secs
   soon = status_lib.status_of(view, alive=False, now=end + 1)
   later = status_lib.status_of(view, alive=False, now=end + 60)
@@ -160,7 +160,7 @@ def test_view_that_cannot_be_shown_ends_no_run(
     raise error
 
   with monkeypatch.context() as patched:
-    patched.setattr(view._follower, "poll", fail)
+    patched.setattr(view._reading.follower, "poll", fail)
     view.tick()
     view.tick()
     view.close()

@@ -544,3 +544,30 @@ def test_row_merged_before_a_cut_and_again_after_it_is_merged_twice():
   tapes, _ = _rolled_back()
   tapes.merge(5, tapes.publish(3, 7))
   assert any("(3, 4] merged twice" in v for v in _violations(tapes))
+
+
+def test_rows_that_are_summed_up_cannot_be_merged_again():
+  tapes = _trained(4000)
+  items = [tapes.publish(n, n + 2) for n in range(0, 4000, 2)]
+  for version, item in enumerate(items, 1):
+    tapes.merge(version, item)
+  result = ledger.compute(tapes.record())
+  assert result.balanced and result.merged == 4000 * TOKENS_PER_STEP
+  assert result.folded_rows["merged"] > 2000
+  again = {**items[7], "key": "another"}
+  tapes.merge(len(items) + 1, again)
+  (violation,) = _violations(tapes)
+  assert "steps (14, 16] merged in version 2001, after all up to" in violation
+
+
+def test_what_has_no_fate_is_never_summed_up():
+  tapes = _trained(4000)
+  waiting = tapes.publish(0, 2)
+  items = [tapes.publish(n, n + 2) for n in range(2, 4000, 2)]
+  for version, item in enumerate(items, 1):
+    tapes.merge(version, item)
+  result = ledger.compute(tapes.record())
+  assert result.balanced and result.pending == 2 * TOKENS_PER_STEP
+  assert not result.folded_rows
+  tapes.merge(len(items) + 1, waiting)
+  assert _fates(tapes) == {"trained": 4000, "merged": 4000}

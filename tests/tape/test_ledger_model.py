@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from tape_builder import TOKENS_PER_STEP, Tapes
 
-from diloco.tape import ledger
+from diloco.tape import folding, ledger
 
 _ISLANDS = 2
 _FRAGMENTS = 3
@@ -294,15 +294,18 @@ _ACTIONS = st.tuples(
 )
 
 
-def _check(actions):
-  """Plays a history; the ledger must find what the model knows."""
+def _played(actions):
+  """Plays a history."""
   model = Model()
   for name, island, fragment, number, flag in actions:
     if name == "kill" and not model.alive[island]:
       continue
     getattr(model, name)(island, fragment, number, flag)
-  result = ledger.compute(model.tapes.record(), _FRAGMENTS)
-  assert result.balanced, result.violations
+  return model
+
+
+def _compare(model, result):
+  """The ledger counts what the model knows."""
   found = {
     "merged": result.merged,
     "pending": result.pending,
@@ -317,13 +320,21 @@ def _check(actions):
   assert tokens.trained == trained * TOKENS_PER_STEP
   parts = [tokens.merged, tokens.pending, *tokens.discarded.values()]
   assert sum(parts) + tokens.unaccounted == tokens.trained
+
+
+def _rows(spans):
+  return [row for first, last in spans for row in range(first + 1, last + 1)]
+
+
+def _check(actions):
+  """Plays a history; the ledger must find what the model knows."""
+  model = _played(actions)
+  result = ledger.compute(model.tapes.record(), _FRAGMENTS)
+  assert result.balanced, result.violations
+  _compare(model, result)
   for island, fragments in result.rows.items():
     for fragment, spans in enumerate(fragments):
-      rows = [
-        row
-        for first, last in spans.get("merged", ())
-        for row in range(first + 1, last + 1)
-      ]
+      rows = _rows(spans.get("merged", ()))
       assert rows == model.merged_rows(island, fragment)
   return {*model.fate.values(), *result.discarded}
 
@@ -332,6 +343,39 @@ def _check(actions):
 @hypothesis.given(st.lists(_ACTIONS, max_size=60))
 def test_ledger_equals_the_model(actions):
   _check(actions)
+
+
+@pytest.mark.parametrize("more", [[], ["cut", "restore"]])
+def test_ledger_that_folds_early_equals_the_model(more, monkeypatch):
+  monkeypatch.setattr(folding, "LIMIT", 6)
+  monkeypatch.setattr(folding, "_AGAIN", 1.0)
+  folded = 0
+  for seed in range(80):
+    rng = random.Random(seed)
+    actions = [
+      (
+        rng.choice([*_NAMES, *more]),
+        rng.randrange(_ISLANDS),
+        rng.randrange(_FRAGMENTS),
+        rng.randint(1, 5),
+        rng.random() < 0.5,
+      )
+      for _ in range(150)
+    ]
+    model = _played(actions)
+    result = ledger.compute(model.tapes.record(), _FRAGMENTS)
+    assert result.balanced, (seed, result.violations)
+    _compare(model, result)
+    rows = result.folded_rows.get("merged", 0)
+    for island, fragments in result.rows.items():
+      for fragment, spans in enumerate(fragments):
+        known = set(model.merged_rows(island, fragment))
+        found = _rows(spans.get("merged", ()))
+        assert known.issuperset(found)
+        rows += len(found) - len(known)
+    assert rows == 0
+    folded += result.folded_rows.get("merged", 0)
+  assert folded > 300
 
 
 @pytest.mark.parametrize("more", [[], ["cut", "restore"]])

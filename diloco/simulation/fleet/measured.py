@@ -84,20 +84,18 @@ def measure(run_dir: str | os.PathLike[str]) -> Run:
     raise errors.UserError(
       f"--from_run={run_dir}", "there is no such directory", "check the path"
     )
-  view, record = view_lib.load(run_dir)
   run = summary.load(run_dir)
+  view, record = run.view, reader.stream(run_dir)
   islands = [view.islands.get(m) for m in range(view.num_islands)]
-  if not islands or not any(i is not None and len(i.steps) for i in islands):
+  if not islands or not any(i is not None and i.num_steps for i in islands):
     raise errors.UserError(
       f"--from_run={run_dir}", "no island has trained in it", "name a run"
     )
   config = config_lib.from_mapping(view.config)
   clock = clock_lib.RunClock(view)
-  found = [_island(i, clock) for i in islands if i is not None and len(i.steps)]
+  found = [_island(i, clock) for i in islands if i is not None and i.num_steps]
   known = [i for i in islands if i is not None]
-  last = max(
-    float(np.nanmax(i.steps.column("wall_secs"))) for i in known if len(i.steps)
-  )
+  last = max(i.last_wall_secs for i in known if i.num_steps)
   wall = view.wall_secs
   facts = summary.summary_of(run)
   return Run(
@@ -105,7 +103,7 @@ def measure(run_dir: str | os.PathLike[str]) -> Run:
     islands=tuple(found),
     restart_secs=_mean(_restarts(known, clock), 0.0),
     tail_secs=max(wall - _at(clock, last), 0.0),
-    steps=sum(len(i.steps) for i in known),
+    steps=sum(i.num_steps for i in known),
     links=_links(view, record, config),
     outages=_outages(view, clock),
     wall_secs=wall,
@@ -136,13 +134,12 @@ def known(value: float) -> float | None:
 def _island(
   island: island_view.IslandView, clock: clock_lib.RunClock
 ) -> Island:
-  walls = island.steps.column("wall_secs")
-  lives = island.steps.column("incarnation")
-  spans, steps = 0.0, 0
-  for life in np.unique(lives):
-    own = clock.at(walls[lives == life]) * clock.unit_secs
-    spans, steps = spans + float(own[-1] - own[0]), steps + len(own) - 1
-  useful = float(np.nanmean(island.busy_secs()))
+  lives = [life for life in island.lives.values() if life.steps]
+  moments = [_span(life, clock) for life in lives]
+  spans = sum(end - start for start, end in moments)
+  steps = island.num_steps - len(lives)
+  useful = float(np.nansum(island.steps.column("busy_secs")))
+  useful /= island.num_steps
   gaps = island.steps.column("gap_secs")
   gaps = gaps[np.isfinite(gaps)]
   jitter = 0.0
@@ -164,12 +161,20 @@ def _island(
     step_secs=max(spans / steps if steps else useful, 1e-6),
     useful_secs=useful,
     jitter=jitter,
-    start_secs=_at(clock, float(walls[0])),
+    start_secs=moments[0][0],
     deaths=tuple(deaths),
     gone=bool(deaths) and ordered[-1].died is not None,
     breaks=tuple(breaks),
     devices=island.devices,
   )
+
+
+def _span(
+  life: island_view.Life, clock: clock_lib.RunClock
+) -> tuple[float, float]:
+  """When its first and last steps ended, seconds into the run."""
+  assert life.first_step is not None and life.last_step is not None
+  return _at(clock, life.first_step), _at(clock, life.last_step)
 
 
 def _comebacks(

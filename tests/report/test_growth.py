@@ -1,0 +1,153 @@
+"""The record of a month: memory does not grow with it, status reads its end."""
+
+import json
+import tracemalloc
+
+import month
+import pytest
+
+from diloco.report import html, series, status, summary, totals
+from diloco.tape import folding, schema
+
+
+@pytest.fixture
+def small(monkeypatch):
+  """Bounds so small that a short record reaches them."""
+  monkeypatch.setattr(series, "LIMIT", 64)
+  monkeypatch.setattr(folding, "LIMIT", 32)
+  monkeypatch.setattr(totals, "_EVERY_BYTES", 1 << 16)
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+  """Counts the lines that were read."""
+  lines = []
+  for name in ("fault_of_event", "fault_of_metric"):
+    real = getattr(schema, name)
+
+    def count(line, *rest, real=real, **more):
+      lines.append(1)
+      return real(line, *rest, **more)
+
+    monkeypatch.setattr(schema, name, count)
+  return lines
+
+
+def _peak(work):
+  """Returns the most memory that was in use, and the result."""
+  tracemalloc.start()
+  try:
+    result = work()
+    return tracemalloc.get_traced_memory()[1], result
+  finally:
+    tracemalloc.stop()
+
+
+def _grow(run_dir, steps, islands):
+  """Peaks of status and summary before and after a run grows fivefold."""
+  run = month.Month(run_dir, islands=islands)
+  run.write(steps)
+  peaks = []
+  for _ in range(2):
+    # Totals of nothing: the whole record is read.
+    (run_dir / "tape" / totals.FILE_NAME).unlink(missing_ok=True)
+    first, _ = _peak(lambda: status.status(run_dir))
+    (run_dir / "tape" / totals.FILE_NAME).unlink(missing_ok=True)
+    second, loaded = _peak(lambda: summary.load(run_dir))
+    assert loaded.ledger.balanced, loaded.ledger.violations
+    peaks.append((first, second))
+    run.write(4 * steps)
+  run.close()
+  return peaks
+
+
+def test_memory_does_not_grow_with_the_record(small, tmp_path):
+  summary.load(tmp_path)  # what is imported late
+  (status_before, before), (status_after, after) = _grow(tmp_path, 150, 2)
+  # Five times the lines; what is kept is at its bounds, give or take a half.
+  assert status_after < 1.6 * status_before
+  assert after < 1.6 * before
+
+
+@pytest.mark.campaign
+def test_memory_does_not_grow_with_a_record_of_gigabytes(tmp_path):
+  _, (status_peak, peak) = _grow(tmp_path, 40_000, 8)
+  size = sum(path.stat().st_size for path in tmp_path.rglob("*.jsonl"))
+  assert size > 2e9
+  assert status_peak < 120e6
+  assert peak < 120e6
+
+
+def test_status_reads_no_more_than_the_end(small, tmp_path, parsed):
+  run = month.Month(tmp_path, islands=2)
+  run.write(400)
+  whole = status.status(tmp_path)
+  everything = len(parsed)
+  parsed.clear()
+  again = status.status(tmp_path)
+  assert not parsed
+  assert _timeless(again) == _timeless(whole)
+  run.write(2)
+  run.close()
+  assert status.status(tmp_path)["islands"]["0"]["step"] == 402
+  assert 0 < len(parsed) < everything / 50
+
+
+def test_totals_lead_to_what_the_whole_record_does(small, tmp_path):
+  run = month.Month(tmp_path, islands=3)
+  run.write(150, deaths_every=60)
+  status.status(tmp_path)
+  run.write(150, deaths_every=60)
+  run.close()
+  kept = tmp_path / "tape" / totals.FILE_NAME
+  assert kept.exists()
+  with_totals = summary.summarise(tmp_path)
+  kept.unlink()
+  assert summary.summarise(tmp_path) == with_totals
+
+
+def test_totals_that_are_damaged_or_of_other_files_are_made_again(
+  small, tmp_path, parsed
+):
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  run.close()
+  good = _timeless(status.status(tmp_path))
+  everything = len(parsed)
+  kept = tmp_path / "tape" / totals.FILE_NAME
+  text = kept.read_text()
+  damage = [
+    "",
+    text[:-100],
+    text.replace('"format": "', '"format": "x'),
+    text.replace("RunView", "RunViex"),
+    json.dumps({"format": "diloco-totals-1", "crc32": 3, "body": "{}"}),
+  ]
+  for content in damage:
+    kept.write_text(content)
+    parsed.clear()
+    assert _timeless(status.status(tmp_path)) == good
+    assert len(parsed) == everything
+  tape = tmp_path / "tape" / "syncer-0001.jsonl"
+  lines = tape.read_text().splitlines(keepends=True)
+  tape.write_text("".join(lines[: len(lines) // 2]))
+  assert status.status(tmp_path)["merges"] == len(lines) // 2
+  tape.unlink()
+  assert status.status(tmp_path)["merges"] == 0
+
+
+def test_report_of_a_long_run_is_drawn_from_bounded_series(small, tmp_path):
+  run = month.Month(tmp_path, islands=2)
+  run.write(500, deaths_every=200)
+  run.close()
+  loaded = summary.load(tmp_path)
+  steps = loaded.view.islands[0].steps
+  assert len(steps) < 64 and steps.stride >= 8
+  assert steps.column("count").sum() == loaded.view.islands[0].num_steps
+  assert steps.column("tokens").sum() == loaded.view.islands[0].tokens
+  assert "What happened" in html.write_report(tmp_path).read_text()
+
+
+def _timeless(facts):
+  """Facts of status that do not depend on when it was asked."""
+  return {k: v for k, v in facts.items() if k != "last_cut_age_secs"}
