@@ -101,7 +101,7 @@ class Controller:
     )
     self.pilot = pilot.Pilot(config, tokens_per_step)
     self._cutter = cutter.of_run(config, run_dir, self.tape)
-    self._attached: set[str] = set()  # until they have said hello
+    self._attached: set[str] = set()  # until they die
     # Each role's, until an island has made a step.
     self._first_errors: dict[str, str] | None = {}
     self._mender = mender.Mender(
@@ -187,11 +187,7 @@ class Controller:
 
   def is_ready(self, role: str | None) -> bool:
     """Whether a role can be asked something."""
-    return (
-      role is not None
-      and self.supervisor.state(role) == "running"
-      and self.roles.alive(role)
-    )
+    return role is not None and self.supervisor.state(role) == "running"
 
   def turn(self) -> None:
     """One round of the controller's loop; about a tenth of a second.
@@ -299,7 +295,6 @@ class Controller:
       self.pilot.joined(self.islands[role], message["step"])
       self.supervisor.joined(role, message["step"])
     if role in self._attached:
-      self._attached.discard(role)
       self.tape.record(
         events.REATTACHED,
         peer=role,

@@ -57,7 +57,7 @@ class _Role:
   due: float = 0.0  # when to start, while waiting
   deaths: int = 0  # in a row
   step: int = 0  # last told; of an island
-  hurdle: int = 0  # furthest step at a death or start of the row
+  hurdle: int = 0  # furthest step at a death, or a start after one
   refusals: int = 0  # starts in a row that came to nothing
   began: float = 0.0  # last start
   heard: float = 0.0  # last sign of life
@@ -160,7 +160,7 @@ class Supervisor:
     entry = self._roles[role]
     if entry.state == "stopped":
       return None
-    entry.hurdle = max(entry.step, entry.hurdle if entry.deaths else 0)
+    entry.hurdle = max(entry.step, entry.hurdle)
     entry.deaths += 1
     if entry.deaths > self._policy.max_restarts:
       entry.state = "given_up"

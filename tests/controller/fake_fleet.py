@@ -62,7 +62,8 @@ class Role:
       self._say("ready", token=self._token())
     if now >= self.beat_at:
       self.beat_at = now + BEAT_SECS
-      told = {"merges": 0, "damaged": self.fleet.damaged}
+      merges = self.fleet.merges.get(self.name, 0)
+      told = {"merges": merges, "damaged": self.fleet.damaged}
       self._say("status", progress=now, extra_secs=0.0, **told)
     if self.ready and self.programs:
       self._work(self.programs[0])
@@ -99,6 +100,7 @@ class Fleet:
     self.killed = []
     self.steps = {}  # of each island, as its last life saved it
     self.start_secs = {}  # of roles that are slower or faster than others
+    self.merges = {}  # of each syncer's life, as it will tell
     self.hook = lambda role: None  # called for every role, every moment
     self.refusals = []  # errors of the next starts; None for a good one
     self.blind = set()  # islands that cannot read what they are to evaluate

@@ -331,3 +331,99 @@ def test_fault_hits_its_role_once_when_due(session, fleet):
   (hit,) = run.events("fault_injected")
   assert hit["at_tokens"] >= 500
   assert fleet.killed == ["island-1"]
+
+
+@pytest.mark.parametrize(
+  ("merges", "survives"),
+  [([5, 2, 1, 1], True), ([0, 0, 0, 0], False), ([5, 0, 0, 0], False)],
+)
+def test_deaths_of_syncers_are_forgiven_with_a_merge(
+  session, fleet, merges, survives
+):
+  lives = []
+
+  def hook(role):
+    if role.name == "syncer" and role not in lives:
+      lives.append(role)
+      fleet.merges["syncer"] = merges[len(lives) - 1]
+    at_work = fleet.now > role.ready_at + 2.0
+    if role.name == "syncer" and at_work and len(lives) < 4:
+      role.die("SIGSEGV")
+
+  fleet.hook = hook
+  run = session(
+    controller={"max_restarts": 1, "standbys": 0}, total_tokens=10_000
+  )
+  assert run.run().status == ("finished" if survives else "failed")
+
+
+def test_run_fails_without_any_syncer(session, fleet):
+  fail(fleet, ["syncer", "standby"], "SIGSEGV")
+  outcome = session(controller={"max_restarts": 2}).run()
+  assert outcome.status == "failed" and ".log" in outcome.reason
+
+
+def test_island_that_dies_where_it_begins_is_given_up(session, fleet):
+  fleet.steps["island-0"] = 5000
+
+  def hook(role):
+    if role.name == "island-0" and (role.step == 5006 or role.pid == 103):
+      fleet.steps["island-0"] = 5000
+      role.die("SIGSEGV")
+
+  fleet.hook = hook
+  run = session(
+    sync={"quorum": 1},
+    controller={"max_restarts": 3},
+    programs={"window_steps": 2},
+    total_tokens=10**6,
+  )
+  run.open()
+  state = run.controller.supervisor.state
+  run.turn_until(lambda: state("island-0") == "given_up")
+  assert [e["attempt"] for e in run.events("island_restart")] == [1, 2, 3]
+
+
+def test_loss_of_a_channel_is_no_sign_of_life(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+
+  def hook(role):
+    if role.name == "standby" and role.pid == 102:
+      role.beat_at = fleet.now + 1.0
+      fleet.say("standby", type="lost")
+
+  fleet.hook = hook
+  run.turn_until(lambda: fleet.killed)
+  assert fleet.killed == ["standby"]
+
+
+def test_programs_lost_with_a_channel_are_sent_again(session, fleet):
+  run = session(fleet={"slices": [{}]}, total_tokens=10_000)
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+  fleet.living["island-0"].programs.clear()
+  fleet.say("island-0", type="lost")
+  before = fleet.steps["island-0"]
+  run.turn_until(lambda: fleet.steps["island-0"] > before + 20, secs=10.0)
+
+
+def test_training_begins_as_soon_as_all_are_there(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: len(fleet.steps) == 2)
+  assert fleet.now < fake_fleet.START_SECS + 1.0
+
+
+def test_programs_of_two_controllers_have_different_numbers(session, fleet):
+  for incarnation in (1, 2):
+    run = session(incarnation=incarnation)
+    run.open()
+    before = len(run.events("program_done"))
+    run.turn_until(
+      lambda run=run, n=before: len(run.events("program_done")) > n
+    )
+    run.controller.close()
+  sent = run.events("program_dispatched")
+  assert len({e["seq"] for e in sent}) == len(sent)

@@ -96,6 +96,8 @@ def test_idleness_forgets_no_deaths(roles):
     ([(0, 30), (25, 37), (25, 40)], [1, 2, None]),
     ([(0, 30), (25, 38), (25, 46)], [1, 1, 1]),
     ([(90, 90), (90, 91), (91, 92)], [1, 2, None]),
+    ([None, (90, 97), (90, 97)], [1, 2, None]),  # died before it joined
+    ([None, (90, 98), (90, 97)], [1, 1, 2]),
     ([(0, 500), (0, 400), (0, 300)], [1, 2, None]),
     ([(0, 500), (0, 508), (0, 300), (0, 301)], [1, 1, 2, None]),
   ],
@@ -104,11 +106,13 @@ def test_deaths_of_an_island_are_forgotten_well_past_all_of_them(
   roles, steps, attempts
 ):
   found = []
-  for joined, reached in steps:
+  for life in steps:
     run(roles, "island-0", 0.0)
-    roles.joined("island-0", joined)
-    for step in range(joined, reached + 1):
-      roles.trained("island-0", step)
+    if life is not None:
+      joined, reached = life
+      roles.joined("island-0", joined)
+      for step in range(joined + 1, reached + 1):
+        roles.trained("island-0", step)
     died = roles.died("island-0", 0.0)
     found.append(died and died[0])
   assert found == attempts
@@ -229,6 +233,16 @@ def test_nobody_is_blamed_while_the_controller_itself_stood_still(roles):
     "syncer",
     "island-0",
   }
+
+
+def test_start_takes_no_longer_for_a_controller_that_stood_still(roles):
+  roles.started("island-0", 0.0)
+  assert orders_of(roles, "island-0", 1.0) == []
+  assert orders_of(roles, "island-0", 1000.0) == []
+  killed = [
+    now for now in range(1001, 1011) if orders_of(roles, "island-0", float(now))
+  ]
+  assert killed == [1010]
 
 
 def test_stop_is_no_death(roles):

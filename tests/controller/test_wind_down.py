@@ -24,10 +24,31 @@ def test_interrupted_run_drains_and_saves_and_does_not_evaluate(session, fleet):
   run.controller.interrupt()
   outcome = run.run()
   assert (outcome.status, outcome.final_eval) == ("stopped", None)
-  asked = [e["program"] for e in run.events("program_dispatched")]
-  asked = [name for name in asked if name != "train"]
-  assert asked == [n for n in ("drain", "checkpoint", "stop") for _ in "ab"]
+  names = [e["program"] for e in run.events("program_dispatched")]
+  names = [name for name in names if name != "train"]
+  assert names == [n for n in ("drain", "checkpoint", "stop") for _ in "ab"]
   assert fleet.killed == []
+
+
+def test_interrupt_does_not_wait_for_train_windows(session, fleet):
+  run = session(programs={"window_steps": 10_000}, total_tokens=10**6)
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+  before = fleet.now
+  run.controller.interrupt()
+  assert run.run().status == "stopped"
+  assert fleet.now < before + 5.0
+
+
+def test_island_that_still_starts_is_not_waited_for(session, fleet):
+  fleet.start_secs["island-1"] = 5.0
+  run = session()
+  run.open()
+  run.turn_until(lambda: fleet.now > 4.8)
+  run.controller.interrupt()
+  run.run()
+  assert asked(run, "drain") == asked(run, "stop") == [0]
+  assert fleet.killed == ["island-1"]
 
 
 def test_second_interrupt_kills_everything(session, fleet):
@@ -47,9 +68,11 @@ def test_island_that_does_not_answer_is_killed_and_the_run_finishes(
       role.programs = fake_fleet.collections.deque(role.programs)
 
   fleet.hook = mute
-  outcome = session().run()
+  run = session()
+  outcome = run.run()
   assert outcome.status == "finished" and outcome.final_eval
   assert fleet.killed == ["island-1"]
+  assert asked(run, "drain") == [0, 1] and asked(run, "checkpoint") == [0]
 
 
 def test_leader_that_dies_in_the_drain_leaves_it_to_the_next(session, fleet):
@@ -155,6 +178,74 @@ def test_evaluation_goes_to_the_next_island_while_there_is_one(
   outcome = run.run()
   assert (outcome.status, asked(run, "evaluate")) == (status, evaluators)
   assert bool(outcome.final_eval) == (status == "finished")
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_drain_is_for_who_leads_now(session, fleet, answers):
+  """The one asked first is stopped by a signal, or says it leads no more."""
+  drained = []
+
+  def act(role):
+    if role.name == "syncer":
+      program = role.programs.popleft()
+      if answers:
+        result = {"leads": False}
+        fleet.say("syncer", type="done", seq=program["seq"], result=result)
+      fleet.say("standby", type="ready", token=2)
+    if role.name == "standby":
+      drained.append(fleet.now)
+
+  on_program(fleet, "drain", act)
+  run = session()
+  assert run.run().status == "finished"
+  assert len(drained) == 1
+  assert drained[0] < 20.0  # long before anybody's patience ends
+
+
+def test_only_syncer_that_dies_in_the_drain_is_started_again(session, fleet):
+  on_program(
+    fleet,
+    "drain",
+    lambda role: role.name == "syncer" and role.pid == 101 and role.die("x"),
+  )
+  run = session(controller={"standbys": 0})
+  assert run.run().status == "finished"
+  assert [s.role for s in fleet.launches].count("syncer") == 2
+
+
+def test_syncer_that_drains_for_this_session_is_left_to_it(session, fleet):
+  on_program(
+    fleet,
+    "drain",
+    lambda role: (
+      role.name == "syncer"
+      and fleet.say("syncer", type="hello", ready=True, token=1, draining=True)
+    ),
+  )
+  assert session().run().status == "finished"
+  assert fleet.killed == []
+
+
+def test_standby_is_gone_before_the_leader_is_told_to_stop(session, fleet):
+  gone = []
+
+  def act(role):
+    if role.name == "standby":
+      role.programs.popleft()  # hears nothing
+    elif role.name == "syncer":
+      gone.append("standby" not in fleet.living)
+
+  on_program(fleet, "stop", act)
+  session().run()
+  assert gone == [True]
+
+
+def test_island_that_is_not_needed_any_more_may_still_arrive(session, fleet):
+  fleet.steps = {"island-0": 60, "island-1": 60, "island-2": 5}
+  fleet.start_secs["island-2"] = 9.0
+  run = session(fleet={"slices": [{}] * 3})
+  assert run.run().status == "finished"
+  assert fleet.killed == [] and asked(run, "drain") == [0, 1, 2]
 
 
 def test_leading_syncer_is_stopped_last_and_islands_first(session, fleet):
