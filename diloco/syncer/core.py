@@ -20,6 +20,7 @@ snapshots, Information Processing Letters 25, 1987.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -31,6 +32,8 @@ _OFFENCES = ("not_finite", "norm_outlier", "norm_overflow")
 # Holes remembered of each island and fragment. What is listed later than this
 # many merges of its island cannot be told from what was merged.
 _HOLES_KEPT = 16
+
+_RETRY_DOUBLINGS = 5  # of the pause after a merge that failed
 
 Hole = tuple[int, int]  # steps (first, last]
 
@@ -118,7 +121,10 @@ class MergeRefused:
 
 @dataclasses.dataclass(frozen=True)
 class MergeFailed:
-  """The store failed during a merge; the next `Tick` may try again."""
+  """The store failed during a merge; a later `Tick` may try again.
+
+  Each failure in a row doubles the pause of that fragment, and of no other.
+  """
 
   fragment: int
 
@@ -254,6 +260,7 @@ class Settings:
   quorum: quorum.MinimumQuorum
   grace: grace.GracePolicy
   max_staleness: int
+  retry_secs: float = 0.0  # pause after a merge that failed, the first time
   gate: gates.GateSettings = dataclasses.field(
     default_factory=gates.GateSettings
   )
@@ -286,6 +293,8 @@ class _Fragment:
   grace_secs: float = 0.0
   facts: grace.GraceFacts | None = None  # at quorum
   closing: Close | None = None
+  failures: int = 0  # of merges, in a row
+  retry_at: float = -math.inf  # no merge before
 
 
 class SyncerCore:
@@ -361,7 +370,7 @@ class SyncerCore:
     earliest: float | None = None
     for state in self._fragments:
       if state.quorum_at is not None and state.closing is None:
-        deadline = state.quorum_at + state.grace_secs
+        deadline = max(state.quorum_at + state.grace_secs, state.retry_at)
         if earliest is None or deadline < earliest:
           earliest = deadline
     return earliest
@@ -379,8 +388,7 @@ class SyncerCore:
       case MergeRefused(fragment, reasons):
         return self._refused(fragment, reasons, now)
       case MergeFailed(fragment):
-        self._fragments[fragment].closing = None
-        return []
+        return self._failed(fragment, now)
       case Drain():
         self._draining = True
         return self._evaluate_all(now)
@@ -515,6 +523,7 @@ class SyncerCore:
     state.clock = dict(state.closing.clock)
     state.holes = dict(state.closing.holes)
     state.opened_at = state.quorum_at = state.closing = None
+    state.failures, state.retry_at = 0, -math.inf
     self._sync_secs = self._sync_secs.observe(sync_secs)
     # What is left was meant for the round that just closed.
     actions: list[Action] = []
@@ -529,6 +538,14 @@ class SyncerCore:
           reason = "passed_over"
         actions.append(Discard(left, reason, arrived_at))
     return actions + self._evaluate(fragment, now)
+
+  def _failed(self, fragment: int, now: float) -> list[Action]:
+    state = self._fragments[fragment]
+    doubled = 2 ** min(state.failures, _RETRY_DOUBLINGS)
+    state.closing = None
+    state.failures += 1
+    state.retry_at = now + self._settings.retry_secs * doubled
+    return []
 
   def _refused(
     self, fragment: int, reasons: Mapping[str, str], now: float
@@ -586,6 +603,8 @@ class SyncerCore:
     # The same sum as in `next_deadline`, or a tick then could come too early.
     until = state.quorum_at + state.grace_secs
     if absent and now < until and not self._draining:
+      return actions
+    if now < state.retry_at:
       return actions
     state.closing = self._close(fragment, state, sorted(absent), now)
     return [*actions, state.closing]

@@ -123,8 +123,9 @@ class Rounds:
     except (OSError, errors.CorruptSnapshotError) as error:
       if isinstance(error, errors.CorruptSnapshotError):
         self._tell_damage(close.fragment, error)
+      logger.warning("merge_failed fragment=%d error=%s", close.fragment, error)
       self.handle(core.MergeFailed(close.fragment), check)
-      raise OSError(f"merge of fragment {close.fragment}: {error}") from error
+      return
     except committer_lib.RefusedError as refused:
       self.handle(core.MergeRefused(close.fragment, refused.reasons), check)
       return

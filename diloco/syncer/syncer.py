@@ -40,8 +40,15 @@ logger = logging.getLogger(__name__)
 _POLL_SECS = (0.002, 0.05)  # of commit records; a twentieth of a step between
 
 
-def settings(config: config_lib.RunConfig) -> core.Settings:
-  """The core's policies, from the run's configuration."""
+def settings(
+  config: config_lib.RunConfig, retry_secs: float = 0.0
+) -> core.Settings:
+  """The core's policies, from the run's configuration.
+
+  Args:
+    config: the run's configuration.
+    retry_secs: pause after a failure of the store.
+  """
   sync = config.sync
   fixed_secs = config_lib.fixed_grace_secs(sync.grace)
   policy: grace.GracePolicy
@@ -56,6 +63,7 @@ def settings(config: config_lib.RunConfig) -> core.Settings:
     quorum=quorum.MinimumQuorum(sync.quorum),
     grace=policy,
     max_staleness=sync.max_staleness,
+    retry_secs=retry_secs,
     gate=gates.GateSettings(factor=sync.gate_factor),
     suspension=gates.Suspension(after=sync.suspend_after),
   )
@@ -165,7 +173,7 @@ class Syncer:
     assert self._plan is not None
     outer, sync = self._config.outer, self._config.sync
     self._core = core.SyncerCore(
-      settings(self._config),
+      settings(self._config, self._times.retry_secs),
       protocol.starts(heads.records),
       epoch=max(h.epoch for h in heads.records),
       cut=cut,
@@ -236,7 +244,6 @@ class Syncer:
           self._shown = True
         if now >= members_due:
           members_due = now + self._times.heartbeat_secs
-          # Cuts first: a merge that fails again ends this turn.
           for event in self._cuts.look(self._core.channel):
             self._handle(event)
           self._look_at_members(now)

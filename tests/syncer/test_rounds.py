@@ -54,16 +54,23 @@ class Leader:
     )
     self.rounds.handle(core.Membership({0: 0.1}))
 
-  def send(self, step, norm=None):
-    """Publishes, and lets the syncer see it."""
-    record = self.run.publish(0, 0, 0, 0, step)
-    norms = [norm or math.sqrt(t.size) for t in PLAN.fragments[0]]
+  def publish(self, step, norm=None, fragment=0):
+    record = self.run.publish(fragment, 0, 0, 0, step)
+    norms = [norm or math.sqrt(t.size) for t in PLAN.fragments[fragment]]
     record = dataclasses.replace(record, norms=norms)
     self.run.store.write(keys.contribution_key(record.key), record)
+    return record
+
+  def send(self, step, norm=None):
+    """Publishes, and lets the syncer see it."""
+    record = self.publish(step, norm)
+    self.look()
+    return record
+
+  def look(self):
     _, found, _ = self.run.store.perform(self.chores.look())
     self.rounds.handle(core.Arrived([record for _, record in found]))
     self.rounds.handle(core.Tick())
-    return record
 
   def tidy(self):
     self.run.store.perform(self.chores.tidy())
@@ -95,6 +102,15 @@ def leader(tmp_path, monkeypatch):
   made = Leader(tmp_path, monkeypatch)
   yield made
   made.tape.close()
+
+
+def test_merge_of_a_damaged_fragment_ends_nobody_elses_turn(leader):
+  leader.run.store.delete_tree(leader.run.head(0).payload)
+  for fragment in (0, 1):
+    leader.publish(8, fragment=fragment)
+  leader.look()  # raises nothing, so its loop goes on at once
+  assert [h.version for h in leader.run.heads()] == [0, 1]
+  assert [e["fragment"] for e in leader.events("global_damaged")] == [0]
 
 
 def test_merged_record_that_could_not_be_deleted_is_deleted_later(leader):

@@ -26,12 +26,15 @@ class Contribution:
     return f"{self.fragment}.{self.island}.{self.incarnation}.{self.step}"
 
 
-def _core(minimum=1, grace_secs=0.0, heads=((0, {}),), max_staleness=2):
+def _core(
+  minimum=1, grace_secs=0.0, heads=((0, {}),), max_staleness=2, retry_secs=0.0
+):
   settings = core.Settings(
     len(heads),
     quorum.MinimumQuorum(minimum),
     grace.FixedGrace(grace_secs),
     max_staleness,
+    retry_secs,
   )
   return core.SyncerCore(settings, heads)
 
@@ -264,6 +267,39 @@ def test_failed_merge_is_tried_again_at_the_next_tick():
   assert state.handle(core.MergeFailed(0), 1.1) == []
   (again,) = state.handle(core.Tick(), 1.2)
   assert (again.version, again.clock) == (close.version, close.clock)
+
+
+def test_merge_that_fails_is_tried_ever_less_often_and_delays_no_other():
+  state = _core(heads=((0, {}), (0, {})), retry_secs=0.25)
+  state.handle(core.Arrived([Contribution(0, 0, 24)]), 0.0)
+  now, pauses = 0.0, []
+  for _ in range(8):
+    state.handle(core.MergeFailed(0), now)
+    deadline = state.next_deadline()
+    assert state.handle(core.Tick(), deadline - 0.01) == []
+    (again,) = state.handle(core.Tick(), deadline)
+    assert again.fragment == 0
+    pauses.append(deadline - now)
+    now = deadline
+  assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+  state.handle(core.MergeFailed(0), now)
+  other = core.Arrived([Contribution(0, 0, 24, fragment=1)])
+  actions = state.handle(other, now)
+  assert [a.fragment for a in actions if isinstance(a, core.Close)] == [1]
+  # A drain, too, does not hurry what has just failed.
+  assert state.handle(core.Drain(), now + 1.0) == []
+
+
+def test_merge_that_succeeds_forgets_its_failures():
+  state = _core(retry_secs=1.0)
+  actions = state.handle(core.Arrived([Contribution(0, 0, 24)]), 0.0)
+  for now in (0.0, 1.0):
+    state.handle(core.MergeFailed(0), now)
+    actions = state.handle(core.Tick(), now + 2.0)
+  _commit(state, actions, 4.0)
+  state.handle(core.Arrived([Contribution(0, 24, 48, 1)]), 4.0)
+  state.handle(core.MergeFailed(0), 5.0)
+  assert state.next_deadline() == 6.0
 
 
 def test_drain_closes_open_and_stale_rounds_but_respects_the_quorum():

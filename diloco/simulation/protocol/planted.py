@@ -264,6 +264,12 @@ PLANTS: dict[str, Plant] = {
     "fence",
     bugs.lost_head_made_anew,
   ),
+  "failed_merge_given_up": Plant(
+    "a merge that failed is not tried again",
+    syncer_core.SyncerCore,
+    "_failed",
+    bugs.constant([]),
+  ),
   "superseded_lost": Plant(
     "what is superseded while no round is open is not deleted",
     syncer_core.SyncerCore,

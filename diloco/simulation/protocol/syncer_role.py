@@ -18,7 +18,7 @@ from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, members, protocol, weighting
 from diloco.syncer import heads as heads_lib
 
-_RETRY_SECS = 0.2
+RETRY_SECS = 0.2
 _POLL_SECS = 0.8
 _LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
 _STANDBY_POLL_SECS = 0.9
@@ -103,7 +103,7 @@ class Syncer:
           keys.SYNCER_LEASE, self.owner, self.watch, lambda: kernel.clock(life)
         )
       except operations.FAILURES:
-        yield _RETRY_SECS
+        yield RETRY_SECS
         continue
       if not self.token:
         yield _STANDBY_POLL_SECS
@@ -139,7 +139,7 @@ class Syncer:
         )
         break
       except (*operations.FAILURES, LookupError):
-        yield _RETRY_SECS
+        yield RETRY_SECS
     heads = self.heads.records
     self.core = core_lib.SyncerCore(
       self.world.core_settings,
@@ -180,7 +180,7 @@ class Syncer:
         elif deadline is not None and now >= deadline:
           yield from self._do(self.core.handle(core_lib.Tick(), now))
       except operations.FAILURES:
-        yield _RETRY_SECS
+        yield RETRY_SECS
       pause = 0.05 + _LOOK_SECS * self.random() if thread.missed else _POLL_SECS
       deadline = self.core.next_deadline()
       if deadline is not None:
@@ -274,9 +274,9 @@ class Syncer:
       )
       yield from self._do(later)
       return
-    except operations.FAILURES as error:
+    except operations.FAILURES:
       self.core.handle(core_lib.MergeFailed(fragment), kernel.clock(life))
-      raise OSError(f"merge of fragment {fragment}: {error}") from error
+      return
     yield from self._committed(close, kernel.clock(life) - started)
 
   def _committed(

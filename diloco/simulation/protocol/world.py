@@ -443,4 +443,5 @@ def core_settings(schedule: schedules.Schedule) -> core.Settings:
     quorum.MinimumQuorum(schedule.quorum),
     policy,
     schedule.max_staleness,
+    retry_secs=syncer_role.RETRY_SECS,
   )

@@ -56,6 +56,7 @@ LIMITS = {
   "token_restarts": 900,
   "lease_stays_damaged": 400,
   "superseded_lost": 30,
+  "failed_merge_given_up": 400,
 }
 
 
