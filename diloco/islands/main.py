@@ -99,4 +99,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  code = main()
+  if code:
+    # Other threads may be at work still; to take things down under them aborts.
+    sys.stderr.flush()
+    os._exit(code)

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from diloco import workers
 from diloco.islands import core
 
 _WAITING_EACH = 2  # publications of one fragment that wait at most
@@ -76,10 +77,12 @@ class Ticket(NamedTuple):
 class Outbox:
   """The queue of one life of an island. Not thread-safe."""
 
-  def __init__(self) -> None:
-    """Empty."""
+  def __init__(self, retry_secs: tuple[float, float] = (0.05, 2.0)) -> None:
+    """Empty; `retry_secs` are the pauses after failures, first and longest."""
     self._waiting: list[Entry] = []
     self._busy: Entry | None = None
+    self._retry_secs = retry_secs
+    self._retries: dict[int, workers.Retry] = {}  # of fragments that fail
 
   @property
   def waiting(self) -> Sequence[Entry]:
@@ -123,8 +126,26 @@ class Outbox:
   def committed(self) -> None:
     """What is on its way has arrived."""
     assert self._busy is not None
+    self._retries.pop(self._busy.action.fragment, None)
     self._busy.end("committed")
     self._busy = None
+
+  def failed(self, error: Exception) -> float:
+    """What is on its way could not be published.
+
+    What nobody expects may pass, but not with every publication of a fragment.
+
+    Returns:
+      Seconds to wait before another attempt.
+
+    Raises:
+      Exception: `error`, if it was not expected and keeps coming back.
+    """
+    assert self._busy is not None
+    fragment = self._busy.action.fragment
+    if fragment not in self._retries:
+      self._retries[fragment] = workers.Retry(self._retry_secs)
+    return self._retries[fragment].failed(error)
 
   @property
   def has_successor(self) -> bool:

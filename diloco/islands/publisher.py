@@ -23,8 +23,6 @@ from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
-_RETRY_SECS = (0.05, 2.0)  # first and longest pause after a failed write
-
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
@@ -120,7 +118,6 @@ class Publisher:
       self._publish_or_drop(entry.content)
 
   def _publish_or_drop(self, publication: Publication) -> None:
-    retry = workers.Retry(_RETRY_SECS)
     while True:
       try:
         self._publish(publication)
@@ -130,7 +127,8 @@ class Publisher:
           publication.action.fragment,
           error,
         )
-        pause_secs = retry.failed(error)
+        with self._changed:
+          pause_secs = self._outbox.failed(error)
       else:
         with self._changed:
           self._outbox.committed()

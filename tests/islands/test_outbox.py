@@ -149,3 +149,28 @@ def test_later_publications_are_not_waited_for():
   ticket = box.ticket([core.Position(0, 0, 0)])
   publish(box, 0, 0, 4)
   assert outbox.settled(ticket)
+
+
+def test_error_that_keeps_a_fragment_from_leaving_does_not_hide_for_ever():
+  # Publications come faster than one is given up, and other fragments leave.
+  box = outbox.Outbox()
+  publish(box, 0, 0, 1)
+  with pytest.raises(KeyError):
+    for step in range(1, 6):
+      assert box.take().action.fragment == 0
+      publish(box, 1, 0, step)
+      publish(box, 0, 0, step + 1)
+      box.failed(KeyError("w"))
+      assert box.give_way()
+      assert box.take().action.fragment == 1
+      box.committed()
+  assert step == 4
+
+
+def test_error_that_passed_is_forgotten():
+  box = outbox.Outbox()
+  for step in range(1, 12):
+    publish(box, 0, 0, step)
+    box.take()
+    box.failed(MemoryError())
+    box.committed()

@@ -7,7 +7,7 @@ import pytest
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, placement, publisher
+from diloco.islands import core, encoding, outbox, placement, publisher
 from diloco.snapshots import store
 from diloco.tape import reader, recorder
 
@@ -117,7 +117,7 @@ def test_error_nobody_expected_passes_or_is_heard_of(
 ):
   made, gate, snapshots = world
   gate.opened = True
-  monkeypatch.setattr(publisher, "_RETRY_SECS", (0.0, 0.0))
+  made._outbox = outbox.Outbox((0.0, 0.0))
   encode, left = encoding.encode, [error] * times
 
   def failing(*args):

@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from diloco import workers
 from diloco.islands import core as core_lib
 from diloco.islands import notices, protocol, watching
 from diloco.islands import outbox as outbox_lib
@@ -82,7 +81,7 @@ class Island:
     self.random = life.role.random
     self.step_secs: float = world.step_secs[index]
     self.fragments: list[values.Fragment] = []
-    self.outbox = outbox_lib.Outbox()
+    self.outbox = outbox_lib.Outbox(_RETRY_SECS)
     self.ready: dict[int, protocol.Fetched] = {}
     self.saving: list[tuple[island_saver.Saved, Any, Any]] = []
     self.board: records.Board | None = None
@@ -289,14 +288,13 @@ class Island:
     self, action: core_lib.Publish, content: values.Delta
   ) -> kernel_lib.Script:
     record = self.record_of(action, content)
-    retry = workers.Retry(_RETRY_SECS)
     while True:
       try:
         yield from protocol.publish(record, content)
         self.outbox.committed()
         return
       except Exception as error:
-        pause_secs = retry.failed(error)
+        pause_secs = self.outbox.failed(error)
       yield pause_secs
       dropped = self.outbox.give_way()
       if dropped is not None:
