@@ -40,6 +40,7 @@ _NOTABLE = {
   events.REATTACHED: ("peer", "pid"),
   events.NOT_RESTORED: ("fragments", "reason"),
   events.GLOBAL_DAMAGED: ("fragment", "version", "reason"),
+  events.HEAD_HEALED: ("fragment", "version"),
   events.CUT_COMPLETED: ("cut", "secs"),
   events.CUT_ABANDONED: ("cut", "reason"),
   events.EVALUATED: ("target", "loss", "bits_per_token"),

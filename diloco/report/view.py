@@ -145,6 +145,7 @@ class RunView:
       events.MERGED: self._merged,
       events.CUT_COMPLETED: self._cut_completed,
       events.GLOBAL_DAMAGED: self._global_damaged,
+      events.HEAD_HEALED: self._head_healed,
       events.RESTORED: self._restored,
       events.NOT_RESTORED: self._not_restored,
       events.QUARANTINED: self._quarantined,
@@ -236,6 +237,9 @@ class RunView:
     )
     self.damaged[fragment] = text
     self._stood_still.append(text)
+
+  def _head_healed(self, line: reader.Line) -> None:
+    self.damaged.pop(line["fragment"], None)
 
   def _not_restored(self, line: reader.Line) -> None:
     for fragment in line["fragments"]:

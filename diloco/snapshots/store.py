@@ -98,12 +98,23 @@ class SnapshotStore:
 
     Some object stores report success to two writers of one key, so what counts
     is what is read back.
+
+    Raises:
+      OSError: the store failed; the record may be there.
     """
     data = record.to_bytes()
     stamp = _finish(self._kvs.write(key, data, if_equal=generation))
     if not stamp.generation:
       return False
-    return _finish(self._kvs.read(key)).value == data
+    found = _finish(self._kvs.read(key)).value
+    if found == data:
+      return True
+    try:
+      type(record).from_bytes(found)
+    except errors.CorruptSnapshotError as error:
+      # It was there: this writer has not lost against another one.
+      raise OSError(f"{key} was written and is damaged: {error}") from error
+    return False
 
   def keys(self, prefix: str) -> list[str]:
     """All keys below `prefix/`, sorted, without the prefix."""

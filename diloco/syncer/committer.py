@@ -51,6 +51,20 @@ class Committer:
     """[P], the heads as this syncer last wrote them."""
     return self._heads.records
 
+  @property
+  def standing(self) -> dict[int, str]:
+    """Fragments that stand still, and why."""
+    return self._heads.standing
+
+  def look_after_heads(self) -> list[records.Head]:
+    """Puts heads back that the store has spoiled; gives those.
+
+    Raises:
+      OSError: the store failed.
+      FencedError: another syncer leads.
+    """
+    return self._store.perform(self._heads.look_after())
+
   def close_round(
     self,
     close: core.Close,

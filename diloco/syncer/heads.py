@@ -16,12 +16,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from diloco import errors
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import chores as chores_lib
 from diloco.syncer import core, protocol
 
 logger = logging.getLogger(__name__)
 
+_Head = records.Head  # `Heads.records` hides the module
 _AFTER_FENCE = operations.Point("after_fence")
 
 
@@ -47,9 +49,20 @@ class Heads:
   Attributes:
     token: fencing token it commits under.
     held: [P], as this syncer last wrote them.
+    standing: fragments that stand still, for their head or newest version
+      cannot be read, and why.
   """
 
-  __slots__ = ("_make", "_rubbish", "_tries", "_unsettled", "held", "token")
+  __slots__ = (
+    "_looks",
+    "_make",
+    "_rubbish",
+    "_tries",
+    "_unsettled",
+    "held",
+    "standing",
+    "token",
+  )
 
   def __init__(
     self, token: int, make: Callable[..., records.Head] = records.Head
@@ -62,6 +75,8 @@ class Heads:
     """
     self.token = token
     self.held: list[protocol.Held] = []
+    self.standing: dict[int, str] = {}
+    self._looks = 0
     self._make = make
     self._tries = 0
     # By fragment, the payload whose commit may have succeeded unheard.
@@ -128,6 +143,19 @@ class Heads:
       OSError, CorruptSnapshotError: the store failed. Nothing is committed, as
         far as is known.
     """
+    try:
+      yield from self._close_round(close, weights, content_of)
+    except errors.CorruptSnapshotError as error:
+      self.standing.setdefault(close.fragment, str(error))
+      raise
+    self.standing.pop(close.fragment, None)
+
+  def _close_round(
+    self,
+    close: core.Close,
+    weights: Sequence[float],
+    content_of: Callable[[Any], Content],
+  ) -> operations.Procedure[None]:
     fragment = close.fragment
     yield from self._settle(fragment)
     held = self.held[fragment]
@@ -160,7 +188,9 @@ class Heads:
     merge = operations.Merge(held.head, payload, contributions, tuple(weights))
     try:
       moved = yield from protocol.close_round(held, merge, head_of)
-    except operations.FAILURES:
+    except operations.FAILURES as failure:
+      if isinstance(failure, protocol.SpoiledError):
+        del self._unsettled[fragment]  # it is known: nothing was committed
       if fragment not in self._unsettled:
         self._rubbish.append(payload)
         try:
@@ -170,6 +200,36 @@ class Heads:
       raise
     self.held[fragment] = moved
     self._unsettled.pop(fragment, None)
+
+  def look_after(self) -> operations.Procedure[list[_Head]]:
+    """Looks at heads, and puts back what the store has spoiled.
+
+    At those that stand still, and at the next one of all; more would keep a
+    leader from its rounds.
+
+    Returns:
+      Heads that were put back.
+
+    Raises:
+      OSError: the store failed.
+      FencedError: another syncer leads.
+    """
+    following = self._looks % len(self.held)
+    self._looks += 1
+    healed = []
+    for fragment in sorted({following, *self.standing}):
+      held = self.held[fragment]
+      doubted = fragment in self._unsettled
+      try:
+        found = yield from protocol.heal(held, doubted=doubted)
+      except errors.CorruptSnapshotError as error:
+        self.standing.setdefault(fragment, str(error))
+        continue
+      if found is not held:
+        self.held[fragment] = found
+        self.standing.pop(fragment, None)
+        healed.append(found.head)
+    return healed
 
   def _settle(self, fragment: int) -> operations.Procedure[None]:
     """Leaves nothing of earlier tries, before there is another one."""

@@ -57,6 +57,10 @@ class RefusedError(Exception):
     self.reasons = reasons
 
 
+class SpoiledError(errors.CorruptSnapshotError):
+  """A head is damaged or lost, and what was to replace it was not written."""
+
+
 class Held(NamedTuple):
   """A head as this syncer last wrote it."""
 
@@ -121,11 +125,15 @@ def commit(held: Held, head: records.Head) -> operations.Procedure[Held]:
   Raises:
     FencedError: another syncer holds the fragment, or it is unknown whether an
       earlier attempt succeeded; whoever leads next reads it from the head.
+    SpoiledError: the head before it is damaged or lost; see `heal`.
   """
   key = keys.head_key(head.fragment)
   yield _BEFORE_HEAD_CAS
   moved = yield operations.CompareAndSet(key, head, held.generation)
   if not moved:
+    _, spoiled = yield from _look_at(key)
+    if spoiled:
+      raise SpoiledError(spoiled)
     raise errors.FencedError(
       f"version {head.version} of fragment {head.fragment} was not committed:"
       f" its head moved under token {head.token}"
@@ -137,17 +145,77 @@ def commit(held: Held, head: records.Head) -> operations.Procedure[Held]:
   return Held(head, generation)
 
 
+def _look_at(key: str) -> operations.Procedure[tuple[Any, str]]:
+  """A head's generation, and what is wrong with it; empty if nothing is."""
+  try:
+    found, generation = yield operations.Read(key, records.Head)
+  except errors.CorruptSnapshotError as error:
+    return error.generation, f"{key}: {error}"
+  return generation, "" if found is not None else f"{key} is lost"
+
+
+def heal(held: Held, *, doubted: bool) -> operations.Procedure[Held]:
+  """Puts a head back that the store has damaged or lost.
+
+  Only a leader can: it alone knows what was there. That it still leads is the
+  condition, and the order is the proof that nobody else's head is undone:
+
+  1. The head is damaged, at generation g.
+  2. After that, the lease has our token. Tokens only grow, so until then nobody
+     with a newer one had the lease, and nobody but us could move this head: it
+     was the one in `held`, unless a commit of ours took effect unheard.
+  3. Compare-and-set from g. Whoever takes the lease after step 2 has to raise
+     the token of this head first, and cannot read it. If somebody has replaced
+     it all the same, such as a return to a cut, its generation is not g.
+
+  Args:
+    held: the head as this syncer last wrote it.
+    doubted: whether a commit after it may have taken effect unheard.
+
+  Returns:
+    The head put back; `held` itself if there is nothing to mend.
+
+  Raises:
+    FencedError: somebody else has the lease.
+    CorruptSnapshotError: there is, and it cannot be mended.
+  """
+  head = held.head
+  key = keys.head_key(head.fragment)
+  generation, spoiled = yield from _look_at(key)
+  if not spoiled:
+    return held
+  if doubted:
+    raise SpoiledError(f"{spoiled}; a later one may have been there")
+  if not (yield from _leads(head.token)):
+    raise errors.FencedError(f"the lease of token {head.token} was taken over")
+  yield _BEFORE_HEAD_CAS
+  yield operations.CompareAndSet(key, head, generation)
+  # What counts is what is there: an answer may have been lost.
+  found, generation = yield operations.read_head(head.fragment)
+  if found != head:
+    raise errors.FencedError(f"fragment {head.fragment} was taken over")
+  return Held(head, generation)
+
+
+def _leads(token: int) -> operations.Procedure[bool]:
+  lease, _ = yield operations.Read(keys.SYNCER_LEASE, records.Lease)
+  return lease is not None and bool(lease.owner) and lease.token == token
+
+
 def rewrite(held: Held) -> operations.Procedure[Held]:
   """Writes a head anew: no earlier commit can succeed after that.
 
   Raises:
     FencedError: one did, or another syncer holds the fragment; whoever leads
       next reads it from the head.
+    CorruptSnapshotError: the head is damaged or lost.
   """
   head = held.head
+  key = keys.head_key(head.fragment)
   found, generation = yield operations.read_head(head.fragment)
+  if found is None:
+    raise errors.CorruptSnapshotError(f"{key} is lost")
   if found == head:
-    key = keys.head_key(head.fragment)
     yield operations.CompareAndSet(key, head, generation)
     # Written or not, the next look tells, and gives the generation.
     before = generation

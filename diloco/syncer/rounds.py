@@ -53,7 +53,7 @@ class Rounds:
     self._cuts = cuts
     self._chores = chores
     self._tape = tape
-    self._damaged: set[str] = set()  # payloads of heads
+    self._told: dict[int, str] = {}  # of fragments that stand still, and why
     self.num_merges = 0
 
   def handle(
@@ -121,8 +121,7 @@ class Rounds:
     try:
       facts = self._committer.close_round(close, weights, facts_of)
     except (OSError, errors.CorruptSnapshotError) as error:
-      if isinstance(error, errors.CorruptSnapshotError):
-        self._tell_damage(close.fragment, error)
+      self._tell_standstills()
       logger.warning("merge_failed fragment=%d error=%s", close.fragment, error)
       self.handle(core.MergeFailed(close.fragment), check)
       return
@@ -144,21 +143,32 @@ class Rounds:
   @property
   def damaged(self) -> list[int]:
     """Fragments that stand still: their newest version cannot be read."""
-    heads = self._committer.heads
-    return [h.fragment for h in heads if h.payload in self._damaged]
+    return sorted(self._committer.standing)
 
-  def _tell_damage(self, fragment: int, error: Exception) -> None:
-    """Says once that a fragment stands still: its version is unreadable."""
-    head = self._committer.heads[fragment]
-    if head.payload in self._damaged:
-      return
-    self._damaged.add(head.payload)
-    self._tape.record(
-      events.GLOBAL_DAMAGED,
-      fragment=fragment,
-      version=head.version,
-      reason=str(error),
-    )
+  def look_after_heads(self) -> None:
+    """Puts heads back that the store has spoiled; says what it cannot mend.
+
+    Raises:
+      OSError: the store failed.
+      FencedError: another syncer leads.
+    """
+    for head in self._committer.look_after_heads():
+      self._tape.record(
+        events.HEAD_HEALED, fragment=head.fragment, version=head.version
+      )
+    self._tell_standstills()
+
+  def _tell_standstills(self) -> None:
+    """Says once of each fragment that it stands still."""
+    standing = self._committer.standing
+    for fragment in standing.keys() - self._told.keys():
+      self._tape.record(
+        events.GLOBAL_DAMAGED,
+        fragment=fragment,
+        version=self._committer.heads[fragment].version,
+        reason=standing[fragment],
+      )
+    self._told = dict(standing)
 
   def _clear_up(self, close: core.Close) -> None:
     head = self._committer.heads[close.fragment]

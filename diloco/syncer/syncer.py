@@ -244,6 +244,7 @@ class Syncer:
           self._shown = True
         if now >= members_due:
           members_due = now + self._times.heartbeat_secs
+          self._rounds.look_after_heads()
           for event in self._cuts.look(self._core.channel):
             self._handle(event)
           self._look_at_members(now)

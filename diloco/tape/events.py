@@ -92,6 +92,8 @@ QUARANTINED = "quarantined"  # island, island_incarnation, fragment, reason,
 GLOBAL_DAMAGED = "global_damaged"  # fragment, version, reason: the syncer
 #   cannot read the newest version, so the fragment has no merges until the run
 #   is set back to a cut; once for each version
+HEAD_HEALED = "head_healed"  # fragment, version: the store had damaged or lost
+#   its head, and the leading syncer has put it back
 MEMBER_JOINED = "member_joined"  # island
 MEMBER_LOST = "member_lost"  # island
 

@@ -113,6 +113,7 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   events.DISCARDED: {**_LIFE, "reason": _is_text, **_SENT},
   events.QUARANTINED: _LIFE,
   events.GLOBAL_DAMAGED: {**_VERSION, "reason": _is_text},
+  events.HEAD_HEALED: _VERSION,
   events.MEMBER_JOINED: {"island": _is_island},
   events.MEMBER_LOST: {"island": _is_island},
 }

@@ -104,8 +104,9 @@ def test_successor_tells_the_newest_merges_again_and_no_others(seats):
 def test_leader_that_finds_a_damaged_head_says_so_and_waits(seats):
   seats.start_both()
   head = seats.store.read(keys.head_key(3), records.Head)
-  (seats.dir / "snapshots" / keys.head_key(3)).write_bytes(b"{}")
+  # A leader that lives would put it back.
   seats.handles["syncer"].signal(signal.SIGKILL)
+  (seats.dir / "snapshots" / keys.head_key(3)).write_bytes(b"{}")
 
   def told():
     found = reader.read(seats.dir).events

@@ -4,10 +4,10 @@ import dataclasses
 import math
 
 import pytest
-from cut_builder import PLAN, CutRun
+from cut_builder import PLAN, CutRun, spoil
 
 from diloco import errors
-from diloco.snapshots import keys, records
+from diloco.snapshots import keys, operations, records
 from diloco.syncer import (
   chores,
   committer,
@@ -54,16 +54,16 @@ class Leader:
     )
     self.rounds.handle(core.Membership({0: 0.1}))
 
-  def publish(self, step, norm=None, fragment=0):
-    record = self.run.publish(fragment, 0, 0, 0, step)
+  def publish(self, step, norm=None, fragment=0, first=0, base=0):
+    record = self.run.publish(fragment, 0, base, first, step)
     norms = [norm or math.sqrt(t.size) for t in PLAN.fragments[fragment]]
     record = dataclasses.replace(record, norms=norms)
     self.run.store.write(keys.contribution_key(record.key), record)
     return record
 
-  def send(self, step, norm=None):
+  def send(self, step, norm=None, **what):
     """Publishes, and lets the syncer see it."""
-    record = self.publish(step, norm)
+    record = self.publish(step, norm, **what)
     self.look()
     return record
 
@@ -85,6 +85,9 @@ class Leader:
       return works(what, *rest)
 
     self._patch.setattr(self.run.store, name, fails)
+
+  def patch(self, where, name, value):
+    self._patch.setattr(where, name, value)
 
   def mend_store(self):
     self._patch.undo()
@@ -181,3 +184,87 @@ def test_verdict_that_could_not_be_written_is_told_again(leader):
   assert leader.run.waiting() == {}
   told = leader.events("quarantined")
   assert [e["offences"] for e in told] == [1]
+
+
+def lose(run, key):
+  run.store.delete(key)
+
+
+def swap(run, key):
+  run.store.write(key, run.head(1))
+
+
+def leads(leader, token=1):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", token, 4))
+
+
+@pytest.mark.parametrize("damage", [spoil, lose, swap])
+def test_leader_puts_back_a_head_that_the_store_has_spoiled(leader, damage):
+  leads(leader)
+  leader.send(8)
+  before = leader.run.head(0)
+  damage(leader.run, keys.head_key(0))
+  leader.rounds.look_after_heads()
+  assert leader.run.head(0) == before
+  leader.send(16, first=8, base=1)
+  assert leader.run.head(0).version == 2
+  (healed,) = leader.events("head_healed")
+  assert (healed["fragment"], healed["version"]) == (0, 1)
+  assert leader.rounds.damaged == []
+
+
+def test_head_found_spoiled_by_a_commit_is_put_back_and_merged_upon(leader):
+  leads(leader)
+  leader.send(8)
+  spoil(leader.run, keys.head_key(0))
+  leader.send(16, first=8, base=1)
+  assert leader.rounds.damaged == [0]
+  leader.rounds.look_after_heads()
+  leader.rounds.handle(core.Tick())
+  assert leader.run.head(0).version == 2 and leader.rounds.damaged == []
+
+
+@pytest.mark.parametrize("lease", [None, 2])
+def test_deposed_leader_leaves_a_spoiled_head_alone(leader, lease):
+  leader.send(8)
+  if lease:
+    leads(leader, lease)
+  spoil(leader.run, keys.head_key(0))
+  with pytest.raises(errors.FencedError):
+    leader.rounds.look_after_heads()
+  with pytest.raises(errors.CorruptSnapshotError):
+    leader.run.head(0)
+
+
+def test_head_is_not_put_back_over_a_commit_nobody_heard_of(leader):
+  leads(leader)
+  works = leader.run.store.execute
+
+  def unheard(operation):
+    result = works(operation)
+    if isinstance(operation, operations.CompareAndSet):
+      raise OSError("the answer is lost")
+    return result
+
+  leader.patch(leader.run.store, "execute", unheard)
+  leader.rounds.handle(core.Arrived([leader.publish(8)]))
+  leader.mend_store()
+  spoil(leader.run, keys.head_key(0))
+  for _ in range(3):
+    leader.rounds.look_after_heads()
+  assert leader.rounds.damaged == [0]
+  (told,) = leader.events("global_damaged")
+  assert "a later one may have been there" in told["reason"]
+
+
+def test_fragment_whose_tensors_are_gone_stands_still_and_no_other(leader):
+  leads(leader)
+  leader.send(8)
+  leader.run.store.delete_tree(leader.run.head(0).payload)
+  leader.send(16, first=8, base=1)
+  for _ in range(3):
+    leader.rounds.look_after_heads()
+  assert leader.rounds.damaged == [0]
+  leader.send(8, fragment=1)
+  assert leader.run.head(1).version == 1
+  assert len(leader.events("global_damaged")) == 1

@@ -56,6 +56,25 @@ def commit_tried_again(right: Any) -> Any:
   return commit
 
 
+def heal_without_lease(right: Any) -> Any:
+  """A head is put back by whoever believes that it leads."""
+
+  def leads(token: int) -> Any:
+    yield from ()
+    return True
+
+  return leads
+
+
+def heal_in_doubt(right: Any) -> Any:
+  """A head is put back although a later one may have been there."""
+
+  def heal(held: Any, *, doubted: bool) -> Any:
+    return (yield from right(held, doubted=False))
+
+  return heal
+
+
 def fence_keeps_token(right: Any) -> Any:
   """A new leader does not raise the tokens of the heads."""
 

@@ -153,8 +153,10 @@ class Checker:
     fragment = new.fragment
     versions = self.versions[fragment]
     where = f"fragment {fragment}"
+    spoiled = keys.head_key(fragment) in self._store.damaged
     if old is None or old.fragment != fragment:
       old = self._spoiled[fragment]  # the store has lost or swapped it
+      spoiled = True
     if self._committers.get(new.token) is not life:
       raise Violation(
         f"{life.role.name}.{life.incarnation} moved the head of {where} under"
@@ -172,6 +174,7 @@ class Checker:
     if new.version == old.version:
       if new.payload != old.payload or new.clock != old.clock:
         raise Violation(f"version {new.version} of {where} changed")
+      self.seen["healed"] += spoiled
       return
     if new.version != old.version + 1 and new.epoch == old.epoch:
       raise Violation(

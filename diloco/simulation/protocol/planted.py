@@ -84,6 +84,18 @@ PLANTS: dict[str, Plant] = {
     "fence",
     bugs.fence_keeps_token,
   ),
+  "healed_without_lease": Plant(
+    "a damaged head is put back by whoever believes that it leads",
+    syncer_protocol,
+    "_leads",
+    bugs.heal_without_lease,
+  ),
+  "healed_in_doubt": Plant(
+    "a damaged head is put back although a later one may have been there",
+    syncer_protocol,
+    "heal",
+    bugs.heal_in_doubt,
+  ),
   "head_before_payload": Plant(
     "the head moves before the payload it points to is written",
     syncer_protocol,

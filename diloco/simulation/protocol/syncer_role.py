@@ -165,6 +165,7 @@ class Syncer:
           shown = True
         if now >= members_due:
           members_due = now + world.heartbeat_secs
+          yield from self.heads.look_after()
           if self.cuts is not None:
             for event in self.cuts.look(self.core.channel):
               actions = self.core.handle(event, offset + rate * kernel.now)

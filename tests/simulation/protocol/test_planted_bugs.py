@@ -127,11 +127,16 @@ def returns_to_a_cut():
 
 
 def leases_damaged_twice():
-  yield found(
-    '{"seed":44278,"rounds":5,"islands":2,"fragments":1,"sync_every":1,'
-    '"faults":[["slow","syncer",44.0,3.183],["torn","syncer",46.0,0.0],'
-    '["torn","standby",82.0,0.0]]}'
-  )
+  for number in range(38, 50):
+    yield SMALL.replace(
+      seed=44278,
+      rounds=5,
+      faults=(
+        faults.Fault(faults.SLOW, "syncer", float(number), 3.183),
+        faults.Fault(faults.TORN, "syncer", float(number + 1)),
+        faults.Fault(faults.TORN, "standby", 60.0),
+      ),
+    )
 
 
 def requests_for_a_cut_that_land_after_a_return():
@@ -152,7 +157,7 @@ def takeovers_with_a_stale_listing():
   yield found(
     '{"seed":118053,"rounds":15,"islands":1,"sync_every":2,"cuts":2.953,'
     '"set_back":true,"faults":[["kill","standby",5.673,0.0],'
-    '["stale","syncer",3.916,5.135],["head_lost","fragment-0",9.286,9.358]]}'
+    '["stale","syncer",3.916,5.135],["global_lost","fragment-0",9.286,9.358]]}'
   )
 
 
@@ -219,6 +224,36 @@ def answers_too_slow_for_who_asked():
     )
 
 
+def heads_damaged_while_their_leader_is_stopped_and_replaced():
+  for seed in range(1, 9):
+    for secs in (4.0, 6.0, 8.0):
+      yield SMALL.replace(
+        seed=seed,
+        rounds=30,
+        cuts=2.0,
+        set_back=1,
+        faults=(
+          faults.Fault(faults.PAUSE, "syncer", 6.0, secs),
+          faults.Fault(faults.HEAD_CORRUPT, "fragment-0", 5.7 + secs, 5.0),
+        ),
+      )
+
+
+def heads_lost_right_after_a_commit_that_went_unheard():
+  for number in range(110, 170):
+    unheard = faults.Fault(faults.FAIL_AFTER, "syncer", float(number))
+    schedule = SMALL.replace(
+      seed=2, rounds=30, standby=False, cuts=2.0, set_back=1, faults=(unheard,)
+    )
+    trace = []
+    world.run(schedule, trace)
+    for line in trace:
+      if "fail_after at CompareAndSet heads" in line:
+        at = float(line.split()[0]) + 0.05
+        lost = faults.Fault(faults.HEAD_LOST, "fragment-0", at, 5.0)
+        yield schedule.replace(faults=(unheard, lost))
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
@@ -236,6 +271,10 @@ SWEEPS = {
   "token_stays_damaged": leases_torn_as_they_are_taken,
   "timed_before_look": slow_looks_at_a_lease_whose_owner_dies,
   "survey_by_name": returns_to_a_cut,
+  "healed_without_lease": (
+    heads_damaged_while_their_leader_is_stopped_and_replaced
+  ),
+  "healed_in_doubt": heads_lost_right_after_a_commit_that_went_unheard,
   "key_not_compared": heads_under_another_fragments_key,
 }
 

@@ -58,6 +58,7 @@ def test_twenty_thousand_schedules_break_no_rule():
     "cuts",
     "set_back",
     "mended",
+    "healed",
     "spoiled_cuts",
     "reinjected",
     "before_restore",
