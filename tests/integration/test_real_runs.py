@@ -214,6 +214,8 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
   assert "cause=deposed" in err and facts["syncer"]["starts"] == 4
   late = [e for e in _events(run, "merged") if e["role"] == leaders[1][0]]
   assert len({(e["fragment"], e["version"]) for e in late}) > 8
+  for path in [run.dir, *run.dir.rglob("*")]:
+    assert not path.stat().st_mode & 0o077, f"others may use {path}"
   _check_books(facts)
 
 
@@ -249,8 +251,6 @@ def test_second_controller_is_refused_and_second_interrupt_kills_at_once(
   assert code == 1
   assert _events(run, "stopped") == []  # nobody was asked to drain and leave
   assert run.alive() == []
-  for path in [run.dir, *run.dir.rglob("*")]:
-    assert not path.stat().st_mode & 0o077, f"others may use {path}"
   _check_books(run.summary())
 
 
