@@ -125,34 +125,40 @@ class _LineWriter:
   """Appends JSON lines whole, and keeps them while the disk is full."""
 
   def __init__(self, path: pathlib.Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
     self._path = path
     self._lock = threading.Lock()
     self._waiting = b""  # what a full disk has not taken yet
-    self._fd: int | None = os.open(
-      path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
-    )
-    _cut_torn_tail(self._fd)
+    self._full = False  # whether that has been said
+    self._closed = False
+    self._fd: int | None = None
+    self._write(b"")  # opens it
 
   def write(self, fields: dict[str, Any]) -> None:
     line = json.dumps(fields, separators=(",", ":"), default=_plain)
     with self._lock:
-      if self._fd is None:
+      if self._closed:
         raise ValueError(f"{self._path.name} is closed")
       self._append(self._waiting + line.encode() + b"\n")
 
   def _append(self, data: bytes) -> None:
     """Writes `data` with one call; a full disk leaves the rest waiting."""
-    assert self._fd is not None
-    first_refusal = not self._waiting
+    self._waiting = data[self._write(data) :]
+
+  def _write(self, data: bytes) -> int:
+    """Opens the file unless it is, and writes; returns how much went in."""
     try:
-      self._waiting = data[os.write(self._fd, data) :]
+      if self._fd is None:
+        self._fd = _open(self._path)
+      written = os.write(self._fd, data)
+      refused = written < len(data)
     except OSError as error:
       if error.errno not in _NO_ROOM or len(data) > _MAX_WAITING_BYTES:
         raise
-      self._waiting = data
-    if self._waiting and first_refusal:
+      written, refused = 0, True
+    if refused and not self._full:
       logger.warning("disk_full file=%s lines_wait_in_memory=1", self._path)
+    self._full = refused
+    return written
 
   def flush(self) -> None:
     with self._lock:
@@ -165,16 +171,26 @@ class _LineWriter:
 
   def close(self) -> None:
     with self._lock:
-      if self._fd is None:
+      if self._closed:
         return
+      self._closed = True
       if self._waiting:
         self._append(self._waiting)
       if self._waiting:
         logger.warning(
           "lines_lost file=%s bytes=%d", self._path, len(self._waiting)
         )
-      os.close(self._fd)
-      self._fd = None
+      if self._fd is not None:
+        os.close(self._fd)
+
+
+def _open(path: pathlib.Path) -> int:
+  """Opens a file to append lines to, making folders as needed."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+  fd = os.open(path, flags, 0o644)
+  _cut_torn_tail(fd)
+  return fd
 
 
 def _cut_torn_tail(fd: int) -> None:

@@ -1,5 +1,6 @@
 """The process engine with real processes."""
 
+import errno
 import os
 import pathlib
 import shutil
@@ -229,6 +230,24 @@ def test_role_starts_where_its_number_cannot_be_written(engine, run_dir):
   run_dir.mkdir()
   (run_dir / "control").write_text("no directory")
   start_with_child(engine, run_dir)
+
+
+def test_nobody_is_a_stranger_while_a_full_disk_takes_no_process_number(
+  engine, run_dir, monkeypatch
+):
+  start(engine, run_dir, "exit", "0", role="syncer").wait(_PATIENCE_SECS)
+  assert process.is_stranger(run_dir, process.owner_name(1))
+
+  def no_room(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "no room")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(pathlib.Path, "write_text", no_room)
+    handle = start(engine, run_dir, "exit", "0", role="standby")
+    assert not process.is_stranger(run_dir, process.owner_name(handle.pid))
+  engine.keep_record()
+  assert set(process.read_processes(run_dir)) == {"syncer", "standby"}
+  assert handle.wait(_PATIENCE_SECS)
 
 
 def test_next_controller_takes_a_role_up_with_what_was_known_of_it(

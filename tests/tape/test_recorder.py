@@ -133,6 +133,42 @@ def test_full_disk_delays_lines_and_loses_none(tmp_path, monkeypatch):
   assert [line["number"] for line in _lines(tape.path)] == [0, 1, 2, 3]
 
 
+def _no_room(*args, **kwargs):
+  raise OSError(errno.ENOSPC, "no room")
+
+
+@pytest.mark.parametrize("refused", ["os.open", "os.mkdir", "os.write"])
+def test_tape_of_a_role_born_on_a_full_disk_waits_for_room(
+  tmp_path, monkeypatch, caplog, refused
+):
+  with monkeypatch.context() as patch:
+    patch.setattr(refused, _no_room)
+    tape = recorder.Recorder(tmp_path, "syncer", 1)
+    for number in range(2):
+      tape.record("merged", number=number)
+    with pytest.raises(OSError, match="no room for lines"):
+      tape.flush()
+  tape.record("merged", number=2)
+  tape.flush()
+  assert [line["number"] for line in _lines(tape.path)] == [0, 1, 2]
+  tape.close()
+  assert caplog.text.count("disk_full") == 1
+
+
+def test_tape_that_never_found_room_says_what_is_lost(
+  tmp_path, monkeypatch, caplog
+):
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "open", _no_room)
+    tape = recorder.Recorder(tmp_path, "syncer", 1)
+    tape.record("merged")
+    tape.close()
+  tape.close()
+  assert "lines_lost" in caplog.text
+  with pytest.raises(ValueError, match="closed"):
+    tape.record("merged")
+
+
 def test_flush_says_whether_the_kernel_has_every_line(tmp_path, monkeypatch):
   tape = recorder.Recorder(tmp_path, "syncer", 1)
   tape.record("merged", number=0)

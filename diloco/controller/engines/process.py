@@ -187,6 +187,9 @@ class ProcessEngine:
       temporary.rename(record)
     except OSError as error:  # nothing rests on it
       logger.warning("process_numbers_not_written error=%s", error)
+      # An old one would call the new process a stranger; without one nobody is.
+      with contextlib.suppress(OSError):
+        record.unlink(missing_ok=True)
 
   def survivors(self) -> dict[str, base.Survivor]:
     """Roles an earlier controller of this run left alive, by name."""
