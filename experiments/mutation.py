@@ -1,0 +1,215 @@
+"""Do the tests see a wrong line? Each mutant is the tree with one line wrong.
+
+`mutants.toml` beside this file lists them: what is replaced by what, and what
+that would mean. A mutant is *killed* when a stage fails: the tests of its
+module, then all unit tests of its package, then simulated schedules of the
+protocol. Whole runs are not asked, they take too long.
+
+    python -m experiments.mutation --jobs=2
+
+prints one JSON object: how many were killed by which stage, and who is alive.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
+
+ROOT = pathlib.Path(__file__).parent.parent
+LIST = ROOT / "experiments" / "mutants.toml"
+_COPIED = ("diloco", "experiments", "tests", "docs", "pyproject.toml")
+_STAGE_SECS = 600.0
+_SCHEDULES = 500
+STAGES = ("module", "package", "schedules")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+  """One wrong line.
+
+  Attributes:
+    name: unique, in the words of the mistake.
+    file: path of the module below the root.
+    before: text that occurs there once.
+    after: what stands there instead.
+    why: what goes wrong then.
+    tests: files that test the module first; default its mirror in `tests`.
+  """
+
+  name: str
+  file: str
+  before: str
+  after: str
+  why: str
+  tests: tuple[str, ...] = ()
+
+  def apply(self, source: str) -> str:
+    """The wrong source; ValueError where the list and the code disagree."""
+    count = source.count(self.before)
+    if count != 1:
+      raise ValueError(
+        f"mutant {self.name!r}: its text occurs {count} times in {self.file};"
+        " name it so that it occurs once"
+      )
+    return source.replace(self.before, self.after)
+
+  def stages(self) -> dict[str, list[str]]:
+    """Commands after `python -m`, by the stage's name, nearest first."""
+    parts = pathlib.Path(self.file).parts[1:]
+    package = "/".join(("tests", *parts[:-1]))
+    near = self.tests or (f"{package}/test_{parts[-1]}",)
+    near = tuple(path for path in near if (ROOT / path).exists())
+    pytest = [
+      "pytest",
+      "-x",
+      "-q",
+      "-p",
+      "no:randomly",
+      "-p",
+      "no:cacheprovider",
+    ]
+    stages = {}
+    if near:
+      stages["module"] = [*pytest, *near]
+    if len(parts) > 1:
+      stages["package"] = [*pytest, package]
+    stages["schedules"] = [
+      "diloco.cli",
+      "simulate-protocol",
+      f"--schedules={_SCHEDULES}",
+    ]
+    return stages
+
+
+def load(path: pathlib.Path = LIST) -> list[Mutant]:
+  """All mutants of the list."""
+  rows = tomllib.loads(path.read_text())["mutant"]
+  return [
+    Mutant(**{**row, "tests": tuple(row.get("tests", ()))}) for row in rows
+  ]
+
+
+def _fails(command: Sequence[str], tree: pathlib.Path, cache: str) -> bool:
+  environ = os.environ | {
+    "PYTHONPATH": str(tree),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "JAX_COMPILATION_CACHE_DIR": cache,
+  }
+  try:
+    done = subprocess.run(
+      [sys.executable, "-m", *command],
+      cwd=tree,
+      env=environ,
+      capture_output=True,
+      timeout=_STAGE_SECS,
+    )
+  except subprocess.TimeoutExpired:
+    return True
+  return done.returncode != 0
+
+
+def killer(
+  mutant: Mutant,
+  tree: pathlib.Path,
+  cache: str,
+  stages: Container[str] = STAGES,
+) -> str | None:
+  """Name of the stage that sees the mutant; None if it lives.
+
+  Args:
+    mutant: which.
+    tree: a copy of the sound tree, which it is again afterwards.
+    cache: directory of compiled programs.
+    stages: which of `STAGES` may be asked.
+  """
+  path = tree / mutant.file
+  sound = path.read_text()
+  path.write_text(mutant.apply(sound))
+  try:
+    for stage, command in mutant.stages().items():
+      if stage in stages and _fails(command, tree, cache):
+        return stage
+    return None
+  finally:
+    path.write_text(sound)
+
+
+def copy_tree(tree: pathlib.Path) -> pathlib.Path:
+  """Copies what tests need into a directory; returns it."""
+  ignored = shutil.ignore_patterns("__pycache__")
+  for name in _COPIED:
+    if (ROOT / name).is_dir():
+      shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    else:
+      shutil.copy(ROOT / name, tree / name)
+  return tree
+
+
+def _sound_stages(mutants: Iterable[Mutant]) -> list[list[str]]:
+  """Every command that a mutant could fail, each once."""
+  commands = {tuple(c) for m in mutants for c in m.stages().values()}
+  return [list(command) for command in sorted(commands)]
+
+
+def run(mutants: Sequence[Mutant], jobs: int) -> dict[str, object]:
+  """Tries all mutants; raises RuntimeError where the sound tree fails."""
+  with tempfile.TemporaryDirectory(prefix="diloco-mutants-") as folder:
+    base = pathlib.Path(folder)
+    cache = str(base / "cache")
+    trees: queue.SimpleQueue[pathlib.Path] = queue.SimpleQueue()
+    for job in range(jobs):
+      trees.put(copy_tree(base / str(job)))
+
+    def sound(command: list[str]) -> str:
+      tree = trees.get()
+      try:
+        return " ".join(command) if _fails(command, tree, cache) else ""
+      finally:
+        trees.put(tree)
+
+    def attempt(mutant: Mutant) -> str | None:
+      tree = trees.get()
+      try:
+        found = killer(mutant, tree, cache)
+      finally:
+        trees.put(tree)
+      print(f"{found or 'ALIVE':9} {mutant.name}", file=sys.stderr, flush=True)
+      return found
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+      broken = [c for c in pool.map(sound, _sound_stages(mutants)) if c]
+      if broken:
+        raise RuntimeError(f"the sound tree fails: {'; '.join(broken)}")
+      killers = list(pool.map(attempt, mutants))
+  alive = [m for m, k in zip(mutants, killers, strict=True) if k is None]
+  return {
+    "mutants": len(mutants),
+    "killed": dict(Counter(k for k in killers if k is not None)),
+    "alive": {m.name: m.why for m in alive},
+  }
+
+
+def main() -> int:
+  """Parses flags, prints the result; 1 while a mutant lives."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("--jobs", type=int, default=2)
+  parser.add_argument("--only", default="", help="text in a mutant's name")
+  args = parser.parse_args()
+  mutants = [m for m in load() if args.only in m.name]
+  result = run(mutants, args.jobs)
+  print(json.dumps(result, indent=2))
+  return 1 if result["alive"] else 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
