@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from diloco.fragments import codec as codec_lib
-from diloco.fragments import partition
+from diloco.fragments import norms, partition
 from diloco.islands import placement
 from diloco.snapshots import arrays
 
@@ -20,7 +20,7 @@ class Encoded(NamedTuple):
   """One fragment's outer gradient as the store keeps it."""
 
   tensors: list[arrays.Tensor]  # in plan order
-  norms: list[float]  # L2 norm per tensor before encoding
+  norms: list[float]  # L2 norm per tensor, of the values as encoded
 
   @property
   def chunks(self) -> list[list[int]]:
@@ -50,19 +50,19 @@ def encode(
   Returns:
     The encoded tensors and their norms.
   """
-  tensors, norms = [], []
+  tensors, lengths = [], []
   for spec in specs:
     held = placement.to_host(spec.name, params[spec.name])
     pieces, square = [], 0.0
     for (box, values), (_, base) in zip(
       held.pieces, anchor[spec.name].pieces, strict=True
     ):
-      outer_grad = np.subtract(base, values)
-      square += float(np.vdot(outer_grad, outer_grad))
-      pieces.append((box, codec_lib.encode(outer_grad, codec)))
+      encoded = codec_lib.encode(np.subtract(base, values), codec)
+      square += norms.sum_of_squares(encoded)
+      pieces.append((box, encoded))
     layout = arrays.Layout.of(
       spec.shape, codec_lib.DTYPES[codec], held.shard_shape
     )
     tensors.append(arrays.Tensor(spec.name, layout, pieces))
-    norms.append(square**0.5)
-  return Encoded(tensors, norms)
+    lengths.append(square**0.5)
+  return Encoded(tensors, lengths)

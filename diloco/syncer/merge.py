@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
+from diloco.fragments import norms
 from diloco.syncer import outer_optimizer, passes, sources
 
 Method = Literal["rda", "mean"]
@@ -28,13 +29,9 @@ Method = Literal["rda", "mean"]
 # nowhere. M unrelated directions have a norm of about 1 / sqrt(M).
 CANCELLATION = 1e-3
 
-# A recorded norm may come from another machine, summed in float32 and before
-# the codec rounded; a wrong tensor is off by far more.
-NORM_TOLERANCE = 1e-2
-
-# Recorded norms are not checked below this: where they were summed in float32,
-# squares of tiny values may have vanished.
-_NEGLIGIBLE = 1e-12
+# A recorded norm is of the very values that are read, and measured by the same
+# lines (`fragments.norms`), perhaps cut into other blocks by another processor.
+NORM_TOLERANCE = 1e-4
 
 # Shorter vectors have no direction that float32 could hold.
 _SHORTEST = 1e-30
@@ -133,12 +130,12 @@ class Merger:
     shares = [c.weight / total_weight for c in contributions]
     agreement = None
     if method == "rda":
-      norms = self._norms(contributions)
-      radius = _dot(shares, norms)
+      lengths = self._norms(contributions)
+      radius = _dot(shares, lengths)
       # Scaled by the radius so that small gradients stay in float32's range.
       directions = [
         share * (radius / norm) if norm > _SHORTEST else 0.0
-        for share, norm in zip(shares, norms, strict=True)
+        for share, norm in zip(shares, lengths, strict=True)
       ]
       length, measures = self._accumulate(contributions, directions)
       agreement = length / radius if radius > _SHORTEST else 1.0
@@ -182,12 +179,12 @@ class Merger:
       for n, blocks in passes.lockstep(tensors, first, last):
         target = total[n * passes.BLOCK : (n + 1) * passes.BLOCK]
         for i, block in enumerate(blocks):
-          squares[n, i] = passes.square(block)
+          squares[n, i] = norms.square(block)
           term = scratch[: block.size] if i else target
           np.multiply(block, factors[i], out=term)
           if i:
             np.add(target, term, out=target)
-        squares[n, count] = passes.square(target)
+        squares[n, count] = norms.square(target)
 
     passes.share(work, len(squares), self._threads)
     measures = tuple(passes.measured(squares[:, i]) for i in range(count))
@@ -215,8 +212,8 @@ class Merger:
     passes.share(work, passes.num_blocks(theta.size), self._threads)
 
 
-def _dot(shares: Sequence[float], norms: Sequence[float]) -> float:
-  return sum(s * n for s, n in zip(shares, norms, strict=True))
+def _dot(shares: Sequence[float], lengths: Sequence[float]) -> float:
+  return sum(s * n for s, n in zip(shares, lengths, strict=True))
 
 
 def _check(
@@ -261,7 +258,7 @@ def _check_measures(
     if not found.finite:
       reasons[i] = "not_finite"
     elif recorded is not None and not math.isclose(
-      recorded, found.norm, rel_tol=NORM_TOLERANCE, abs_tol=_NEGLIGIBLE
+      recorded, found.norm, rel_tol=NORM_TOLERANCE
     ):
       reasons[i] = (
         f"norm_mismatch: {found.norm:.6g}, its record says {recorded:.6g}"

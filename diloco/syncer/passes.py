@@ -17,11 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from diloco import errors
+from diloco.fragments import norms
 from diloco.syncer import sources
 
-BLOCK = 1 << 16  # elements; M + 2 blocks of it stay in the L2 cache
-_ROW = 1 << 11  # elements summed in float32 before float64 takes over
-_SAFE_SQUARES = (1e-26, 1e36)  # float32 sums of squares that lost nothing
+BLOCK = norms.BLOCK
 
 
 class Measure(NamedTuple):
@@ -60,7 +59,7 @@ def measure(
 
   def work(first: int, last: int) -> None:
     for n, blocks in lockstep(contributions, first, last):
-      squares[n] = [square(block) for block in blocks]
+      squares[n] = [norms.square(block) for block in blocks]
 
   share(work, len(squares), threads)
   return tuple(measured(column) for column in squares.T)
@@ -116,21 +115,6 @@ def share(work: Callable[[int, int], None], count: int, threads: int) -> None:
 def num_blocks(size: int) -> int:
   """How many blocks a tensor of `size` elements has."""
   return -(-size // BLOCK)
-
-
-def square(block: np.ndarray) -> float:
-  """Sum of squares of a block, always in the same order."""
-  whole = block.size // _ROW * _ROW
-  rows, tail = block[:whole].reshape(-1, _ROW), block[whole:]
-  total = float(np.vecdot(rows, rows).sum(dtype=np.float64))
-  if tail.size:
-    total += float(np.vecdot(tail, tail))
-  low, high = _SAFE_SQUARES
-  if low < total < high or (total == 0 and not block.any()):
-    return total
-  wide = block.astype(np.float64)
-  np.multiply(wide, wide, out=wide)
-  return float(wide.sum())
 
 
 def measured(squares: np.ndarray) -> Measure:

@@ -1,0 +1,32 @@
+"""What a commit record says of its tensors is what the syncer finds."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco.fragments import partition
+from diloco.islands import encoding, placement
+from diloco.syncer import merge, passes, sources
+
+CASES = {
+  "halfway between two of bfloat16": [1 + 2**-8, -(1 + 3 * 2**-8)],
+  "too small for a square": [1e-30, 2e-38],
+  "smaller than any normal number": [1e-39, 0.0],
+  "too large for bfloat16": [3.4e38, 1.0],
+  "a long tail": [4096.0, *[1.0] * 5000],
+}
+
+
+@pytest.mark.parametrize("codec", ["f32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_norm_is_that_of_the_values_as_encoded(name, codec):
+  anchor = np.asarray(CASES[name], np.float32)
+  spec = partition.Tensor("w", anchor.shape, "rda")
+  zeros = jnp.zeros(anchor.shape)
+  held = {"w": placement.to_host("w", jnp.asarray(anchor)).owned()}
+  encoded = encoding.encode([spec], {"w": zeros}, held, codec)
+  (_, values), *_ = encoded.tensors[0].pieces
+  (found,) = passes.measure([sources.MemorySource(values)])
+  assert found.norm == pytest.approx(
+    encoded.norms[0], rel=merge.NORM_TOLERANCE / 3
+  )
