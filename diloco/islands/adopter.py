@@ -22,6 +22,8 @@ from diloco.snapshots import operations, records, store
 
 logger = logging.getLogger(__name__)
 
+_HEADS_EVERY_SECS = 2.0  # look past the board this often
+
 
 @dataclasses.dataclass(frozen=True)
 class Fetched:
@@ -82,6 +84,7 @@ class Adopter:
       self._take_in,
       time.monotonic,
       notices_every_secs=notices_every_secs,
+      heads_every_secs=_HEADS_EVERY_SECS,
       failed=_log_failure,
     )
     self._lock = threading.Lock()

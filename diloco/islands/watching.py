@@ -16,7 +16,6 @@ from diloco.islands import notices, protocol
 from diloco.snapshots import keys, operations, records
 
 _READ_BOARD = operations.Read(keys.BOARD, records.Board)
-_HEADS_EVERY_SECS = 2.0  # look past the board this often
 _RETRY_SECS = (0.2, 2.0)
 _DAMAGED_SECS = (0.2, 10.0)  # what is damaged may be large, and stay so
 
@@ -44,6 +43,7 @@ class Watch:
     clock: Callable[[], float],
     *,
     notices_every_secs: float,
+    heads_every_secs: float,
     failed: Callable[[What, Exception], None] = lambda what, error: None,
   ):
     """Has looked at nothing yet.
@@ -54,6 +54,7 @@ class Watch:
       take_in: gets every newer version; it says with `got` whether it took it.
       clock: monotonic seconds.
       notices_every_secs: time between two looks at the notices.
+      heads_every_secs: time between two looks past the board.
       failed: told what could not be done, and why.
     """
     self._versions = list(versions)
@@ -61,6 +62,7 @@ class Watch:
     self._take_in = take_in
     self._clock = clock
     self._notices_every_secs = notices_every_secs
+    self._heads_every_secs = heads_every_secs
     self._failed = failed
     self._heads_due = self._notices_due = 0.0
     self._told = list(versions)  # newest versions on the board
@@ -94,7 +96,7 @@ class Watch:
     told: Sequence[int] = board.versions if board else ()
     all_heads = now >= self._heads_due
     if all_heads:
-      self._heads_due = now + _HEADS_EVERY_SECS
+      self._heads_due = now + self._heads_every_secs
     for fragment in range(len(self._versions)):
       version = self._versions[fragment]
       newer = fragment < len(told) and told[fragment] > version

@@ -88,7 +88,7 @@ def test_damaged_version_is_waited_out(run, make):
 def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
   run, make, monkeypatch
 ):
-  monkeypatch.setattr(watching, "_HEADS_EVERY_SECS", 1e6)
+  monkeypatch.setattr(adopter, "_HEADS_EVERY_SECS", 1e6)
   run.commit(0, 1, {0: 8}, value=1.0)
   thread = make([0, 0])
   assert [f.fragment for f in _take(thread, 1)] == [0]

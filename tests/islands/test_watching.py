@@ -27,6 +27,7 @@ class Life:
       self._take_in,
       lambda: self.now,
       notices_every_secs=NOTICES_SECS,
+      heads_every_secs=2.0,
     )
 
   def _take_in(self, found, newer_than):

@@ -30,6 +30,7 @@ from diloco.snapshots import keys, operations, records
 
 _RETRY_SECS = (0.2, 0.2)  # first and longest pause after a failed write
 _POLL_SECS = 2.0
+_HEADS_EVERY_SECS = 3.0
 _MISSED_SECS = 0.05  # until another look, after news during the last one
 _TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
 
@@ -370,6 +371,7 @@ class Island:
       notices.NoticeBoard(self.index, life.incarnation, _TURN_SECS, clock),
       self._take_in,
       clock,
+      heads_every_secs=_HEADS_EVERY_SECS,
       notices_every_secs=world.heartbeat_secs * (2 - bool(world.schedule.cuts)),
     )
 

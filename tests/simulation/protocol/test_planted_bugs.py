@@ -37,7 +37,6 @@ LIMITS = {
   "rows_skipped": 60,
   "older_than_clock": 60,
   "optimizer_stale": 200,
-  "peer_behind": 1000,
   "saved_too_early": 400,
   "epoch_ignored": 600,
   "cut_taken_late": 300,
@@ -127,16 +126,30 @@ def returns_to_a_cut():
 
 
 def leases_damaged_twice():
-  for number in range(38, 50):
+  for number in range(60, 110):
     yield SMALL.replace(
       seed=44278,
       rounds=5,
       faults=(
-        faults.Fault(faults.SLOW, "syncer", float(number), 3.183),
-        faults.Fault(faults.TORN, "syncer", float(number + 1)),
-        faults.Fault(faults.TORN, "standby", 60.0),
+        faults.Fault(faults.SLOW, "syncer", 38.0, 3.183),
+        faults.Fault(faults.TORN, "syncer", 39.0),
+        faults.Fault(faults.TORN, "standby", float(number)),
       ),
     )
+
+
+def peers_that_wait_for_a_slow_board():
+  for kill in (7.0, 8.0):
+    for number in range(205, 230):
+      yield SMALL.replace(
+        rounds=40,
+        standby=False,
+        faults=(
+          faults.Fault(faults.UNREADABLE, "island-1", 1.0, 60.0),
+          faults.Fault(faults.KILL, "island-1", kill),
+          faults.Fault(faults.SLOW, "syncer", float(number), 4.0),
+        ),
+      )
 
 
 def requests_for_a_cut_that_land_after_a_return():
@@ -257,6 +270,7 @@ def heads_lost_right_after_a_commit_that_went_unheard():
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
+  "peer_behind": peers_that_wait_for_a_slow_board,
   "one_stops_all": heads_and_tensors_of_one_fragment_damaged,
   "lost_for_good": publications_too_slow_for_what_follows,
   "answer_left_behind": answers_too_slow_for_who_asked,
