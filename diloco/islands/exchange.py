@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco import config as config_lib
-from diloco import crash, errors
+from diloco import crash, errors, timing
 from diloco.fragments import schedule
 from diloco.islands import (
   adopter,
   checkpoints,
   core,
+  heartbeat,
   notices,
   peer_protocol,
   peers,
@@ -46,7 +47,8 @@ class Life:
   snapshots: store.SnapshotStore
   trainer: trainer_lib.Trainer
   tape: recorder.Recorder
-  heartbeat_secs: float
+  progress: heartbeat.Progress
+  times: timing.Timing
 
 
 class Exchange:
@@ -104,10 +106,10 @@ class Exchange:
       notices.NoticeBoard(
         who.island,
         who.incarnation,
-        _PEER_BEATS * life.heartbeat_secs,
+        _PEER_BEATS * life.times.heartbeat_secs,
         time.monotonic,
       ),
-      life.heartbeat_secs,
+      life.times.heartbeat_secs,
     )
 
   @property
@@ -213,7 +215,8 @@ class Exchange:
     """Ends a resync: the parameters are new, now the optimizer."""
     healthy, source = None, None
     if not self._trainer.optimizer_is_finite():
-      healthy, source = self._saved_optimizer()
+      with self._life.progress.may_take(self._life.times.start_secs):
+        healthy, source = self._saved_optimizer()
     replaced = self._trainer.mend_optimizer(healthy)
     self._tape.record(
       events.RESYNCED,

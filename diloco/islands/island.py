@@ -167,7 +167,8 @@ class Island:
       self._store,
       trainer,
       self._tape,
-      self.times.heartbeat_secs,
+      self.progress,
+      self.times,
     )
     self._exchange = exchange.Exchange(life, recovered, self._poll_secs)
 

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from diloco import workers
-from diloco.islands import core, exchange, peers, saver
+from diloco.islands import core, exchange, heartbeat, peers, saver
 from diloco.snapshots import records
 
 
@@ -132,3 +132,28 @@ def test_saver_knows_which_saves_may_still_count(monkeypatch, tmp_path):
   assert writing.saver.wait(3, 20)
   assert [writing.saver.may_count(n) for n in (1, 2, 3)] == [False, False, True]
   writing.saver.close()
+
+
+def test_checkpoint_read_to_mend_an_optimizer_may_take_as_long_as_a_start():
+  progress, seen = heartbeat.Progress(), []
+
+  def saved_optimizer():
+    seen.append(progress.standing)
+    return None, None
+
+  island = types.SimpleNamespace(
+    _life=types.SimpleNamespace(
+      progress=progress, times=types.SimpleNamespace(start_secs=60.0)
+    ),
+    _trainer=types.SimpleNamespace(
+      optimizer_is_finite=lambda: False, mend_optimizer=lambda healthy: 3
+    ),
+    _tape=types.SimpleNamespace(record=lambda *_, **__: None),
+    _core=types.SimpleNamespace(step=9),
+    _offences=1,
+    _saved_optimizer=saved_optimizer,
+  )
+  exchange.Exchange._mend(island, [])
+  ((count, extra_secs),) = seen
+  assert (count, extra_secs) == (1, 60.0)
+  assert progress.standing == (2, 0.0)
