@@ -3,6 +3,7 @@
 import queue
 import threading
 
+import cut_builder
 import pytest
 
 from diloco import channel, config, process
@@ -16,10 +17,13 @@ class Seat:
   """A syncer's process as a thread, and the controller it talks to."""
 
   def __init__(self, run_dir):
-    chosen = config.from_mapping({"controller": {"takeover_secs": 0.6}})
+    chosen = config.from_mapping(
+      {"controller": {"takeover_secs": 0.6}, "sync": {"num_fragments": 2}}
+    )
     process.write_config(chosen, run_dir)
     self.server = channel.Server(0)
     self.server.announce(run_dir, {})
+    self.token = 0  # it leads under
     self.result = queue.Queue()
     self._thread = threading.Thread(
       target=lambda: self.result.put(main._run(run_dir, "standby", 1)),
@@ -34,6 +38,7 @@ class Seat:
       assert peer == "standby"
       kinds = {message["type"], "ready" if message.get("ready") else ""}
       count -= kind in kinds
+      self.token = message.get("token", self.token)
 
   def end(self):
     stop = {"type": "program", "name": "stop", "seq": 1, "args": {}}
@@ -68,6 +73,23 @@ def test_syncer_born_in_an_outage_is_ready_tells_that_it_lives_and_waits(
   seat = Seat(tmp_path)
   seat.hear("ready")
   seat.hear("status", 3)
+  if how == "hangs":
+    outage.go_on.set()
+  seat.end()
+
+
+@pytest.mark.parametrize("how", ["fails", "hangs"])
+def test_leader_whose_store_is_out_of_reach_tells_that_it_lives(
+  how, tmp_path, monkeypatch
+):
+  cut_builder.CutRun(tmp_path, process.store_url(tmp_path))
+  seat = Seat(tmp_path)
+  while not seat.token:
+    seat.hear("ready")
+  outage = _refuse if how == "fails" else Blocked()
+  with monkeypatch.context() as patch:
+    patch.setattr(store.SnapshotStore, "execute", outage)
+    seat.hear("status", 20)  # several times to live of its lease
   if how == "hangs":
     outage.go_on.set()
   seat.end()
