@@ -177,3 +177,47 @@ def test_failing_store_is_an_os_error_whatever_it_raises(snapshots, call):
   snapshots._kvs = FailingStore()
   with pytest.raises(OSError, match="RESOURCE_EXHAUSTED"):
     call(snapshots)
+
+
+def test_damaged_record_is_replaced_only_as_it_was_found(snapshots):
+  snapshots._kvs.write("k", b"torn").result()
+  with pytest.raises(errors.CorruptSnapshotError) as damaged:
+    snapshots.read("k", records.Lease)
+  generation = damaged.value.generation
+  assert generation
+  snapshots.write("k", records.Lease("theirs", 1, 0))
+  assert not snapshots.compare_and_set(
+    "k", records.Lease("mine", 2, 0), generation
+  )
+  assert snapshots.read("k", records.Lease).owner == "theirs"
+
+
+class Overtaken:
+  """A store that tells every writer that its write was the one that counts."""
+
+  def __init__(self, kvs, left):
+    self._kvs, self._left = kvs, left
+
+  def write(self, key, data, **conditions):
+    done = self._kvs.write(key, data, **conditions)
+    done.result()
+    self._kvs.write(key, self._left).result()
+    return done
+
+  def __getattr__(self, name):
+    return getattr(self._kvs, name)
+
+
+def test_of_two_writers_that_both_were_told_yes_one_has_won(snapshots):
+  _, absent = snapshots.read_for_update("k", records.Lease)
+  theirs = records.Lease("theirs", 1, 0)
+  snapshots._kvs = Overtaken(snapshots._kvs, theirs.to_bytes())
+  mine = records.Lease("mine", 1, 0)
+  assert not snapshots.compare_and_set("k", mine, absent)
+
+
+def test_record_that_is_damaged_as_it_is_written_is_lost_to_nobody(snapshots):
+  _, absent = snapshots.read_for_update("k", records.Lease)
+  snapshots._kvs = Overtaken(snapshots._kvs, b"torn")
+  with pytest.raises(OSError, match="damaged"):
+    snapshots.compare_and_set("k", records.Lease("mine", 1, 0), absent)

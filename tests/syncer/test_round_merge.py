@@ -1,5 +1,7 @@
 """Merging a round from records and tensors in a store."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -126,3 +128,34 @@ def test_damaged_contribution_is_named_and_nothing_is_written(
     merge(merger, head(merger, 0, first), payload, (good, 1.0), (bad, 1.0))
   assert list(refused.value.reasons) == [bad.key]
   assert snapshots.names(payload) == []
+
+
+def test_embeddings_are_averaged_and_other_tensors_as_the_run_says(tmp_path):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  rows = {"embedding": "mean", "w": "rda"}
+  plan = partition.partition(
+    [partition.Tensor(name, (2,), merge) for name, merge in rows.items()], 1
+  )
+  outer = outer_optimizer.OuterOptimizer(1.0, 0.0)
+  merger = round_merge.RoundMerger(snapshots, plan, "rda", outer)
+
+  def put(prefix, values):
+    tensor = np.asarray(values, np.float32)
+    snapshots.arrays.write(
+      prefix, [arrays.Tensor.whole(name, tensor) for name in rows]
+    )
+
+  first, payload = (keys.global_prefix(0, v, "x") for v in (0, 1))
+  put(f"{first}/params", [0, 0])
+  sent = []
+  for island, grad in enumerate(([4, 0], [0, 4])):
+    record = contribute(snapshots, merger, normal(1), island)
+    put(record.payload, grad)
+    sent.append((dataclasses.replace(record, norms=[4.0, 4.0]), 1.0))
+  merge(merger, head(merger, 0, first), payload, *sent)
+  read = snapshots.arrays.read
+  assert read(f"{payload}/params", "embedding").tolist() == [-2, -2]
+  # Half the way in direction, and all of it in length.
+  np.testing.assert_allclose(
+    read(f"{payload}/params", "w"), [-(8**0.5)] * 2, rtol=1e-6
+  )

@@ -16,6 +16,7 @@ from diloco.syncer import (
   grace,
   heads,
   outer_optimizer,
+  protocol,
   quorum,
   rounds,
   weighting,
@@ -33,8 +34,10 @@ SETTINGS = core.Settings(
 class Leader:
   """A syncer without lease and loop, on a store that can be broken."""
 
-  def __init__(self, run_dir, monkeypatch):
+  def __init__(self, run_dir, monkeypatch, decay=1.0, version=0):
     self.run = CutRun(run_dir)
+    if version:
+      self.run.commit(0, version, {}, 0.0)
     self.tape = recorder.Recorder(run_dir, "syncer", 1)
     self._patch = monkeypatch
     keeper = cutting.CutKeeper(self.run.store)
@@ -45,9 +48,9 @@ class Leader:
     self.run.store.perform(held.fence(2))
     self.rounds = rounds.Rounds(
       self.run.store,
-      core.SyncerCore(SETTINGS, [(0, {}), (0, {})]),
+      core.SyncerCore(SETTINGS, protocol.starts(self.run.heads())),
       committer.Committer(self.run.store, PLAN, held, "mean", outer),
-      weighting.Weighting(1.0, 4),
+      weighting.Weighting(decay, 4),
       keeper,
       self.chores,
       self.tape,
@@ -268,3 +271,68 @@ def test_fragment_whose_tensors_are_gone_stands_still_and_no_other(leader):
   leader.send(8, fragment=1)
   assert leader.run.head(1).version == 1
   assert len(leader.events("global_damaged")) == 1
+
+
+def test_contribution_weighs_less_for_each_version_it_is_behind(
+  tmp_path, monkeypatch
+):
+  leader = Leader(tmp_path, monkeypatch, decay=0.5, version=2)
+  for base, first in ((0, 0), (1, 8), (2, 16)):
+    leader.publish(first + 8, base=base, first=first)
+  leader.look()
+  leader.tape.flush()
+  (merged,) = leader.events("merged")
+  found = {c["staleness"]: c["weight"] for c in merged["contributions"]}
+  # (800 tokens)^2 / 8 steps, halved for each version.
+  assert found == {0: 80_000, 1: 40_000, 2: 20_000}
+  leader.tape.close()
+
+
+def test_lease_and_tape_are_seen_to_between_the_merge_and_its_commit(leader):
+  done = []
+
+  def note(name, method):
+    def call(*args, **kwargs):
+      done.append(name)
+      return method(*args, **kwargs)
+
+    return call
+
+  execute = leader.run.store.execute
+
+  def look(operation):
+    if isinstance(operation, operations.CompareAndSet):
+      done.append("commit")
+    return execute(operation)
+
+  leader.patch(leader.run.store, "execute", look)
+  leader.patch(leader.tape, "flush", note("flush", leader.tape.flush))
+  write = note("payload", leader.run.store.arrays.write)
+  leader.publish(8)
+  leader.patch(leader.run.store.arrays, "write", write)
+  _, found, _ = leader.run.store.perform(leader.chores.look())
+  arrived = core.Arrived([record for _, record in found])
+  leader.rounds.handle(arrived, note("lease", lambda: None))
+  first = done[: done.index("commit") + 1]
+  assert first[-4:] == ["payload", "flush", "lease", "commit"]
+
+
+def test_leader_deposed_during_a_merge_commits_nothing(leader):
+  leader.publish(8)
+  _, found, _ = leader.run.store.perform(leader.chores.look())
+  works, merged = leader.run.store.arrays.write, []
+
+  def write(*args):
+    merged.append(args)
+    works(*args)
+
+  leader.patch(leader.run.store.arrays, "write", write)
+
+  def check():
+    if merged:
+      raise errors.FencedError("the lease was taken over")
+
+  with pytest.raises(errors.FencedError):
+    leader.rounds.handle(core.Arrived([r for _, r in found]), check)
+  assert leader.run.head(0).version == 0
+  assert leader.events("merged") == []
