@@ -57,6 +57,11 @@ class FleetConfig:
     """M."""
     return self.num_islands or len(self.slices)
 
+  def device_indices(self, slice_index: int) -> range:
+    """A slice's own devices, among all that a host has for the fleet."""
+    before = sum(s.num_devices for s in self.slices[:slice_index])
+    return range(before, before + self.slices[slice_index].num_devices)
+
 
 @dataclasses.dataclass(frozen=True)
 class SyncConfig:

@@ -9,6 +9,7 @@ import traceback
 
 from diloco import channel as channel_lib
 from diloco import errors, process, workers
+from diloco.islands import devices
 from diloco.snapshots import records
 
 
@@ -40,12 +41,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
   config = process.read_config(args.run_dir, or_copy=True)
   hardware = config.fleet.slices[args.slice]
+  indices = config.fleet.device_indices(args.slice)
   # JAX reads these once, so it is imported only now.
-  os.environ.setdefault("JAX_PLATFORMS", "cpu")
-  os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')}"
-    f" --xla_force_host_platform_device_count={hardware.num_devices}"
-  )
+  os.environ |= devices.environ(indices, os.environ)
   import jax
 
   from diloco.islands import compilation, programs
@@ -83,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     ),
     config,
     task,
-    jax.devices(),
+    devices.of_slice(indices, jax.devices()),
     report=report,
   )
   # All that start-up made stays. Every full collection would look at it again,
