@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 _LOOK_SECS = 0.2  # between two looks at an open cut
 _IDLE_SECS = 1.0  # between two looks for wishes and forgotten cuts
 _RETRY_SECS = 5.0
+# A value, two moments of the inner optimizer and a reference, of 32 bits, on
+# their way to a disk that still counts as working, and back for checksums.
+_BYTES_A_PARAM = 2 * 4 * 4
+_LEAST_BYTES_A_SEC = 16 << 20
 
 
 def wish_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
@@ -62,15 +66,21 @@ def of_run(
 ) -> Cutter:
   """The cutter of one session of a run."""
   patience_secs = config.controller.patience_secs
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  plan = snapshots.read_plan()
   settings = Settings(
     every_secs=config.programs.cut_every_secs,
-    limit_secs=patience_secs,
+    limit_secs=limit_secs(patience_secs, plan.num_params if plan else 0),
     patience_secs=patience_secs,
     islands=config.fleet.islands,
     num_fragments=config.sync.num_fragments,
   )
-  snapshots = store.SnapshotStore(process.store_url(run_dir))
   return Cutter(snapshots, settings, tape, wish_path(run_dir))
+
+
+def limit_secs(patience_secs: float, num_params: int) -> float:
+  """How long a cut may take: each island's state has to be written."""
+  return patience_secs + num_params * _BYTES_A_PARAM / _LEAST_BYTES_A_SEC
 
 
 class Cutter:

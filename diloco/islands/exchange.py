@@ -34,8 +34,6 @@ from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
-_PEER_BEATS = 2  # a peer of a lower number has so long to answer a call
-
 
 @dataclasses.dataclass(frozen=True)
 class Life:
@@ -106,7 +104,9 @@ class Exchange:
       notices.NoticeBoard(
         who.island,
         who.incarnation,
-        _PEER_BEATS * life.times.heartbeat_secs,
+        peer_protocol.turn_secs(
+          life.times.heartbeat_secs, peers.size_of(life.trainer.state.opt_state)
+        ),
         time.monotonic,
       ),
       life.times.heartbeat_secs,

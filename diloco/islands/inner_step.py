@@ -104,27 +104,6 @@ def init_opt_state(
   return jax.jit(optimizer.init, out_shardings=shardings)(params)
 
 
-def set_schedule_step(opt_state: Any, step: int) -> Any:
-  """Moves learning-rate schedules to `step`, leaving moments alone.
-
-  A schedule follows the island's cumulative steps. Adam's own count belongs to
-  its moments, which may be older than that after a recovery.
-  """
-
-  def is_schedule(path: Any, _: Any) -> bool:
-    return any(
-      getattr(key, "tuple_name", "") == "ScaleByScheduleState" for key in path
-    )
-
-  if not optax.tree_utils.tree_get_all_with_path(
-    opt_state, "count", is_schedule
-  ):
-    return opt_state  # a constant learning rate
-  return optax.tree_utils.tree_set(
-    opt_state, is_schedule, count=jnp.asarray(step, jnp.int32)
-  )
-
-
 def make_step(
   task: task_lib.Task,
   optimizer: optax.GradientTransformation,

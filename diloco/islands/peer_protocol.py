@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from diloco import errors
 from diloco.snapshots import keys, operations, records
 
+_HEARD_BEATS, _TURN_BEATS, _STEPS = 6, 2, 4
+_LEAST_BYTES_A_SEC = 16 << 20  # of a store that still counts as working
 _MEMBERS = operations.Names("members")
 _REQUESTS = operations.Names(keys.PEER_REQUESTS)
 
@@ -31,6 +33,30 @@ def can_serve(bases: Sequence[int], asked: Sequence[int]) -> bool:
 
 
 # The side that calls
+
+
+def patience_secs(
+  others: Sequence[records.Member], heartbeat_secs: float, num_bytes: int
+) -> float:
+  """How long an answer is waited for.
+
+  Heartbeats until the call is heard, steps of the slowest until the state is
+  copied, and as often as there are peers, each of which may answer after the
+  one before: a turn, and the state's way to the store.
+
+  Args:
+    others: healthy peers, at least one.
+    heartbeat_secs: of the run.
+    num_bytes: of the optimizer state.
+  """
+  turns = len(others) * turn_secs(heartbeat_secs, num_bytes)
+  slowest = max(member.step_secs for member in others)
+  return _HEARD_BEATS * heartbeat_secs + _STEPS * slowest + turns
+
+
+def turn_secs(heartbeat_secs: float, num_bytes: int) -> float:
+  """How long a peer has to answer before the next one does."""
+  return _TURN_BEATS * heartbeat_secs + num_bytes / _LEAST_BYTES_A_SEC
 
 
 def healthy(island: int) -> operations.Procedure[list[records.Member]]:

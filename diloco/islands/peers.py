@@ -36,6 +36,11 @@ def _named(opt_state: Any) -> dict[str, jax.Array]:
   return {f"{i:06d}": x for i, x in enumerate(jax.tree.leaves(opt_state))}
 
 
+def size_of(opt_state: Any) -> int:
+  """Bytes of an optimizer state."""
+  return sum(leaf.nbytes for leaf in jax.tree.leaves(opt_state))
+
+
 def answer(
   snapshots: store.SnapshotStore, request: records.PeerRequest, offer: Offer
 ) -> None:

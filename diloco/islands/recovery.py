@@ -29,10 +29,6 @@ from diloco.snapshots import checkpoint, keys, operations, records, store
 
 logger = logging.getLogger(__name__)
 
-# How long a peer's answer is waited for: heartbeats, more of them for each that
-# may have to wait for the one before, and steps of the slowest.
-_PATIENCE_BEATS = (6, 2)
-_PATIENCE_STEPS = 4
 _READ_ATTEMPTS = 2
 _FIRST_STEP = core.Position._fields.index("first_step")
 _PUBLISHED = core.Position._fields.index("published")
@@ -237,17 +233,17 @@ class Recovery:
       healthy = self._store.perform(peer_protocol.healthy(self._island))
       if not healthy:
         return None
-      first, each = _PATIENCE_BEATS
-      patience_secs = (
-        first + each * len(healthy)
-      ) * heartbeat_secs + _PATIENCE_STEPS * max(m.step_secs for m in healthy)
       trainer = self._trainer
+      opt_state = trainer.state.opt_state
+      patience_secs = peer_protocol.patience_secs(
+        healthy, heartbeat_secs, peers.size_of(opt_state)
+      )
       for _ in range(_READ_ATTEMPTS):
         try:
           heard = peers.ask(
             self._store,
             request,
-            trainer.state.opt_state,
+            opt_state,
             trainer.placement,
             patience_secs,
           )

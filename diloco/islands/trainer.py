@@ -15,7 +15,7 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco.fragments import partition
-from diloco.islands import inner_step, swap
+from diloco.islands import inner_step, schedules, swap
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
 
@@ -236,9 +236,9 @@ class Trainer:
     self.step = step
     # Copies: the given state is not this trainer's to give away.
     copies = swap.copy_tree(opt_state)
-    self.state = self._placed(
-      self.state.params, inner_step.set_schedule_step(copies, step)
-    )
+    params = self.state.params
+    moved = schedules.set_step(self._optimizer, copies, params, step)
+    self.state = self._placed(params, moved)
     self._stream.seek(step)
 
   def _on_mesh(

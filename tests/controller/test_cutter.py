@@ -200,3 +200,9 @@ def test_store_out_of_reach_disturbs_nobody(tmp_path, monkeypatch):
   session.cutter.look(10.0, LIVES)
   session.cutter.look(20.0, LIVES)
   assert session.asked() == [1]
+
+
+def test_cut_of_a_large_model_may_take_the_time_its_states_need():
+  assert cutter.limit_secs(60.0, 1_000_000) == pytest.approx(60, abs=3)
+  # 12 B parameters with two moments are 144 GB, at 100 MB/s 24 minutes.
+  assert cutter.limit_secs(60.0, 12_000_000_000) > 1440

@@ -6,12 +6,11 @@ import time
 
 import jax
 import numpy as np
-import optax
 import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
-from diloco.islands import inner_step, programs
+from diloco.islands import programs
 from diloco.snapshots import keys, records, store
 from diloco.syncer import committer
 from diloco.tape import ledger, reader
@@ -317,13 +316,3 @@ def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
     _wait_for(lambda: not (root / "payloads" / past).exists())
   assert (root / "payloads" / future).exists()
   successor.close("test")
-
-
-def test_schedule_is_set_and_moments_are_not():
-  params = {"w": np.ones(3, np.float32)}
-  scheduled = optax.adam(optax.linear_schedule(1.0, 0.0, 10))
-  state = inner_step.set_schedule_step(scheduled.init(params), 7)
-  counts = [int(x) for x in jax.tree.leaves(state) if np.ndim(x) == 0]
-  assert sorted(counts) == [0, 7]
-  constant = optax.adam(0.1).init(params)
-  assert inner_step.set_schedule_step(constant, 7) is constant

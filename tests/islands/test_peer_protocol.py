@@ -110,6 +110,16 @@ def test_answer_older_than_what_was_asked_for_is_not_taken(snapshots, versions):
   assert perform(snapshots, peer_protocol.hear(CALL)) is None
 
 
+def test_large_optimizer_state_is_waited_for_as_long_as_it_may_take():
+  others = [member(0), member(2)]
+  small = peer_protocol.patience_secs(others, 0.25, 1000)
+  assert small == pytest.approx((6 + 2 * 2) * 0.25 + 4 * 0.5, abs=0.01)
+  # Each of the two may have to write all of it, at 100 MB/s and less.
+  large = peer_protocol.patience_secs(others, 0.25, 96_000_000_000)
+  assert large > 2 * 960
+  assert 2 * peer_protocol.turn_secs(0.25, 96_000_000_000) < large
+
+
 def test_nothing_is_sent_to_who_calls_no_longer(snapshots):
   perform(snapshots, peer_protocol.call(CALL))
   perform(snapshots, peer_protocol.hang_up(CALL))
