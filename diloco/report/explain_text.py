@@ -57,8 +57,7 @@ def _grace(
   if sync.grace != "adaptive":
     yield f"fixed by config.sync.grace = {sync.grace!r}"
   elif facts.grace_facts:
-    tau, known = sync.overlap_steps, facts.grace_facts
-    steps = min(tau * sync.every / sync.num_fragments, tau)
+    steps, known = sync.overlap_steps, facts.grace_facts
     spent = known["quorum_secs"] + known["sync_secs"]
     slack = steps * known["step_secs"] - spent
     yield (

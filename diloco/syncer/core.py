@@ -6,9 +6,11 @@ commits. Time is the caller's monotonic clock in seconds.
 
 A *round* of a fragment produces its next version. It opens with the first
 fresh contribution (one that started from the current version), reaches quorum
-with K islands, stays open for the grace window, and closes early once every
+with K islands, stays open for the grace window, and is ready early once every
 live island is in. Stale contributions join a round but never open one:
-otherwise rounds would follow the network instead of the schedule.
+otherwise rounds would follow the network instead of the schedule. Merges run
+one after another, in the order in which rounds are ready; who comes while a
+round waits for its turn still joins it.
 
 What a contribution contains is judged by `diloco.syncer.gates`. Cuts follow Lai
 and Yang (1987): a contribution stamped with a later cut than the syncer's makes
@@ -108,7 +110,6 @@ class Committed:
   """The version asked for by `Close` is the fragment's head."""
 
   fragment: int
-  sync_secs: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +204,7 @@ class Close:
   quorum_secs: float
   grace_secs: float  # offered
   grace_spent_secs: float
+  queued_secs: float  # from the end of the window to `closed_at`
   facts: grace.GraceFacts  # what the offer was made from
   cut: int  # stamp of the version; if a later one came, the merge must fail
 
@@ -292,6 +294,7 @@ class _Fragment:
   quorum_at: float | None = None
   grace_secs: float = 0.0
   facts: grace.GraceFacts | None = None  # at quorum
+  ready_at: float | None = None  # all are in, or the window has ended
   closing: Close | None = None
   failures: int = 0  # of merges, in a row
   retry_at: float = -math.inf  # no merge before
@@ -335,6 +338,7 @@ class SyncerCore:
     self._quorum_secs = grace.MovingAverage()
     self._sync_secs = grace.MovingAverage()
     self._draining = False
+    self._merging = False
 
   @property
   def versions(self) -> list[int]:
@@ -368,9 +372,14 @@ class SyncerCore:
   def next_deadline(self) -> float | None:
     """Earliest time at which a `Tick` can close a round, if any."""
     earliest: float | None = None
+    if self._merging:
+      return None
     for state in self._fragments:
-      if state.quorum_at is not None and state.closing is None:
-        deadline = max(state.quorum_at + state.grace_secs, state.retry_at)
+      if state.quorum_at is not None:
+        deadline = state.quorum_at + state.grace_secs
+        if state.ready_at is not None:
+          deadline = state.ready_at
+        deadline = max(deadline, state.retry_at)
         if earliest is None or deadline < earliest:
           earliest = deadline
     return earliest
@@ -383,8 +392,8 @@ class SyncerCore:
       case Membership(step_secs):
         self._step_secs = dict(step_secs)
         return self._evaluate_all(now)
-      case Committed(fragment, sync_secs):
-        return self._committed(fragment, sync_secs, now)
+      case Committed(fragment):
+        return self._committed(fragment, now)
       case MergeRefused(fragment, reasons):
         return self._refused(fragment, reasons, now)
       case MergeFailed(fragment):
@@ -509,11 +518,11 @@ class SyncerCore:
         latest[contribution.island] = contribution
     return actions
 
-  def _committed(
-    self, fragment: int, sync_secs: float, now: float
-  ) -> list[Action]:
+  def _committed(self, fragment: int, now: float) -> list[Action]:
     state = self._fragments[fragment]
-    assert state.closing is not None
+    assert state.closing is not None and state.ready_at is not None
+    self._merging = False
+    self._sync_secs = self._sync_secs.observe(now - state.ready_at)
     for chosen in state.closing.chosen:
       del state.waiting[chosen.contribution.key]
       state.gate.accepted(chosen.contribution)
@@ -522,9 +531,9 @@ class SyncerCore:
     state.version = state.closing.version
     state.clock = dict(state.closing.clock)
     state.holes = dict(state.closing.holes)
-    state.opened_at = state.quorum_at = state.closing = None
+    state.opened_at = state.quorum_at = state.ready_at = None
+    state.closing = None
     state.failures, state.retry_at = 0, -math.inf
-    self._sync_secs = self._sync_secs.observe(sync_secs)
     # What is left was meant for the round that just closed.
     actions: list[Action] = []
     if not state.waiting:
@@ -542,16 +551,17 @@ class SyncerCore:
   def _failed(self, fragment: int, now: float) -> list[Action]:
     state = self._fragments[fragment]
     doubled = 2 ** min(state.failures, _RETRY_DOUBLINGS)
-    state.closing = None
+    state.closing, self._merging = None, False
     state.failures += 1
     state.retry_at = now + self._settings.retry_secs * doubled
+    state.ready_at = state.retry_at  # what failed says nothing of a merge
     return []
 
   def _refused(
     self, fragment: int, reasons: Mapping[str, str], now: float
   ) -> list[Action]:
     state = self._fragments[fragment]
-    state.closing = None
+    state.closing, self._merging = None, False
     actions: list[Action] = []
     for key, reason in reasons.items():
       contribution, arrived_at = state.waiting.pop(key)
@@ -559,7 +569,7 @@ class SyncerCore:
       if reason.startswith(_OFFENCES):
         actions += self._offence(contribution, reason, now)
     if not any(self._is_fresh(state, c) for c, _ in state.waiting.values()):
-      state.opened_at = state.quorum_at = None
+      state.opened_at = state.quorum_at = state.ready_at = None
     return actions + self._evaluate(fragment, now)
 
   def _evaluate_all(self, now: float) -> list[Action]:
@@ -590,7 +600,7 @@ class SyncerCore:
       state.opened_at = now
       actions.append(Open(fragment, state.version + 1, opener.island))
     if not self._settings.quorum.reached(len(present)):
-      state.quorum_at = None
+      state.quorum_at = state.ready_at = None
       return actions
     if state.quorum_at is None:
       state.quorum_at = now
@@ -602,12 +612,25 @@ class SyncerCore:
       absent = {m for m in absent if not self._is_suspended(m, now)}
     # The same sum as in `next_deadline`, or a tick then could come too early.
     until = state.quorum_at + state.grace_secs
-    if absent and now < until and not self._draining:
-      return actions
-    if now < state.retry_at:
+    if state.ready_at is None:
+      if absent and now < until and not self._draining:
+        return actions
+      state.ready_at = min(now, until) if absent else now
+    if self._merging or now < state.retry_at or self._is_behind(state, now):
       return actions
     state.closing = self._close(fragment, state, sorted(absent), now)
+    self._merging = True
     return [*actions, state.closing]
+
+  def _is_behind(self, state: _Fragment, now: float) -> bool:
+    """Whether another round has been ready for longer."""
+    assert state.ready_at is not None
+    return any(
+      other.ready_at is not None
+      and other.ready_at < state.ready_at
+      and other.retry_at <= now
+      for other in self._fragments
+    )
 
   def _opener(self, state: _Fragment) -> Contribution | None:
     """Whose contribution opens a round: the last fresh one."""
@@ -623,7 +646,7 @@ class SyncerCore:
   ) -> Close:
     version, opened_at = state.version, state.opened_at
     assert opened_at is not None and state.quorum_at is not None
-    assert state.facts is not None
+    assert state.facts is not None and state.ready_at is not None
     ordered = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, w[0].step)
     )
@@ -652,7 +675,8 @@ class SyncerCore:
       closed_at=now,
       quorum_secs=state.quorum_at - opened_at,
       grace_secs=state.grace_secs,
-      grace_spent_secs=now - state.quorum_at,
+      grace_spent_secs=state.ready_at - state.quorum_at,
+      queued_secs=now - state.ready_at,
       facts=state.facts,
       cut=self._cut,
     )

@@ -4,12 +4,13 @@ An island adopts a fragment `overlap_steps` after publishing it. Whatever of
 that time the round does not need for reaching quorum and for merging is slack,
 and waiting in it for slower islands costs nobody a step.
 
-    slack = min(tau H / P, tau) step_secs - (quorum_secs + sync_secs)
+    slack = tau step_secs - (quorum_secs + sync_secs)
     grace = min(gamma slack, step_secs), never below 0
 
-Symbols: tau `overlap_steps`, H `sync_every`, P `num_fragments`, gamma < 1.
-`step_secs` is that of the slowest live island; `quorum_secs` (round opened to
-quorum) and `sync_secs` (closed to committed) are moving averages.
+Symbols: tau `overlap_steps`, gamma < 1. `step_secs` is that of the slowest live
+island; `quorum_secs` (round opened to quorum) and `sync_secs` (end of the
+window to committed, waiting for other merges included) are moving averages. At
+most one fragment is due at a step; the configuration sees to that.
 
 Reference: Decoupled DiLoCo, arXiv 2604.21428.
 """
@@ -40,15 +41,12 @@ class AdaptiveGrace:
   """Spends a share of the slack, at most one step of the slowest island."""
 
   overlap_steps: int
-  sync_every: int
-  num_fragments: int
   gamma: float
 
   def grace_secs(self, facts: GraceFacts) -> float:
     """Implements the formula of this module."""
-    tau = self.overlap_steps
-    steps = min(tau * self.sync_every / self.num_fragments, tau)
-    slack = steps * facts.step_secs - (facts.quorum_secs + facts.sync_secs)
+    slack = self.overlap_steps * facts.step_secs
+    slack -= facts.quorum_secs + facts.sync_secs
     return min(max(self.gamma * slack, 0.0), facts.step_secs)
 
 

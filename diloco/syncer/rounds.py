@@ -131,10 +131,7 @@ class Rounds:
     crash.point("before_tape")
     self._tape.record(events.MERGED, **facts)
     self.num_merges += 1
-    now = time.monotonic()
-    later = self._core.handle(
-      core.Committed(close.fragment, now - started), now
-    )
+    later = self._core.handle(core.Committed(close.fragment), time.monotonic())
     try:
       self._clear_up(close)
     finally:
@@ -259,6 +256,7 @@ def _merged_event(
     "quorum_secs": close.quorum_secs,
     "grace_secs": close.grace_secs,
     "grace_spent_secs": close.grace_spent_secs,
+    "queued_secs": close.queued_secs,
     "grace_facts": dataclasses.asdict(close.facts),
     "merge_secs": merge_secs,
     "outer_grad_norm": merged.outer_grad_norm,

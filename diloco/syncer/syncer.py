@@ -55,9 +55,7 @@ def settings(
   if fixed_secs is not None:
     policy = grace.FixedGrace(fixed_secs)
   else:
-    policy = grace.AdaptiveGrace(
-      sync.overlap_steps, sync.every, sync.num_fragments, sync.grace_gamma
-    )
+    policy = grace.AdaptiveGrace(sync.overlap_steps, sync.grace_gamma)
   return core.Settings(
     num_fragments=sync.num_fragments,
     quorum=quorum.MinimumQuorum(sync.quorum),

@@ -17,16 +17,8 @@ from diloco.syncer import grace
   ],
 )
 def test_adaptive_grace_spends_a_share_of_the_slack(facts, expected):
-  policy = grace.AdaptiveGrace(2, 24, 24, gamma=0.5)
+  policy = grace.AdaptiveGrace(2, gamma=0.5)
   assert policy.grace_secs(grace.GraceFacts(*facts)) == pytest.approx(expected)
-
-
-def test_slack_shrinks_with_more_fragments_than_steps_between_them():
-  facts = grace.GraceFacts(step_secs=1.0, quorum_secs=0.0, sync_secs=0.0)
-  few = grace.AdaptiveGrace(2, 10, 5, gamma=0.1).grace_secs(facts)
-  many = grace.AdaptiveGrace(2, 10, 40, gamma=0.1).grace_secs(facts)
-  assert few == pytest.approx(0.2)  # min(2 * 2, 2) steps
-  assert many == pytest.approx(0.05)  # 2 * 10 / 40 steps
 
 
 def test_moving_average_starts_at_its_first_sample():

@@ -24,6 +24,7 @@ def _close(version, cut=0):
     quorum_secs=0.0,
     grace_secs=0.0,
     grace_spent_secs=0.0,
+    queued_secs=0.0,
     facts=FACTS,
     cut=cut,
   )

@@ -269,6 +269,7 @@ def test_fragment_whose_tensors_are_gone_stands_still_and_no_other(leader):
     leader.rounds.look_after_heads()
   assert leader.rounds.damaged == [0]
   leader.send(8, fragment=1)
+  leader.look()
   assert leader.run.head(1).version == 1
   assert len(leader.events("global_damaged")) == 1
 

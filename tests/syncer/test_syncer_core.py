@@ -46,7 +46,7 @@ def _kinds(actions):
 def _commit(state, actions, now):
   """Plays the shell's part for the round that closes in `actions`."""
   (close,) = [a for a in actions if isinstance(a, core.Close)]
-  return close, state.handle(core.Committed(close.fragment, 0.01), now)
+  return close, state.handle(core.Committed(close.fragment), now)
 
 
 def test_round_closes_at_once_without_grace():
@@ -307,21 +307,82 @@ def test_drain_closes_open_and_stale_rounds_but_respects_the_quorum():
   state.handle(core.Membership({0: 0.1, 1: 0.1}), 0.0)
   state.handle(core.Arrived([Contribution(0, 0, 24, 5, fragment=0)]), 1.0)
   state.handle(core.Arrived([Contribution(0, 0, 24, 4, fragment=1)]), 1.0)
-  actions = state.handle(core.Drain(), 2.0)
-  closed = [a.fragment for a in actions if isinstance(a, core.Close)]
-  assert closed == [0, 1]
+  for fragment in (0, 1):
+    close, _ = _commit(state, state.handle(core.Drain(), 2.0), 2.1)
+    assert close.fragment == fragment
+  assert state.idle
   strict = _core(minimum=2)
   strict.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
   assert strict.handle(core.Drain(), 2.0) == []
 
 
-def test_rounds_of_different_fragments_overlap_but_not_of_one():
+def _arrive(state, island, fragment, now):
+  contribution = Contribution(island, 0, 24, fragment=fragment)
+  return state.handle(core.Arrived([contribution]), now)
+
+
+def test_rounds_overlap_in_waiting_and_are_merged_one_after_another():
   state = _core(heads=((0, {}), (0, {})))
-  first = state.handle(core.Arrived([Contribution(0, 0, 24, fragment=0)]), 1.0)
-  second = state.handle(core.Arrived([Contribution(0, 0, 24, fragment=1)]), 1.0)
-  third = state.handle(core.Arrived([Contribution(1, 0, 24, fragment=0)]), 1.0)
-  assert _kinds(first) == _kinds(second) == ["Open", "Close"]
-  assert third == []
+  first = _arrive(state, 0, 0, 1.0)
+  assert _kinds(first) == ["Open", "Close"]
+  assert _arrive(state, 1, 0, 1.0) == []  # that one has begun
+  assert _kinds(_arrive(state, 0, 1, 1.0)) == ["Open"]
+  assert state.next_deadline() is None
+  _commit(state, first, 1.5)
+  assert state.next_deadline() == 1.0
+  (close, *_) = state.handle(core.Tick(), 1.5)
+  assert close.fragment == 1
+
+
+def test_who_comes_while_a_round_waits_for_its_turn_joins_it():
+  state = _core(grace_secs=1.0, heads=((0, {}), (0, {})))
+  state.handle(core.Membership({0: 0.1, 1: 0.1}), 0.0)
+  _arrive(state, 0, 1, 1.0)
+  _arrive(state, 0, 0, 1.2)
+  merging = _arrive(state, 1, 0, 1.2)  # all are in
+  assert _kinds(merging) == ["Close"]
+  assert state.handle(core.Tick(), 2.5) == []  # the window ended at 2.0
+  assert _arrive(state, 1, 1, 3.0) == []
+  _commit(state, merging, 4.2)
+  (close,) = state.handle(core.Tick(), 4.2)
+  assert [c.contribution.island for c in close.chosen] == [0, 1]
+  assert close.absent == ()
+  assert (close.grace_secs, close.grace_spent_secs) == (1.0, 1.0)
+  assert close.queued_secs == pytest.approx(2.2) and close.closed_at == 4.2
+
+
+def test_time_to_commit_is_counted_from_the_end_of_the_window():
+  state = _core(heads=((0, {}), (0, {}), (0, {})))
+  merging = _arrive(state, 0, 0, 1.0)
+  _arrive(state, 0, 1, 1.0)
+  _commit(state, merging, 3.0)  # took 2 s
+  _commit(
+    state, state.handle(core.Tick(), 3.0), 5.0
+  )  # took 4 s, 2 of them here
+  (_, close) = _arrive(state, 0, 2, 6.0)
+  assert close.facts.sync_secs == pytest.approx(0.8 * 2 + 0.2 * 4)
+
+
+def test_rounds_are_merged_in_the_order_in_which_they_are_ready():
+  state = _core(heads=((0, {}), (0, {}), (0, {})))
+  merging = _arrive(state, 0, 1, 1.0)
+  _arrive(state, 0, 2, 1.1)
+  _arrive(state, 0, 0, 1.2)
+  order = []
+  while merging:
+    close, _ = _commit(state, merging, 2.0)
+    order.append(close.fragment)
+    merging = state.handle(core.Tick(), 2.0)
+  assert order == [1, 2, 0]
+
+
+def test_merge_that_fails_goes_to_the_end_of_the_line():
+  state = _core(heads=((0, {}), (0, {})))
+  _arrive(state, 0, 0, 1.0)
+  _arrive(state, 0, 1, 1.1)
+  state.handle(core.MergeFailed(0), 2.0)
+  (close,) = state.handle(core.Tick(), 2.0)
+  assert close.fragment == 1
 
 
 def test_contribution_from_before_a_roll_back_is_discarded():

@@ -212,8 +212,8 @@ def _links(
       case events.PUBLISHED if key in sent:
         delays["publish"].append(line["wall_secs"] - sent[key])
       case events.MERGED:
-        facts = line.get("grace_facts") or {}
-        delays["merge"].append(facts.get("sync_secs") or math.nan)
+        # Without its waiting for other merges: the rounds played wait too.
+        delays["merge"].append(line.get("merge_secs") or math.nan)
       case events.ADOPTED:
         delays["fetch"].append(line.get("secs") or math.nan)
   beat = config.controller.heartbeat_secs

@@ -213,7 +213,7 @@ class World:
     if self._counts:
       self._count_merge(close)
     self._clocks[close.fragment] = dict(close.clock)
-    self._hand(syncer_core.Committed(close.fragment, self._links.merge_secs))
+    self._hand(syncer_core.Committed(close.fragment))
     for island in self._islands:
       self._at(
         self._now + self._links.fetch_secs,

@@ -504,16 +504,18 @@ class Checker:
 
   def closing(self, syncer: Any, close: Any) -> None:
     """A round closes; its grace must have been bought from slack."""
+    ready_at = close.closed_at - close.queued_secs
+    self.seen["joined_in_line"] += any(
+      [chosen.arrived_at > ready_at + _EPSILON for chosen in close.chosen]
+    )
     if self._schedule.grace == "adaptive":
       self._check_grace(syncer, close)
 
   def _check_grace(self, syncer: Any, close: Any) -> None:
     shape = self._schedule
     secs = self._world.step_secs
-    tau = shape.overlap_steps
-    steps = min(tau * shape.sync_every / shape.fragments, tau)
     # The offer was made at quorum; averages may have moved since.
-    offered_at = close.closed_at - close.grace_spent_secs
+    offered_at = close.opened_at + close.quorum_secs
     sync_secs = 0.0
     for at, value in reversed(self._sync_secs.get(syncer.life, ())):
       if at <= offered_at - _EPSILON:
@@ -521,7 +523,7 @@ class Checker:
         break
       if at <= offered_at + _EPSILON:
         sync_secs = value  # at the same moment: before the offer, or after
-    slack = steps * max(secs) - sync_secs
+    slack = shape.overlap_steps * max(secs) - sync_secs
     if close.grace_secs > max(0.0, min(slack, max(secs))) + _EPSILON:
       raise Violation(
         f"the grace of version {close.version} of fragment {close.fragment} was"

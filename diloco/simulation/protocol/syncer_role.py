@@ -256,7 +256,6 @@ class Syncer:
   def _close_round(self, close: core_lib.Close) -> kernel_lib.Script:
     kernel, life, world = self.kernel, self.life, self.world
     fragment = close.fragment
-    started = kernel.clock(life)
     world.checker.closing(self, close)
     weight = self.weighting.weight
     weights = []
@@ -278,16 +277,13 @@ class Syncer:
     except operations.FAILURES:
       self.core.handle(core_lib.MergeFailed(fragment), kernel.clock(life))
       return
-    yield from self._committed(close, kernel.clock(life) - started)
+    yield from self._committed(close)
 
-  def _committed(
-    self, close: core_lib.Close, sync_secs: float
-  ) -> kernel_lib.Script:
-    fragment = close.fragment
-    self.world.checker.committed(self, close, sync_secs)
-    later = self.core.handle(
-      core_lib.Committed(fragment, sync_secs), self.kernel.clock(self.life)
-    )
+  def _committed(self, close: core_lib.Close) -> kernel_lib.Script:
+    fragment, now = close.fragment, self.kernel.clock(self.life)
+    ready_at = close.closed_at - close.queued_secs
+    self.world.checker.committed(self, close, now - ready_at)
+    later = self.core.handle(core_lib.Committed(fragment), now)
     failure: BaseException | None = None
     yield operations.Point("before_tape")
     head = self.heads.held[fragment].head

@@ -433,9 +433,7 @@ def core_settings(schedule: schedules.Schedule) -> core.Settings:
   """Policies of a schedule's syncers."""
   policy: grace.GracePolicy
   if schedule.grace == "adaptive":
-    policy = grace.AdaptiveGrace(
-      schedule.overlap_steps, schedule.sync_every, schedule.fragments, 0.8
-    )
+    policy = grace.AdaptiveGrace(schedule.overlap_steps, 0.8)
   else:
     policy = grace.FixedGrace(float(schedule.grace))
   return core.Settings(
