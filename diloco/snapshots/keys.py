@@ -40,6 +40,13 @@ def member_key(island: int) -> str:
   return f"members/{island:04d}"
 
 
+def contribution_name(
+  fragment: int, island: int, incarnation: int, step: int
+) -> str:
+  """Name of what a life of an island published of a fragment at a step."""
+  return f"{fragment:04d}.{island:04d}.{incarnation:04d}.{step:09d}"
+
+
 def contribution_key(name: str) -> str:
   """Key of a commit record, from `Contribution.key`."""
   return f"contributions/{name}"

@@ -135,9 +135,8 @@ class Contribution(Record):
   @functools.cached_property
   def key(self) -> str:
     """Name of the record in the store; unique for ever."""
-    return (
-      f"{self.fragment:04d}.{self.island:04d}"
-      f".{self.incarnation:04d}.{self.step:09d}"
+    return keys.contribution_name(
+      self.fragment, self.island, self.incarnation, self.step
     )
 
   def key_in_store(self) -> str:

@@ -244,7 +244,7 @@ def _add_channel(
 
   All islands have taken their part, so all that they sent before is in the
   store, or was. What the syncer has seen of it is in `channel`; what it has
-  not seen yet still has its record.
+  not seen yet still has its record, though a stale listing may lack it.
   """
   positions = {}
   for island in asked.islands:
@@ -269,6 +269,7 @@ def _add_channel(
       continue  # it will never be merged
     if unseen is not None:
       sent[name] = unseen
+  yield from _add_unlisted(sent, heads, positions)
   on_their_way = [
     sent[name].to_fields()
     for name in sorted(sent)
@@ -280,6 +281,48 @@ def _add_channel(
   if found is None or found.token < part.token:
     yield operations.Point("mid_cut")
     yield operations.CompareAndSet(key, record, generation)
+
+
+def _add_unlisted(
+  sent: dict[str, records.Contribution],
+  heads: Sequence[records.Head],
+  islands: dict[int, records.CutPart],
+) -> operations.Procedure[None]:
+  """Reads by name what the islands' parts count on and nobody has listed.
+
+  A part names the last publication of each fragment, and each publication the
+  step that the one before it ended with, back to what the head holds.
+  """
+  for island, own in islands.items():
+    for head, (_, _, step) in zip(heads, own.positions, strict=False):
+      while step > head.merged_step(island):
+        found = yield from _read_sent(sent, head.fragment, own, step)
+        if found is None:
+          break  # discarded, or an earlier life's that is no more
+        sent[found.key] = found
+        step = found.first_step
+
+
+def _read_sent(
+  sent: dict[str, records.Contribution],
+  fragment: int,
+  own: records.CutPart,
+  step: int,
+) -> operations.Procedure[records.Contribution | None]:
+  """The publication of a step, by whichever life of an island made it."""
+  for life in range(own.incarnation, 0, -1):
+    name = keys.contribution_name(fragment, own.island, life, step)
+    if name in sent:
+      return sent[name]
+    try:
+      found, _ = yield operations.Read(
+        keys.contribution_key(name), records.Contribution
+      )
+    except errors.CorruptSnapshotError:
+      continue  # it will never be merged
+    if found is not None:
+      return found
+  return None
 
 
 def _is_of_the_channel(

@@ -104,6 +104,23 @@ def test_stamped_contribution_makes_the_syncer_take_part_first(tmp_path):
   assert [h["version"] for h in part.heads] == [0, 0]
 
 
+def test_channel_has_what_a_stale_listing_lacks(tmp_path, monkeypatch):
+  run, seat, waiting, _ = cut_under_way(tmp_path)
+  # The part names the last of them, and that one the step before it.
+  unlisted = [run.publish(0, 1, 0, 0, 8), run.publish(0, 1, 0, 8, 16)]
+  listed = run.store.names
+  monkeypatch.setattr(
+    run.store,
+    "names",
+    lambda prefix: [
+      name for name in listed(prefix) if name not in {x.key for x in unlisted}
+    ],
+  )
+  save_all(run, 1)
+  seat.look()
+  assert channel_of(run, 1) == sorted(x.key for x in (waiting, *unlisted))
+
+
 def test_merged_contribution_of_the_channel_keeps_its_payload(tmp_path):
   run, seat, sent, asked = cut_under_way(tmp_path)
   run.commit(0, 1, {0: 8}, value=1.0, cut=1)
