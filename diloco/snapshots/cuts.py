@@ -179,9 +179,12 @@ def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
 
   Returns:
     Whether this is the syncer's part now. It is not if the cut has ended or is
-    of another epoch, or if a newer syncer has taken part.
+    of another epoch, or if a newer syncer has taken part or may have committed
+    since these heads.
   """
   if not (yield from look(part.cut)).is_open_in(part.epoch):
+    return False
+  if (yield from _is_deposed(part.token)):
     return False
   key = keys.cut_heads_key(part.cut)
   while True:
@@ -191,6 +194,18 @@ def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
     yield operations.Point("mid_cut")
     if (yield operations.CompareAndSet(key, part, generation)):
       return True
+
+
+def _is_deposed(token: int) -> operations.Procedure[bool]:
+  """Whether a newer leader is known; it may move heads from now on only.
+
+  A leader that was stopped or cut off learns that from its lease later.
+  """
+  try:
+    lease, _ = yield operations.Read(keys.SYNCER_LEASE, records.Lease)
+  except errors.CorruptSnapshotError:
+    return False
+  return lease is not None and lease.token > token
 
 
 def abandon(cut: int, reason: str) -> operations.Procedure[bool]:

@@ -43,6 +43,30 @@ def test_ended_cut_takes_no_more_parts(tmp_path):
   assert not run.perform(cuts.abandon(cut, "too late"))
 
 
+# The lease while a syncer of token 5 takes its part, and whether it may.
+LEASES = {
+  "its own": (records.Lease("me.1", 5, 0), True),
+  "lost": (None, True),
+  "damaged": (records.DrawnToken(5), True),
+  "another's by now": (records.Lease("you.1", 6, 0), False),
+  "given up by another": (records.Lease("", 6, 0), False),
+}
+
+
+@pytest.mark.parametrize("case", LEASES)
+def test_deposed_syncer_takes_no_part_in_a_cut(tmp_path, case):
+  lease, may = LEASES[case]
+  run = CutRun(tmp_path)
+  cut = run.perform(cuts.request([0], 2)).cut
+  if lease is not None:
+    run.store.write(keys.SYNCER_LEASE, lease)
+  fields = [head.to_fields() for head in run.heads()]
+  part = records.CutHeads(cut, 0, 5, fields)
+  assert run.perform(cuts.add_heads(part)) == may
+  found = run.store.read(keys.cut_heads_key(cut), records.CutHeads)
+  assert (found == part) == may
+
+
 def test_cut_of_another_epoch_takes_no_part(tmp_path):
   run = CutRun(tmp_path)
   run.perform(cuts.request([0], 2))

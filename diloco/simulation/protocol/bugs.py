@@ -481,6 +481,19 @@ def answer_not_taken_back(right: Any) -> Any:
   return answer
 
 
+def no_procedure(value: Any) -> Callable[[Any], Any]:
+  """Gives the same without a look at the store."""
+
+  def plant(right: Any) -> Any:
+    def procedure(*args: Any) -> Any:
+      yield from ()
+      return value
+
+    return procedure
+
+  return plant
+
+
 def constant(value: Any) -> Callable[[Any], Any]:
   """Gives the same whatever it is asked."""
 

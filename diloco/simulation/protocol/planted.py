@@ -216,6 +216,12 @@ PLANTS: dict[str, Plant] = {
     "_admit",
     bugs.any_epoch,
   ),
+  "cut_by_the_deposed": Plant(
+    "a deposed leader that does not know it takes its part in a cut",
+    cuts,
+    "_is_deposed",
+    bugs.no_procedure(False),
+  ),
   "cut_taken_late": Plant(
     "the syncer takes its part after what made it aware of the cut",
     syncer_core.SyncerCore,

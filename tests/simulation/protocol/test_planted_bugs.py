@@ -152,6 +152,25 @@ def peers_that_wait_for_a_slow_board():
       )
 
 
+def cuts_while_one_leader_sleeps_and_the_deposed_one_wakes():
+  base = found(
+    '{"seed":11119,"rounds":15,"fragments":3,"quorum":3,"merge":"mean",'
+    '"grace":"0.2","cuts":2.8129999999999997,"set_back":1,"faults":['
+    '["kill","island-2",5.544,0.0],["partition","standby",4.752,5.432],'
+    '["pause","syncer",8.623,3.407]]}'
+  )
+  crash, cut_off, asleep = base.faults
+  for early in range(-4, 5):
+    for late in range(-4, 5):
+      yield base.replace(
+        faults=(
+          crash,
+          cut_off._replace(secs=cut_off.secs + early / 20),
+          asleep._replace(at=asleep.at + late / 20),
+        )
+      )
+
+
 def requests_for_a_cut_that_land_after_a_return():
   for seed in range(1, 9):
     for number in range(30, 90):
@@ -280,6 +299,9 @@ SWEEPS = {
   "cut_of_any_epoch": requests_for_a_cut_that_land_after_a_return,
   "told_once": failed_writes_while_an_island_is_poisoned,
   "verdict_not_repeated": verdicts_that_rot,
+  "cut_by_the_deposed": (
+    cuts_while_one_leader_sleeps_and_the_deposed_one_wakes
+  ),
   "newer_deleted": leaders_stopped_while_they_take_over,
   "token_unfenced": leases_torn_as_they_are_taken,
   "token_stays_damaged": leases_torn_as_they_are_taken,
