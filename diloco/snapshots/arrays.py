@@ -285,11 +285,17 @@ class ArrayStore:
     return self._kvstore / prefix / f"{component}/"
 
   def _dataset(self, kvstore: ts.KvStore, layout: Layout | None) -> Any:
-    spec = {"driver": "zarr3", "kvstore": kvstore.spec().to_json(), **_STRICT}
+    spec: dict[str, Any] = {"driver": "zarr3", **_STRICT}
     if layout is not None:
       spec["metadata"] = layout.metadata()
+    # Not by the JSON of the store's specification: TensorStore never
+    # frees what `to_json` makes, and a syncer opens arrays for months.
     return ts.open(
-      spec, open=True, assume_metadata=layout is not None, context=self._context
+      spec,
+      kvstore=kvstore,
+      open=True,
+      assume_metadata=layout is not None,
+      context=self._context,
     ).result()
 
 

@@ -1,7 +1,10 @@
 """The snapshot store's arrays: exact round trips, and no silent damage."""
 
+import gc
+import itertools
 import math
 import pathlib
+import tracemalloc
 
 import hypothesis
 import ml_dtypes
@@ -260,3 +263,26 @@ def test_durable_store_round_trips(tmp_path):
   store = arrays.ArrayStore(tmp_path, durable=True)
   store.write("p", [arrays.Tensor.whole("x", values)])
   assert_same_bits(store.read("p", "x"), values)
+
+
+def test_opening_arrays_for_ever_needs_no_more_memory():
+  """A syncer opens arrays of new names with every merge, for months."""
+  shelf = arrays.ArrayStore("memory://")
+  layout = arrays.Layout.of((4,), np.dtype("float32"))
+
+  def blocks_after(batch):
+    for number in range(300):
+      shelf.open(f"{batch}/{number}", "a", layout)
+    gc.collect()
+    found = tracemalloc.take_snapshot().filter_traces(
+      [tracemalloc.Filter(True, arrays.__file__)]
+    )
+    return sum(s.count for s in found.statistics("filename"))
+
+  tracemalloc.start()
+  try:
+    counts = [blocks_after(batch) for batch in range(5)]
+  finally:
+    tracemalloc.stop()
+  # Its tables may grow once; one block an array would be 300 each time.
+  assert min(b - a for a, b in itertools.pairwise(counts)) < 30
