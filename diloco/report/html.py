@@ -196,7 +196,7 @@ def _tables(run: summary.Run) -> list[str]:
 
 
 def _problems(run: summary.Run) -> str:
-  found = [*run.ledger.violations, *run.view.problems]
+  found = [*run.ledger.violations, *run.view.problems, *run.ledger.silent]
   if not found:
     return ""
   items = "".join(f"<li>{page.text(item)}</li>" for item in found)

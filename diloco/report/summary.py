@@ -36,7 +36,7 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
   view, record = totals.catch_up(run_dir), reader.stream(run_dir)
   if not liveness.controller_alive(run_dir):
     view.sessions.abandoned()
-  ledger = ledger_lib.compute(record, view.num_fragments)
+  ledger = ledger_lib.compute(record, view.num_fragments, view.every)
   view.read_again(record)
   goodput = goodput_lib.goodput(view, ledger.lost_spans, ledger.num_fragments)
   return Run(view, ledger, goodput, incidents_lib.find(view))
@@ -169,7 +169,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     "quarantines": view.quarantines.total(),
     "faults": [_incident(view, incident) for incident in run.incidents],
     "violations": ledger.violations,
-    "problems": view.problems,
+    "problems": [*view.problems, *ledger.silent],
     "made_from": view.made_from,
   }
   return finite(facts)

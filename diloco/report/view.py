@@ -378,6 +378,13 @@ class RunView:
     return max(stated, seen) if isinstance(stated, int) else seen
 
   @property
+  def every(self) -> int:
+    """H, from the configuration; 0 if it is unknown."""
+    sync = self.config.get("sync")
+    stated = sync.get("every") if isinstance(sync, dict) else None
+    return stated if isinstance(stated, int) else 0
+
+  @property
   def total_tokens(self) -> int:
     """The token budget; 0 if it is unknown."""
     return self._total_tokens or self.config.get("total_tokens") or 0

@@ -96,6 +96,7 @@ class FragmentHistory:
     unsent: by incarnation, the step after which its progress is unpublished;
       at most where it started, if it restored progress.
     told: by incarnation, the last step it said to be published.
+    handed: by incarnation, the last step it handed out or said to be settled.
     folded: what was settled for good and is summed up.
     fold_at: the size from which on more is to be folded.
   """
@@ -116,6 +117,7 @@ class FragmentHistory:
   submitted: list[Loss] = dataclasses.field(default_factory=list)
   unsent: dict[int, int] = dataclasses.field(default_factory=dict)
   told: dict[int, int] = dataclasses.field(default_factory=dict)
+  handed: dict[int, int] = dataclasses.field(default_factory=dict)
   folded: Folded = dataclasses.field(default_factory=Folded)
   fold_at: int = 0
 
@@ -267,6 +269,7 @@ class History:
     item = _contribution(line, incarnation)
     facts = self._facts(island, line["fragment"])
     facts.told[incarnation] = max(item.step, facts.told.get(incarnation, 0))
+    _hand(facts, incarnation, item.step)
     if item.step > facts.folded.row:
       facts.published[item.key] = item
     self._extend(island, incarnation, item.step)
@@ -434,9 +437,14 @@ class History:
 
 def _append(losses: list[Loss], facts: FragmentHistory, loss: Loss) -> None:
   """Adds a step range, less what is settled for good."""
+  _hand(facts, loss.incarnation, loss.step)
   if loss.step > facts.folded.row:
     first = max(loss.first_step, facts.folded.row)
     losses.append(loss._replace(first_step=first))
+
+
+def _hand(facts: FragmentHistory, incarnation: int, step: int) -> None:
+  facts.handed[incarnation] = max(step, facts.handed.get(incarnation, 0))
 
 
 def island_of(line: reader.Line) -> int:

@@ -19,6 +19,9 @@ from diloco.tape import fates, folding, painting, reader
 from diloco.tape import history as history_lib
 
 _MAX_VIOLATIONS = 100
+# Times H. An island publishes at its first grid point, at most H steps after it
+# began; one whose publications nobody answers waits another four times H.
+_PATIENCE = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Ledger:
       are not summed up yet; what is not "merged" there never was.
     folded_rows: number of the other rows by fate, once per fragment.
     violations: what must not happen and did, in words.
+    silent: fragments that an island has not handed out for longer than it
+      would if the store answered, in words.
   """
 
   num_fragments: int
@@ -52,6 +57,7 @@ class Ledger:
   rows: dict[int, list[dict[str, list[painting.Span]]]]
   folded_rows: dict[str, int]
   violations: list[str]
+  silent: list[str]
 
   def unmerged_rows(self) -> dict[str, int]:
     """Returns rows that no version holds, by reason, once per fragment."""
@@ -99,12 +105,15 @@ class TokenCounts:
   unaccounted: int
 
 
-def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
+def compute(
+  record: reader.Record, num_fragments: int = 1, every: int = 0
+) -> Ledger:
   """Assigns every trained step of every fragment and island one fate.
 
   Args:
     record: all tapes and metric logs of a run, live, crashed or finished.
     num_fragments: P, for a record too short to show every fragment.
+    every: H, to find islands that do not publish; 0 if it is not known.
 
   Returns:
     The ledger, in exact integers.
@@ -118,6 +127,7 @@ def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
   lost: dict[int, list[painting.LifeSpan]] = {}
   rows: dict[int, list[dict[str, list[painting.Span]]]] = {}
   folded_rows: dict[str, int] = {}
+  silent: list[str] = []
   for island in sorted(history.lives):
     lives = [life for _, life in sorted(history.lives[island].items())]
     violations += _skipped(island, lives)
@@ -139,9 +149,12 @@ def compute(record: reader.Record, num_fragments: int = 1) -> Ledger:
       found = [*folded.violations, *canvas.violations()]
       found += fates.never_told(lives, facts)
       violations += [f"{where}: {text}" for text in found]
+      never, late = _overdue(lives, facts, _PATIENCE * every)
+      violations += [f"{where}: {text}" for text in never]
+      silent += [f"{where}: {text}" for text in late]
     islands[island] = sum(counts.values()) // history.num_fragments
     _add(totals, counts)
-  books = _Books(islands, lost, rows, folded_rows)
+  books = _Books(islands, lost, rows, folded_rows, silent)
   return _ledger(history.num_fragments, totals, books, violations)
 
 
@@ -152,6 +165,31 @@ class _Books(NamedTuple):
   lost_spans: dict[int, list[painting.LifeSpan]]
   rows: dict[int, list[dict[str, list[painting.Span]]]]
   folded_rows: dict[str, int]
+  silent: list[str]
+
+
+def _overdue(
+  lives: list[history_lib.Life],
+  facts: history_lib.FragmentHistory,
+  allowed: int,
+) -> tuple[list[str], list[str]]:
+  """Tells of lives that kept more than `allowed` steps to themselves.
+
+  Returns:
+    What breaks the protocol: a life that never handed the fragment out; and
+    what a store that does not answer explains as well.
+  """
+  never: list[str] = []
+  late: list[str] = []
+  for life in lives:
+    last = facts.handed.get(life.incarnation, life.start)
+    if allowed and life.end - last > allowed:
+      text = (
+        f"steps ({last}, {life.end}] of incarnation {life.incarnation} were"
+        f" never handed out, and {allowed} are many"
+      )
+      (late if life.incarnation in facts.handed else never).append(text)
+  return never, late
 
 
 def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:

@@ -571,3 +571,39 @@ def test_what_has_no_fate_is_never_summed_up():
   assert not result.folded_rows
   tapes.merge(len(items) + 1, waiting)
   assert _fates(tapes) == {"trained": 4000, "merged": 4000}
+
+
+def test_island_that_never_publishes_is_not_balanced():
+  tapes = _trained(8 * 4 + 1)
+  assert ledger.compute(tapes.record()).balanced  # H is not known
+  result = ledger.compute(tapes.record(), every=4)
+  assert not result.balanced
+  (violation,) = result.violations
+  assert "steps (0, 33] of incarnation 1 were never handed out" in violation
+
+
+def test_island_that_fell_silent_is_named():
+  tapes = _trained(60)
+  tapes.submit(0, 20)  # the publisher has it, the store does not
+  result = ledger.compute(tapes.record(), every=4)
+  assert result.balanced
+  (text,) = result.silent
+  assert "steps (20, 60] of incarnation 1" in text
+
+
+@pytest.mark.parametrize("summed_up", [False, True])
+def test_island_that_publishes_in_time_is_not_called_silent(summed_up):
+  steps = 4000 if summed_up else 40
+  tapes = _trained(steps)
+  for version, first in enumerate(range(0, steps, 4), 1):
+    tapes.merge(version, tapes.publish(first, first + 4))
+  result = ledger.compute(tapes.record(), every=4)
+  assert result.balanced and not result.silent
+
+
+def test_muted_island_is_not_called_silent():
+  tapes = _trained(8)
+  tapes.merge(1, tapes.publish(0, 8))
+  tapes.start(step=2, unsent_from_step=[60])
+  tapes.train(2, 60)
+  assert not ledger.compute(tapes.record(), every=4).silent
