@@ -100,7 +100,7 @@ class ProgramConfig:
   window_steps: int = 24
   windows_ahead: int = 2
   eval_every_tokens: int = 0  # 0: only at the end
-  eval_batches: int = 4
+  eval_batches: int = 0  # 0: those of the last, so that all compare
   final_eval_batches: int = 64
   checkpoint_every_steps: int = 200  # 0: only when the run stops
   cut_every_secs: float = 300.0  # 0: only on demand
@@ -263,7 +263,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("programs.window_steps", 1, math.inf),
   ("programs.windows_ahead", 1, math.inf),
   ("programs.eval_every_tokens", 0, math.inf),
-  ("programs.eval_batches", 1, math.inf),
+  ("programs.eval_batches", 0, math.inf),
   ("programs.final_eval_batches", 1, math.inf),
   ("programs.checkpoint_every_steps", 0, math.inf),
   ("programs.cut_every_secs", 0, math.inf),

@@ -99,6 +99,7 @@ class Pilot:
       and self.tokens >= self._next_eval_tokens
     ):
       self._next_eval_tokens = self.tokens + every_tokens
-      args = {"target": "global", "num_batches": programs.eval_batches}
+      batches = programs.eval_batches or programs.final_eval_batches
+      args = {"target": "global", "num_batches": batches}
       extras.append(("evaluate", args))
     return extras

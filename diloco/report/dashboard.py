@@ -48,7 +48,8 @@ def _islands(status: Mapping[str, Any], name: str) -> table.Table:
   )
   for head in ("island", "state", "kind", "speed"):
     grid.add_column(head, no_wrap=True)
-  for head in ("step", "tokens/s", "loss", "stale", "restarts"):
+  bits = f"bits/{status['token_unit']}"
+  for head in ("step", "tokens/s", bits, "stale", "restarts"):
     grid.add_column(head, justify="right", no_wrap=True)
   for number, island in status["islands"].items():
     state = island["state"]
@@ -60,7 +61,7 @@ def _islands(status: Mapping[str, Any], name: str) -> table.Table:
       f"{speed} emulated" if island["paced"] else speed,
       f"{island['step']:,}",
       figures.count(island["tokens_per_sec"]),
-      figures.number(island["loss"], 4),
+      figures.number(figures.bits(island["loss"]), 4),
       figures.number(island["staleness_mean"], 2),
       str(island["restarts"]),
     )
@@ -133,5 +134,5 @@ def describe(status: Mapping[str, Any]) -> str:
     parts[2] += f" of {figures.number(status['contributors_mean'])} islands"
   if status["eval_bits_per_token"] is not None:
     bits = figures.number(status["eval_bits_per_token"], 4)
-    parts.insert(3, f"global eval {bits} bits/token")
+    parts.insert(3, f"global eval {bits} bits/{status['token_unit']}")
   return "  \N{MIDDLE DOT}  ".join(parts)

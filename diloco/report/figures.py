@@ -14,6 +14,11 @@ def number(value: float | None, digits: int = 3) -> str:
   return f"{value:.{digits}g}"
 
 
+def bits(nats: float | None) -> float | None:
+  """Returns a loss in the one unit that people are shown."""
+  return None if nats is None else nats / math.log(2)
+
+
 def count(value: float | None) -> str:
   """Returns a count, from a thousand on with k, M, G or T."""
   return _scaled(value, ("", " k", " M", " G", " T"))

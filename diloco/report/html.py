@@ -82,7 +82,7 @@ def _head(run: summary.Run, name: str) -> str:
 
 def _cards(run: summary.Run) -> str:
   view, tokens = run.view, run.ledger.tokens()
-  unit = narrative.token_unit(view)
+  unit = view.token_unit
   evals = view.global_evals
   bits = evals[-1].loss / math.log(2) if evals else None
   budget = view.total_tokens

@@ -28,6 +28,7 @@ _RECENT_STEPS = 20
 _RECENT_SECS = 30.0
 _LOSS_WINDOW = 50
 _PACE_MISSED = 1.1  # times the set pace; timers are as exact as that
+_METRICS = ("grad_norm", "update_norm", "learning_rate")
 
 
 class Span(NamedTuple):
@@ -91,6 +92,7 @@ class IslandView:
     self.bytes_adopted = 0
     self.started_step = 0
     self.tokens = 0  # of all steps logged
+    self.metrics: dict[str, float] = {}  # of the last step
     self.stall_secs = 0.0  # between steps, without compute or pace
     self._recent: collections.deque[RecentStep] = collections.deque(
       maxlen=_LOSS_WINDOW
@@ -147,6 +149,15 @@ class IslandView:
         "incarnation": life.incarnation,
       }
     )
+    told = line.get("task")
+    self.metrics = {
+      name: value
+      for name, value in {
+        **(told if isinstance(told, dict) else {}),
+        **{name: line.get(name) for name in _METRICS},
+      }.items()
+      if isinstance(value, int | float)
+    }
     self._recent.append(RecentStep(wall, tokens, _number(line, "loss")))
     self.num_steps += 1
     life.steps += 1

@@ -43,7 +43,7 @@ _NOTABLE = {
   events.HEAD_HEALED: ("fragment", "version"),
   events.CUT_COMPLETED: ("cut", "secs"),
   events.CUT_ABANDONED: ("cut", "reason"),
-  events.EVALUATED: ("target", "loss", "bits_per_token"),
+  events.EVALUATED: ("target", "bits_per_token", "tokens"),
   events.RUN_STOPPING: ("reason",),
   events.RUN_FINISHED: ("status", "reason"),
 }

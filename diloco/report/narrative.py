@@ -94,13 +94,6 @@ def explain(fate: str) -> str:
   return _FATES.get(fate, _OTHER_REASON)
 
 
-def token_unit(view: view_lib.RunView) -> str:
-  """Returns what a token is: a byte, for the built-in language model."""
-  task = view.config.get("task")
-  name = task.get("name") if isinstance(task, dict) else None
-  return "byte" if name == "language_model" else "token"
-
-
 def goodput_note(goodput: goodput_lib.Goodput) -> str:
   """Returns how goodput comes about."""
   return (

@@ -1,5 +1,6 @@
 """Pictures of a run: loss, speed, merges and traffic."""
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -49,6 +50,7 @@ def _loss(
   position: Callable[[np.ndarray], np.ndarray],
 ) -> None:
   shown = []
+  unit = view.token_unit
   for number, island in view.islands.items():
     loss = island.steps.column("loss") * _BITS_PER_NAT
     where = position(island.steps.column("wall_secs"))
@@ -59,17 +61,24 @@ def _loss(
     axes.plot(x, y, color=colour, linewidth=1.0, alpha=0.75, label=label)
     shown.append(y)
   evals = [e for e in view.global_evals if math.isfinite(e.loss)]
-  x = position(np.array([e.wall_secs for e in evals]))
-  y = np.array([e.loss for e in evals]) * _BITS_PER_NAT
-  axes.plot(
-    *(x, y, "o-"),
-    color=canvas.INK,
-    linewidth=1.5,
-    markersize=3.2,
-    label="global parameters, held out",
-  )
-  canvas.keep_in_sight(axes, np.concatenate([*shown, y]))
-  axes.set_ylabel("bits per token")
+  # Losses on samples of different sizes are no line: each has its own.
+  for mark, tokens in zip(
+    itertools.cycle(("o-", "D--", "s:")),
+    sorted({e.tokens for e in evals}),
+    strict=False,
+  ):
+    alike = [e for e in evals if e.tokens == tokens]
+    y = np.array([e.loss for e in alike]) * _BITS_PER_NAT
+    axes.plot(
+      *(position(np.array([e.wall_secs for e in alike])), y, mark),
+      color=canvas.INK,
+      linewidth=1.5,
+      markersize=3.2,
+      label=f"global, {figures.count(tokens)} held-out {unit}s",
+    )
+    shown.append(y)
+  canvas.keep_in_sight(axes, np.concatenate([np.array([]), *shown]))
+  axes.set_ylabel(f"bits per {unit}")
   for line in axes.legend(loc="upper right").get_lines():
     line.set(linewidth=2, alpha=1)
 

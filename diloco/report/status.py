@@ -1,11 +1,10 @@
 """The state of a run right now, as plain values."""
 
-import math
 import os
 import time
 from typing import Any
 
-from diloco.report import liveness, sessions, summary, totals
+from diloco.report import figures, liveness, sessions, summary, totals
 from diloco.report import view as view_lib
 
 _RECENT_SECS = 10.0
@@ -66,7 +65,8 @@ def status_of(
     "contributors_mean": _contributors(view),
     "global_versions": sum(view.versions.values()),
     "eval_loss": loss,
-    "eval_bits_per_token": None if loss is None else loss / math.log(2),
+    "eval_bits_per_token": figures.bits(loss),
+    "token_unit": view.token_unit,
     "bytes_per_sec": bytes_per_sec(view, now),
     "bytes_published": view.published.total,
     "bytes_adopted": view.adopted.total,
@@ -103,6 +103,7 @@ def _island(
     "tokens": island.tokens,
     "tokens_per_sec": island.tokens_per_sec(now),
     "loss": island.loss,
+    "metrics": island.metrics,
     "staleness_mean": island.staleness_mean,
     "restarts": island.restarts,
     "quarantines": view.quarantines[number],

@@ -14,7 +14,8 @@ _LOST_COLOURS = (
 def islands(run: summary.Run) -> str:
   """Returns the table of islands."""
   view = run.view
-  heads = ["island", "kind", "state", "steps", "tokens", "restarts", "loss"]
+  heads = ["island", "kind", "state", "steps", "tokens", "restarts"]
+  heads.append(f"bits per {view.token_unit}")
   heads += ["step p50", "gap p50", "gap p99", "gap max", "stall", "staleness"]
   rows = []
   for number, island in view.islands.items():
@@ -36,7 +37,7 @@ def islands(run: summary.Run) -> str:
         f"{island.step:,}",
         figures.count(run.ledger.islands.get(number, 0)),
         str(island.restarts),
-        figures.number(island.loss),
+        figures.number(figures.bits(island.loss)),
         figures.secs(island.percentile("step_secs", 50)),
         *map(figures.secs, gaps),
         figures.secs(island.stall_secs),

@@ -29,6 +29,7 @@ class Eval(NamedTuple):
   island: int
   step: int
   loss: float  # nats per token
+  tokens: int  # held out: how large the sample is
 
 
 MAX_CHECKPOINTS = 400  # that are kept; a picture shows no more
@@ -291,6 +292,7 @@ class RunView:
       history.island_of(line),
       line["step"],
       math.nan if loss is None else loss,
+      line.get("tokens") or 0,
     )
     self.evaluations += 1
     bisect.insort(self.global_evals, found, key=lambda e: e.wall_secs)
@@ -383,6 +385,13 @@ class RunView:
     sync = self.config.get("sync")
     stated = sync.get("every") if isinstance(sync, dict) else None
     return stated if isinstance(stated, int) else 0
+
+  @property
+  def token_unit(self) -> str:
+    """What a token is: a byte, for the built-in language model."""
+    task = self.config.get("task")
+    name = task.get("name") if isinstance(task, dict) else None
+    return "byte" if name == "language_model" else "token"
 
   @property
   def total_tokens(self) -> int:

@@ -62,7 +62,6 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     dict(
       window_steps=24,
       eval_every_tokens=100_000,
-      eval_batches=4,
       final_eval_batches=32,
       checkpoint_every_steps=100,
     )
@@ -95,7 +94,6 @@ def _shrink(config: ml_collections.ConfigDict) -> None:
   config.programs.update(
     window_steps=8,
     eval_every_tokens=20_000,
-    eval_batches=1,
     final_eval_batches=4,
     checkpoint_every_steps=40,
   )

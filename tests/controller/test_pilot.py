@@ -69,6 +69,13 @@ def test_island_that_lost_steps_counts_from_where_it_joined():
   assert run.observe(0, 41)  # progress, though it has been further before
 
 
+@pytest.mark.parametrize(("chosen", "done"), [(0, 9), (2, 2)])
+def test_evaluations_are_on_the_batches_of_the_last_one(chosen, done):
+  run = make(eval_every_tokens=100, eval_batches=chosen, final_eval_batches=9)
+  evaluate = next(w for w in run.wanted({0: 0}) if w.name == "evaluate")
+  assert evaluate.args["num_batches"] == done
+
+
 def test_evaluation_is_asked_of_the_fastest_ready_island():
   run = make(speeds=(0.5, 1.0, 0.7), eval_every_tokens=100, eval_batches=3)
   wanted = run.wanted({0: 0, 2: 0})  # the fastest of all is not ready

@@ -108,7 +108,8 @@ def test_plain_view_tells_news_and_lines(tmp_path):
   assert "fault_injected kind=sigkill target=island-1 at_tokens=" in shown
   assert "island_died island=1 cause=signal SIGKILL" in shown
   assert "island_restart island=1" in shown
-  assert "evaluated target=global loss=" in shown
+  assert "evaluated target=global bits_per_token=" in shown
+  assert "loss" not in shown  # one unit: bits
   assert "run_finished status=finished" in shown
   assert shown.count("islands training") == 1  # not repeated unchanged
   assert "\x1b" not in shown

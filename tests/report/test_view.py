@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from matplotlib import figure
 
-from diloco.report import clock, goodput, incidents
+from diloco.report import clock, goodput, incidents, island_view, plots
 from diloco.report import view as view_lib
 from diloco.tape import events, painting, reader
 
@@ -293,3 +294,25 @@ def test_tokens_at_counts_all_islands():
   view = _two_islands().view()  # the first steps end at 2
   tokens = view.tokens_at(np.array([1.9, 2.0, 3.5, 1000.0]))
   assert tokens.tolist() == [0, 20, 40, 600]
+
+
+def test_losses_on_samples_of_different_sizes_are_lines_apart():
+  view = view_lib.RunView({"task": {"name": "language_model"}})
+  for at, tokens, loss in [(1, 512, 3.9), (2, 512, 3.0), (3, 8192, 4.36)]:
+    view.global_evals.append(view_lib.Eval(at, 0, at, loss, tokens))
+  axes = figure.Figure().subplots()
+  plots._loss(axes, view, lambda wall_secs: wall_secs)
+  lines = {line.get_label(): len(line.get_xdata()) for line in axes.lines}
+  assert lines == {
+    "global, 512 held-out bytes": 2,
+    "global, 8.19 k held-out bytes": 1,
+  }
+  assert axes.get_ylabel() == "bits per byte"
+
+
+def test_scalars_of_the_last_step_are_shown():
+  island = island_view.IslandView(0)
+  for step in (1, 2):
+    line = {"step": step, "wall_secs": 1.0, "grad_norm": 2.0 * step, **_STEP}
+    island.log(line | {"task": {"nll": 1.5, "junk": "x"}, "incarnation": 1})
+  assert island.metrics == {"grad_norm": 4.0, "nll": 1.5}
