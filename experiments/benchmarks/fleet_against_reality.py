@@ -2,8 +2,9 @@
 
 Each run trains a small byte model on two islands of emulated speed while
 islands are killed so many times, at times drawn from a seed. The simulator then
-gets the run's mean step times, restart time and kill trace, and says what its
-goodput and contributors per merge should have been.
+gets a run's configuration and kill trace, and the mean step times, restart time
+and delays of *another* run, and says what its goodput and contributors per
+merge should have been.
 
 Command: `python -m experiments.benchmarks.fleet_against_reality`; `--kills=1,4`
 and `--tokens=40000` make it shorter. Ten minutes on two cores. Expected: every
@@ -37,7 +38,7 @@ def run(
   """Makes one run for each number of kills, and predicts it.
 
   Args:
-    kills: islands killed, by run.
+    kills: islands killed, by run; at least two runs.
     tokens: trained in each run.
     folder: keeps the runs; without, they are thrown away.
 
@@ -47,19 +48,32 @@ def run(
   if folder is None:
     with tempfile.TemporaryDirectory() as place:
       return run(kills, tokens=tokens, folder=pathlib.Path(place))
-  rows = []
+  made = []
   for seed, count in enumerate(kills):
     workdir = folder / f"kills-{count}-{seed}"
     result = run_lib.train(config(count, tokens, seed), workdir, quiet=True)
-    facts = reality.compare(workdir, seeds=range(5))
-    facts["run"] = workdir.name
-    rows.append({"kills": count, "status": result.status, **facts})
+    made.append((count, workdir, result.status))
+  rows = []
+  for count, workdir, status in made:
+    other = _another(workdir, made)
+    facts = reality.compare(workdir, seeds=range(5), measured_from=other)
+    facts["run"], facts["measured_from"] = workdir.name, other.name
+    rows.append({"kills": count, "status": status, **facts})
   errors = [abs(row["goodput_error_points"]) for row in rows]
   return {
     "runs": rows,
     "goodput_error_points_worst": max(errors),
     "goodput_error_points_mean": sum(errors) / len(errors),
   }
+
+
+def _another(
+  workdir: pathlib.Path, made: Sequence[tuple[int, pathlib.Path, str]]
+) -> pathlib.Path:
+  """Returns the other run with the fewest kills, for there must be restarts."""
+  others = [(count, path) for count, path, _ in made if path != workdir]
+  with_kills = [one for one in others if one[0]]
+  return min(with_kills or others)[1]
 
 
 def config(kills: int, tokens: int, seed: int) -> dict[str, Any]:

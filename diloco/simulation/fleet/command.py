@@ -52,6 +52,7 @@ def main(argv: Sequence[str]) -> int:
     facts = reality.compare(
       args.from_run,
       seeds=range(args.seeds),
+      measured_from=args.measured_from,
       quorum=_given(argv, "quorum", args.quorum),
       grace=_given(argv, "grace", args.grace),
       every=_given(argv, "every", args.every),
@@ -121,6 +122,7 @@ def _parser() -> arguments.Parser:
   add("--timeline", metavar="FILE.png", help="draw the first seed")
   add("--sweep", metavar="FILE.py", help="simulate each row of get_sweep()")
   add("--from_run", metavar="DIR", help="predict a run that was made")
+  add("--measured_from", metavar="DIR", help="with the times of this other run")
   add("--calibrate", action="store_true", help="fit the unpublished times")
   add("--grace", default="adaptive", help="adaptive, or seconds")
   add("--follow", action="store_true", default=True)

@@ -113,6 +113,40 @@ def measure(run_dir: str | os.PathLike[str]) -> Run:
   )
 
 
+def as_on(run: Run, other: Run) -> Run:
+  """Returns what is known of a run before it is made, and the rest of another.
+
+  Known are its configuration, its steps and when which island was killed or
+  the run interrupted. How long steps, starts, restarts and delays take is the
+  other's, and so is what nobody ordered. What the run was is kept, to compare.
+
+  Raises:
+    UserError: the other had another fleet.
+  """
+  if run.config.fleet != other.config.fleet or (
+    len(run.islands) != len(other.islands)
+  ):
+    raise errors.UserError(
+      f"--measured_from: a run of {len(other.islands)} islands",
+      f"its fleet is not that of the run of {len(run.islands)} islands that is"
+      " to be predicted",
+      "name a run with the same config.fleet",
+    )
+  islands = tuple(
+    dataclasses.replace(
+      theirs, deaths=mine.deaths, gone=mine.gone, breaks=mine.breaks
+    )
+    for mine, theirs in zip(run.islands, other.islands, strict=True)
+  )
+  return dataclasses.replace(
+    run,
+    islands=islands,
+    restart_secs=other.restart_secs,
+    tail_secs=other.tail_secs,
+    links=other.links,
+  )
+
+
 def _at(clock: clock_lib.RunClock, wall_secs: float) -> float:
   return float(clock.at(np.array([wall_secs]))[0]) * clock.unit_secs
 

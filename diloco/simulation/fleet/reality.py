@@ -1,10 +1,12 @@
 """The simulator against a real run: measure it, predict it, ask "what if".
 
-Of the run's tape are taken its mean step times, how long an island takes to
+Of a run's tape are taken its mean step times, how long an island takes to
 start and to come back, when which island died, and the delays of its rounds;
-not when each step, publication or merge happened. The same virtual time, cores
-and policies as for a simulated fleet then say what the run should have
-delivered, and what another quorum, grace or H would have.
+not when each step, publication or merge happened. Fed with figures of the run
+itself the comparison shows only that they add up; to predict a run, they are
+taken from another one, and of the run only what is known before it is made. The
+same virtual time, cores and policies as for a simulated fleet then say what the
+run should have delivered, and what another quorum, grace or H would have.
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ def compare(
   run_dir: str | os.PathLike[str],
   *,
   seeds: Sequence[int],
+  measured_from: str | os.PathLike[str] | None = None,
   quorum: int | None = None,
   grace: str | None = None,
   every: int | None = None,
@@ -34,6 +37,8 @@ def compare(
   Args:
     run_dir: of a run that has ended.
     seeds: of the predictions.
+    measured_from: another run on the same machine and fleet, whose times and
+      delays are taken; without, the run's own.
     quorum: another K to ask about.
     grace: another grace to ask about.
     every: another H to ask about.
@@ -46,8 +51,12 @@ def compare(
       settings cannot be.
   """
   run = measured.measure(run_dir)
+  if measured_from is not None:
+    run = measured.as_on(run, measured.measure(measured_from))
   facts: dict[str, Any] = {
     "run": os.fspath(run_dir),
+    "measured_from": os.fspath(measured_from or run_dir),
+    "is_prediction": measured_from is not None,
     "parameters": _parameters(run),
     "measured": {
       "goodput": run.goodput,
@@ -165,4 +174,9 @@ def text(facts: Mapping[str, Any]) -> str:
     values = [facts["measured"][name], *(c[name]["mean"] for c in columns)]
     shown = ["-" if v is None else f"{v:.3f}" for v in values]
     lines.append(f"{name:26}" + "".join(f"{s:>11}" for s in shown)[1:])
+  if not facts["is_prediction"]:
+    lines.append(
+      "from the run's own times and delays: that they add up, no more;"
+      " --measured_from=DIR predicts it from another run's"
+    )
   return "\n".join(lines)

@@ -1,6 +1,8 @@
 """A run is measured from its tape, and predicted from what was measured."""
 
+import dataclasses
 import json
+import sys
 
 import pytest
 
@@ -148,3 +150,35 @@ def test_what_cannot_be_is_refused(run_dir, change, why):
 def test_directory_without_training_is_refused(tmp_path):
   with pytest.raises(errors.UserError, match="no island has trained"):
     reality.compare(tmp_path, seeds=(0,))
+
+
+def test_run_is_predicted_from_another_ones_times(
+  run_dir, tmp_path, monkeypatch
+):
+  own = reality.compare(run_dir, seeds=(0,))
+  assert not own["is_prediction"]
+  assert "--measured_from" in reality.text(own)
+  with monkeypatch.context() as slower:
+    module = sys.modules[__name__]
+    slower.setattr(module, "STEPS", ((0.2, 200), (0.4, 85)))
+    slower.setattr(module, "DEATH", 14.0)
+    slower.setattr(module, "BACK", 18.0)
+    other = write_run(tmp_path / "other")
+  facts = reality.compare(run_dir, seeds=(0,), measured_from=other)
+  assert facts["is_prediction"]
+  assert facts["measured"] == own["measured"]
+  times, before = facts["parameters"], own["parameters"]
+  assert times["step_secs"] == pytest.approx([0.2, 0.4])
+  assert times["restart_secs"] == pytest.approx(18 - 13.8)
+  assert times["kills"] == before["kills"] and times["steps"] == before["steps"]
+  # As many steps of twice the length, and not what the run itself took.
+  wall = facts["predicted"]["wall_secs"]["mean"]
+  assert wall == pytest.approx(2 * LENGTH, rel=0.2)
+  assert "--measured_from" not in reality.text(facts)
+
+
+def test_run_of_another_fleet_predicts_nothing(run_dir):
+  run = measured.measure(run_dir)
+  other = dataclasses.replace(run, islands=run.islands[:1])
+  with pytest.raises(errors.UserError, match="its fleet is not"):
+    measured.as_on(run, other)
