@@ -144,6 +144,23 @@ def test_save_counts_on_what_contains_its_publication():
     assert outbox.settled(ticket) is committed
 
 
+def test_save_counts_on_what_its_publication_gave_way_to():
+  for committed in (True, False):
+    box = outbox.Outbox()
+    publish(box, 0, 0, 4)
+    box.take()
+    ticket = box.ticket([BEFORE])
+    publish(box, 0, 0, 8)
+    assert box.give_way().action.step == 4
+    assert outbox.settled(ticket) is None
+    box.take()
+    if committed:
+      box.committed()
+    else:
+      box.close()
+    assert outbox.settled(ticket) is committed
+
+
 def test_later_publications_are_not_waited_for():
   box = outbox.Outbox()
   ticket = box.ticket([core.Position(0, 0, 0)])

@@ -20,6 +20,7 @@ from diloco.islands import (
   core,
   notices,
   placement,
+  publisher,
   recovery,
 )
 from diloco.islands import trainer as trainer_lib
@@ -217,10 +218,16 @@ def test_checkpoint_counts_only_once_all_before_it_is_committed(
 ):
   config = make_config(tmp_path)
   first = make_island(config, run_dir)
-  first.times = dataclasses.replace(first.times, drain_secs=0.5)
   first.train(3)
   assert first.checkpoint(wait=True)["durable"]
   write = first._store.write
+  asked, wait_settled = threading.Event(), publisher.Publisher.wait_settled
+
+  def wait(self, ticket):
+    asked.set()
+    return wait_settled(self, ticket)
+
+  monkeypatch.setattr(publisher.Publisher, "wait_settled", wait)
 
   def fail_on_contributions(key, record):
     if key.startswith("contributions/"):
@@ -229,6 +236,9 @@ def test_checkpoint_counts_only_once_all_before_it_is_committed(
 
   monkeypatch.setattr(first._store, "write", fail_on_contributions)
   first.train(1)
+  first.checkpoint(wait=False)
+  assert asked.wait(60)  # all is on disk but the marker
+  first.times = dataclasses.replace(first.times, drain_secs=0.0)
   assert not first.checkpoint(wait=True)["durable"]
   first.close("test")
   (reason,) = [

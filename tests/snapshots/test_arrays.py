@@ -286,3 +286,16 @@ def test_opening_arrays_for_ever_needs_no_more_memory():
     tracemalloc.stop()
   # Its tables may grow once; one block an array would be 300 each time.
   assert min(b - a for a, b in itertools.pairwise(counts)) < 30
+
+
+def test_tensor_is_not_written_until_all_of_its_writes_are(tmp_path):
+  store = arrays.ArrayStore(tmp_path)
+  tensors = [
+    arrays.Tensor.whole(name, np.ones(3, np.float32)) for name in "abc"
+  ]
+  for number in range(3):
+    prefix = f"p{number}"
+    (tmp_path / prefix).mkdir()
+    (tmp_path / prefix / "abc"[number]).write_text("in the way")
+    with pytest.raises(OSError, match=f"writing {prefix} failed"):
+      store.write(prefix, tensors)

@@ -206,10 +206,13 @@ def test_inconsistent_cut_is_never_completed(tmp_path):
     ("cacaa", [2, 4]),
     ("aa", [1]),
     ("ccao", [3]),
+    ("cbc", [2]),  # given up after it was complete
+    ("bbb", [1, 2]),
   ],
 )
 def test_last_two_complete_cuts_and_the_newest_number_stay(states, deleted):
   names = {"c": {cuts.COMPLETE}, "a": {cuts.ABANDONED}, "o": set()}
+  names["b"] = names["c"] | names["a"]
   looks = [
     cuts.Look(n, records.CutRequest(n, 0, []), frozenset(names[state]))
     for n, state in enumerate(states, 1)

@@ -76,6 +76,7 @@ def test_restore_sets_heads_back_under_newer_versions(tmp_path):
   for before in sent:
     again = waiting[before.key]
     assert again.epoch == 1 and again.payload == before.payload
+    assert (before.cut, again.cut) == (0, 1)  # nothing of it is in a later cut
     p = before.fragment
     staleness = run.head(p).version - again.base_version
     assert staleness == cut_heads[p].version - before.base_version

@@ -58,6 +58,7 @@ class Leader:
       quorum_secs=0.0,
       grace_secs=0.0,
       grace_spent_secs=0.0,
+      queued_secs=0.0,
       facts=grace.GraceFacts(0.1, 0.1, 0.1),
       cut=cut,
     )

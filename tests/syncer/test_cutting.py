@@ -356,3 +356,36 @@ def test_successor_with_a_stale_listing_guards_what_is_there(
   keeper = cutting.CutKeeper(run.store)
   assert keeper.recover(run.heads()) == cut
   assert keeper.is_pinned(sent.key)
+
+
+def test_what_an_island_sent_that_is_not_asked_for_its_part_is_on_its_way(
+  tmp_path,
+):
+  run = CutRun(tmp_path)
+  absent = run.publish(0, 2, 0, 0, 8)
+  seat = Seat(run)
+  seat.scan()
+  run.perform(cuts.request(ISLANDS, 2))  # island 2 is dead
+  seat.look()
+  unseen = run.publish(1, 2, 0, 0, 8)
+  run.publish(1, 2, 0, 8, 16, cut=1)  # it is back, and knows of the cut
+  save_all(run, 1)
+  seat.look()
+  assert channel_of(run, 1) == [absent.key, unseen.key]
+
+
+def test_what_a_later_life_sent_is_not_of_its_earlier_ones_part(tmp_path):
+  run = CutRun(tmp_path)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  save_all(run, 1, published=16)
+  own = run.publish(0, 0, 0, 0, 16)
+  later = run.publish(0, 0, 0, 0, 8)
+  again = dataclasses.replace(later, incarnation=2)
+  run.delete(later)
+  run.store.write(keys.contribution_key(again.key), again)
+  behind = run.publish(1, 1, 0, 0, 24)  # after its part, with the old stamp
+  seat.look()
+  assert channel_of(run, 1) == [own.key]
+  assert {again.key, behind.key} <= set(run.waiting())

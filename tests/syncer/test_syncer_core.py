@@ -499,3 +499,46 @@ def test_what_is_superseded_while_no_round_is_open_is_discarded():
   assert state.handle(core.Arrived([second]), 2.0) == [
     core.Discard(first, "superseded", 1.0)
   ]
+
+
+def test_round_is_open_no_more_once_its_fresh_contributions_were_refused():
+  state = _core(minimum=2, heads=((1, {}),))
+  fresh, stale = Contribution(0, 0, 24, 1), Contribution(1, 0, 24, 0)
+  actions = state.handle(core.Arrived([fresh, stale]), 1.0)
+  assert _kinds(actions) == ["Open", "Close"]
+  actions = state.handle(core.MergeRefused(0, {fresh.key: "corrupt"}), 1.1)
+  assert actions == [core.Discard(fresh, "corrupt", 1.0)]
+  assert state.open_rounds == {}
+  # Two islands are waiting, and still none of them opens a round.
+  assert not state.handle(core.Arrived([Contribution(2, 0, 24, 0)]), 1.2)
+  assert not state.handle(core.Tick(), 99.0)
+  actions = state.handle(core.Arrived([Contribution(3, 0, 24, 1)]), 100.0)
+  assert _kinds(actions) == ["Open", "Close"]
+
+
+@pytest.mark.parametrize(
+  ("base", "staleness"), [(5, 0), (4, 1), (3, 2), (2, None)]
+)
+def test_contribution_may_be_as_stale_as_the_limit(base, staleness):
+  state = _core(heads=((5, {}),), max_staleness=2)
+  sent = Contribution(1, 0, 24, base)
+  actions = state.handle(core.Arrived([sent]), 1.0)
+  if staleness is None:
+    assert actions == [core.Discard(sent, "too_stale", 1.0)]
+    return
+  actions += state.handle(core.Arrived([Contribution(0, 0, 24, 5)]), 1.0)
+  (close,) = [a for a in actions if isinstance(a, core.Close)][-1:]
+  found = {c.contribution: c.staleness for c in close.chosen}
+  assert found[sent] == staleness
+
+
+@pytest.mark.parametrize(("limit", "discarded"), [(0, True), (1, False)])
+def test_contribution_that_waited_may_be_as_stale_as_the_limit(
+  limit, discarded
+):
+  state = _core(max_staleness=limit)
+  actions = state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  late = Contribution(1, 0, 24)
+  assert not state.handle(core.Arrived([late]), 1.0)  # it is being merged
+  _, later = _commit(state, actions, 1.1)
+  assert later == ([core.Discard(late, "too_stale", 1.0)] if discarded else [])

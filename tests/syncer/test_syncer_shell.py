@@ -11,7 +11,7 @@ from cut_builder import ISLANDS, CutRun
 from diloco import config as config_lib
 from diloco import errors
 from diloco.snapshots import arrays, cuts, keys, operations, records
-from diloco.syncer import leadership
+from diloco.syncer import core, leadership
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import reader, recorder
 
@@ -132,3 +132,48 @@ def test_merge_that_fails_every_time_keeps_no_cut_waiting(tmp_path):
     loop.join()
     tape.close()
   assert [h.version for h in run.heads()] == [0, 0]
+
+
+# What a well-formed record can say that cannot be true.
+IMPOSSIBLE = [
+  {"plan_hash": "another"},
+  {"fragment": 2},
+  {"codec": "f16"},
+  {"norms": []},
+  {"norms": [1.0, 1.0]},
+  {"chunks": []},
+  {"chunks": [[4], [4]]},
+  {"first_step": -1},
+  {"first_step": 8},
+  {"first_step": 9},
+  {"c_tokens": 0},
+  {"c_tokens": -1},
+]
+
+
+def test_record_that_cannot_be_true_is_rejected_and_others_are_merged(
+  tmp_path,
+):
+  run = CutRun(tmp_path)
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  syncer = syncer_lib.Syncer(run.store, _config(), tape, "test")
+  assert syncer.take_over()
+  sound = dataclasses.replace(run.publish(0, 0, 0, 0, 8), norms=[2.0])
+  run.store.write(keys.contribution_key(sound.key), sound)
+  rejected = set()
+  for island, lie in enumerate(IMPOSSIBLE, 1):
+    wrong = dataclasses.replace(sound, island=island, **lie)
+    run.store.write(keys.contribution_key(wrong.key), wrong)
+    rejected.add(wrong.key)
+  syncer._scan()
+  syncer._handle(core.Drain())
+  syncer.close()
+  tape.close()
+  found = reader.read(tmp_path).events
+  discarded = {
+    e["key"]: e["reason"] for e in found if e["event"] == "discarded"
+  }
+  assert discarded == dict.fromkeys(rejected, "corrupt_record")
+  (merged,) = [e for e in found if e["event"] == "merged"]
+  assert [c["key"] for c in merged["contributions"]] == [sound.key]
+  assert run.waiting() == {}

@@ -2,8 +2,9 @@
 
 Five times are fitted by Levenberg-Marquardt on their logarithms, to the
 goodput of one rigid and one elastic job at five sizes, in points. All trials
-see the same failures, so the fit is smooth enough to differentiate. Nothing
-with more than one island is looked at: those cells are printed as predictions.
+see the same failures, so the fit is smooth enough to differentiate. The cell
+of 8 islands that is printed beside them repeats the one of 150k chips: islands
+fail each for itself, so that the two agree is no evidence for either.
 
 Command: `python -m diloco.simulation.fleet.calibrate [--json]`.
 
@@ -26,7 +27,7 @@ from diloco.simulation.fleet import fleet as fleet_lib
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 RIGID = (72, 57, 38, 27, 18)  # percent
 ELASTIC = (88, 80, 69, 58, 40)
-ISLANDS_8 = 88  # published for 8 islands of 150k chips; never fitted
+ISLANDS_8 = 88  # published for 8 islands of 150k chips
 FITTED = (
   *("repair_scale_secs", "repair_power"),
   *("downscale_secs", "upscale_secs", "upscale_wait_secs"),
@@ -173,10 +174,10 @@ def _derive(
 
 
 def predict(found: Fit, *, seed: int = 0) -> dict[str, float]:
-  """Predicts 8 islands of 150k chips; percent, with the fit's own error.
+  """Goodput of 8 islands of 150k chips; percent, with the fit's own error.
 
   Islands of a decoupled run fail and recover each for itself, so the goodput
-  of the fleet is that of one island.
+  of the fleet is that of one island, which is among the fitted cells.
   """
   logs = np.log([getattr(found.times, name) for name in FITTED])
 

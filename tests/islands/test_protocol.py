@@ -1,0 +1,193 @@
+"""What an island reads and writes, in which order, without its threads."""
+
+import dataclasses
+
+import pytest
+from cut_builder import CutRun, spoil
+
+from diloco import errors
+from diloco.islands import comeback, protocol
+from diloco.snapshots import cuts, keys, operations, records
+
+ISLAND = 1
+
+
+@pytest.fixture
+def run(tmp_path):
+  return CutRun(tmp_path)
+
+
+class Meanwhile:
+  """A store in which something happens before its n-th operation of a kind."""
+
+  def __init__(self, run):
+    self.run = run
+    self.done = []
+    self._plans = []
+
+  def before(self, operation, action):
+    self._plans.append((operation, action))
+
+  def execute(self, operation):
+    for plan in [p for p in self._plans if p[0] == operation]:
+      self._plans.remove(plan)
+      plan[1]()
+    self.done.append(operation)
+    if isinstance(operation, operations.ReadPayload):
+      return f"values of {operation.head.version}"
+    if isinstance(operation, operations.WritePayload):
+      return None
+    return self.run.store.execute(operation)
+
+  def perform(self, procedure):
+    return operations.perform(procedure, self.execute)
+
+
+def read_head(fragment):
+  return operations.read_head(fragment)
+
+
+def test_payload_is_written_before_the_record_that_proves_it(run):
+  world = Meanwhile(run)
+  sent = run.publish(0, ISLAND, 0, 0, 8)
+  run.delete(sent)
+  world.perform(protocol.publish(sent, ["tensors"]))
+  kinds = [type(operation).__name__ for operation in world.done]
+  assert kinds == ["WritePayload", "Point", "Point", "Write", "Point"]
+  assert world.done[0] == operations.WritePayload(sent.payload, ["tensors"])
+  assert run.waiting() == {sent.key: sent}
+
+
+def test_survey_counts_what_is_merged_or_waits_of_this_island_alone(run):
+  run.commit(0, 3, {0: 40, ISLAND: 8}, 1.0)
+  run.publish(0, ISLAND, 3, 8, 16)
+  run.publish(0, ISLAND, 3, 16, 24)
+  run.publish(0, 0, 3, 40, 48)
+  run.publish(1, ISLAND, 0, 0, 4)
+  spoil(run, keys.contribution_key(run.publish(1, ISLAND, 0, 4, 32).key))
+  assert Meanwhile(run).perform(protocol.survey(ISLAND, 2)) == comeback.Known(
+    published=(24, 4), versions=(3, 0), merged=(8, 0)
+  )
+
+
+def test_contribution_of_another_epoch_is_no_progress(run):
+  old = run.publish(0, ISLAND, 0, 0, 16)
+  run.store.write(keys.EPOCH, records.Epoch(1, 1))
+  run.commit(0, 1, {ISLAND: 8}, 0.0)
+  assert old.epoch == 0 and run.head(0).epoch == 1
+  known = Meanwhile(run).perform(protocol.survey(ISLAND, 2))
+  assert known.published == (8, 0)
+
+
+def test_what_is_merged_between_two_looks_is_missed_in_neither(run):
+  sent = run.publish(0, ISLAND, 0, 0, 16)
+
+  def merge():
+    run.commit(0, 1, {ISLAND: 16}, 1.0)
+    run.delete(sent)
+
+  for moment in (operations.Names("contributions"), read_head(0)):
+    world = Meanwhile(run)
+    world.before(moment, merge)
+    known = world.perform(protocol.survey(ISLAND, 2))
+    assert known.published[0] == 16
+
+
+def test_version_that_comes_after_the_survey_counts_with_its_steps(run):
+  world = Meanwhile(run)
+
+  def merge():
+    run.commit(0, 1, {ISLAND: 16}, 1.0, cut=5)
+
+  world.before(operations.Point("mid_recovery"), merge)
+  found = world.perform(protocol.come_back(ISLAND, 2))
+  assert found.known == comeback.Known((16, 0), (1, 0), (16, 0))
+  assert [f.head.version for f in found.fetched] == [1, 0]
+  assert found.fetched[0].content == "values of 1"
+  assert found.cut == 5  # no request of it was listed
+
+
+def test_newest_cut_is_that_asked_for_or_that_of_a_head(run):
+  come_back = protocol.come_back
+  assert Meanwhile(run).perform(come_back(ISLAND, 2)).cut == 0
+  run.perform(cuts.request([0], 2))
+  assert Meanwhile(run).perform(come_back(ISLAND, 2)).cut == 1
+  run.commit(1, 1, {}, 0.0, cut=3)
+  assert Meanwhile(run).perform(come_back(ISLAND, 2)).cut == 3
+
+
+def test_island_comes_back_into_the_epoch_of_the_store(run):
+  assert Meanwhile(run).perform(protocol.come_back(ISLAND, 2)).epoch is None
+  epoch = records.Epoch(2, 1)
+  run.store.write(keys.EPOCH, epoch)
+  assert Meanwhile(run).perform(protocol.come_back(ISLAND, 2)).epoch == epoch
+
+
+def test_without_one_of_the_heads_nobody_comes_back(run):
+  run.store.delete(keys.head_key(1))
+  for procedure in (protocol.survey, protocol.come_back):
+    with pytest.raises(LookupError):
+      Meanwhile(run).perform(procedure(ISLAND, 2))
+
+
+@pytest.mark.parametrize(
+  ("have", "version"), [(-1, 4), (3, 4), (4, None), (5, None)]
+)
+def test_only_a_newer_version_is_fetched(run, have, version):
+  run.commit(0, 4, {}, 0.0)
+  found = Meanwhile(run).perform(protocol.fetch(0, have))
+  assert (found and found.head.version) == version
+
+
+class Retired(Meanwhile):
+  """Payloads vanish while they are read, and newer versions come."""
+
+  def __init__(self, run, newer):
+    super().__init__(run)
+    self.newer = newer
+
+  def execute(self, operation):
+    if isinstance(operation, operations.ReadPayload) and self.newer:
+      version = self.newer.pop()
+      if version > operation.head.version:
+        self.run.commit(0, version, {}, 0.0)
+      raise errors.CorruptSnapshotError("a chunk is missing")
+    return super().execute(operation)
+
+
+def test_version_retired_while_it_is_read_gives_way_to_the_next(run):
+  found = Retired(run, [3, 2, 1]).perform(protocol.fetch(0, -1))
+  assert found.head.version == 3
+
+
+def test_version_that_stays_unreadable_is_corrupt(run):
+  with pytest.raises(errors.CorruptSnapshotError):
+    Retired(run, [0, 0]).perform(protocol.fetch(0, -1))
+
+
+def test_head_of_another_fragment_is_corrupt(run):
+  wrong = dataclasses.replace(run.head(1), version=9)
+
+  def execute(operation):
+    return wrong, b"generation"
+
+  with pytest.raises(errors.CorruptSnapshotError, match="of fragment 1"):
+    operations.perform(protocol.fetch(0, -1), execute)
+
+
+def verdict(incarnation, offences):
+  return records.Verdict(ISLAND, incarnation, offences, 0, "not_finite", 0.0)
+
+
+def test_verdict_is_told_once_and_only_to_the_life_it_is_about(run):
+  watch, key = protocol.VerdictWatch(ISLAND, 2), keys.verdict_key(ISLAND)
+  looks = []
+  for write in (None, verdict(1, 5), verdict(2, 1), None, verdict(2, 2)):
+    if write is not None:
+      run.store.write(key, write)
+    looks.append(run.perform(watch.look()))
+  spoil(run, key)
+  looks.append(run.perform(watch.look()))
+  run.store.write(key, verdict(2, 3))
+  looks.append(run.perform(watch.look()))
+  assert looks == [0, 0, 1, 0, 2, 0, 3]
