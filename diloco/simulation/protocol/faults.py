@@ -268,3 +268,67 @@ def draw_unexpected(
   # One passes, several in a row end who met them.
   row = range(first, first + (1, 6)[uniform() < 0.5])
   return tuple(Fault(UNEXPECTED, role, float(at)) for at in row)
+
+
+def draw_rare(
+  rng: random.Random, roles: Sequence[str], horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws faults that follow each other, in a twelfth of all schedules.
+
+  What they lead to, single faults hardly ever would: an island that is refused
+  again and again until it is suspended, and then dies or sees its syncer die.
+
+  Args:
+    rng: source of randomness.
+    roles: all of the run.
+    horizon_secs: they begin before it.
+  """
+  uniform = rng.random
+  if uniform() >= 1 / 12:
+    return ()
+  islands = [role for role in roles if role.startswith("island-")]
+  role = islands[int(uniform() * len(islands))]
+  at = (0.1 + 0.5 * uniform()) * horizon_secs
+  found = []
+  if uniform() < 0.7:
+    for _ in range(3 + int(3 * uniform())):
+      found.append(Fault(POISON, role, round(at, 3)))
+      at += 1.0 + 3.0 * uniform()
+    if uniform() < 0.5:
+      found.append(Fault(KILL, "syncer", round(at, 3)))
+      if "standby" in roles and uniform() < 0.5:
+        found.append(Fault(KILL, "standby", round(at, 3)))
+  if uniform() < 0.7:
+    lasting = round(1.5 + 3.0 * uniform(), 3)
+    found.append(Fault(UNREADABLE, role, round(at, 3), lasting))
+  found.append(Fault(KILL, role, round(at + 0.5 * uniform(), 3)))
+  return tuple(found)
+
+
+def draw_around_cuts(
+  rng: random.Random, roles: Sequence[str], horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws what is hard on cuts, in most schedules that have any.
+
+  A lease torn while one is open, an island that takes its part with a fragment
+  muted, a restore that chooses by an old listing.
+
+  Args:
+    rng: source of randomness.
+    roles: all of the run.
+    horizon_secs: they begin before it, or a while after.
+  """
+  uniform = rng.random
+  found = []
+  if uniform() < 0.3:
+    at = float(1 + int(uniform() * 100))
+    found.append(Fault(TORN, "syncer", at))
+  if uniform() < 0.3:
+    islands = [role for role in roles if role.startswith("island-")]
+    for _ in range(1 + int(3 * uniform())):
+      role = islands[int(uniform() * len(islands))]
+      found.append(Fault(KILL, role, round(uniform() * horizon_secs, 3)))
+  if "restorer" in roles and uniform() < 0.3:
+    at = round((0.4 + uniform()) * horizon_secs, 3)
+    found.append(Fault(STALE, "restorer", at, round(5 + 15 * uniform(), 3)))
+  return tuple(found)

@@ -13,6 +13,7 @@ from diloco import errors
 from diloco.simulation.protocol import (
   arithmetic,
   cut_judge,
+  rare,
   refusals,
   rollback,
   row_ledger,
@@ -38,6 +39,7 @@ class Checker:
     self.rounds = 0
     self.wanted = 0  # rounds after which the kernel is to pause
     self.last_commit = 0.0
+    self.leading_keeper: refusals.Keeper | None = None
     # fragment -> contents of its versions, by number
     self.versions: list[list[values.Version]] = []
     self._shown: list[int] = []  # versions on the board
@@ -141,6 +143,7 @@ class Checker:
           )
         if self._committers and new.token <= max(self._committers):
           raise Violation(f"token {new.token} was given out again")
+        rare.look(self._world, "lease", life)
         self._committers[new.token] = life
         self.seen["leaders"] += 1
       elif owner is not life:
@@ -197,6 +200,7 @@ class Checker:
     content.committed = True
     self.moment = content.moment = self.moment + 1
     versions.append(content)
+    rare.look(self._world, "commit", content)
     self.rounds += 1
     if self.rounds == self.wanted:
       self._kernel.done = True
@@ -269,6 +273,7 @@ class Checker:
 
   def passed_over(self, cuts_: Any, begun: Any) -> None:
     """Cuts were found and cannot be used."""
+    rare.look(self._world, "restore", begun)
     spoiled = self._world.spoiled
     for cut, why in cuts_:
       unusable = "never completed" in why or "given up" in why
@@ -324,6 +329,7 @@ class Checker:
     """From now on the run can go back to a cut."""
     self.seen["cuts"] += 1
     self._judge_cut(parts)
+    rare.look(self._world, "cut", parts)
 
   def _judge_cut(self, parts: Any) -> None:
     if why := self.cuts.judge(parts, self.sent, self._store.unlisted):
@@ -490,17 +496,27 @@ class Checker:
     self.seen["takeovers"] += syncer.token > 1
     self._leading = max(self._leading, syncer.token)
     heads = syncer.heads.records
-    self._keepers[syncer.life] = refusals.Keeper(
+    rare.look(self._world, "lead", syncer)
+    self.leading_keeper = self._keepers[syncer.life] = refusals.Keeper(
       [self.versions[head.fragment][head.version] for head in heads],
       heads[0].epoch,
       self._schedule.max_staleness,
     )
+    self._leader = syncer.life
+
+  def leading_clock(self) -> float:
+    """The clock of whoever took over last."""
+    return self._kernel.clock(self._leader)
 
   def arrived(self, syncer: Any, found: Any) -> None:
     """A leader has found commit records."""
     keeper, now = self._keepers[syncer.life], self._kernel.clock(syncer.life)
     for record in found:
+      rare.look(self._world, "arrival", record)
       keeper.arrived(record, self.sent[record.key], now)
+    if keeper.gave_in:
+      keeper.gave_in = False
+      self.seen["gate_gave_in"] += 1
 
   def closing(self, syncer: Any, close: Any) -> None:
     """A round closes; its grace must have been bought from slack."""
@@ -656,6 +672,7 @@ class Checker:
       raise Violation(f"{where} after version {held.anchor.number}")
     if action.muted_until:
       self.seen["muted"] += 1
+    rare.look(self._world, "adoption", (island, action, held))
     if self._kernel.trace is not None:
       self._kernel.log(island.life.role.name, f"{action}")
     spoken = self._spoken.pop((island.index, fragment), 0)
@@ -728,6 +745,7 @@ class Checker:
     for fragment in range(self._schedule.fragments):
       self.balance(island, fragment)
     self.seen["recoveries"] += 1
+    rare.look(self._world, "comeback", island)
     self.seen["muted"] += sum(o.first_step > start for o in back.origins)
     self.seen["carried"] += len(back.carried)
     self.seen["from_checkpoint"] += saved is not None
@@ -753,6 +771,7 @@ class Checker:
   def served(self, island: Any, sent: values.Moments) -> None:
     """An island goes on with a peer's optimizer state."""
     self.seen["served_by_peers"] += 1
+    rare.look(self._world, "served", island)
     for fragment, held in enumerate(island.fragments):
       if sent.versions[fragment] < held.anchor.number:
         raise Violation(

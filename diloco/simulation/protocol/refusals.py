@@ -39,6 +39,7 @@ class Keeper:
   Attributes:
     heads: [P], the versions it knows, the last ones it committed itself.
     refusals: key of a contribution to the reason it must be refused for.
+    gave_in: whether a gate has given in since this was looked at.
   """
 
   def __init__(self, heads: list[values.Version], epoch: int, most: int):
@@ -51,6 +52,7 @@ class Keeper:
     """
     self.heads = heads
     self.refusals: dict[str, str] = {}
+    self.gave_in = False
     self._epoch = epoch
     self._most = most
     self._lengths: list[collections.deque[float]] = [
@@ -64,6 +66,11 @@ class Keeper:
   def suspends(self) -> int:
     """Islands that were refused often enough to be suspended."""
     return sum(o.offences >= _SUSPENDED_AFTER for o in self._offenders.values())
+
+  def is_suspended(self, island: int, now: float) -> bool:
+    """Whether an island's contributions are refused unseen."""
+    offender = self._offenders.get(island)
+    return offender is not None and now < offender.until
 
   def arrived(self, record: Any, content: values.Delta, now: float) -> str:
     """A commit record was found; gives why it must be refused for its content.
@@ -98,8 +105,7 @@ class Keeper:
 
   def _judge(self, record: Any, content: values.Delta, now: float) -> str:
     fragment, island = record.fragment, record.island
-    offender = self._offenders.get(island)
-    if offender is not None and now < offender.until:
+    if self.is_suspended(island, now):
       return "suspended"
     if not content.finite:
       return "not_finite"
@@ -113,6 +119,7 @@ class Keeper:
     if len(refused) >= _PATIENCE and len(set(refused)) > 1:
       lengths.clear()
       refused.clear()
+      self.gave_in = True
       return ""
     return "norm_outlier"
 

@@ -172,4 +172,7 @@ def draw(seed: int) -> Schedule:
   if rng.random() < 0.1:
     drawn += faults_lib.draw_unlisted(rng, islands, horizon / 2)
   drawn += faults_lib.draw_unexpected(rng, base.roles, 100)
+  drawn += faults_lib.draw_rare(rng, base.roles, horizon)
+  if base.cuts:
+    drawn += faults_lib.draw_around_cuts(rng, base.roles, horizon)
   return dataclasses.replace(base, merge=method, faults=drawn)
