@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
-from diloco.simulation.protocol import planted, schedules, world
+from diloco.simulation.protocol import planted, rare, schedules, world
 
 _CHUNK = 200  # schedules a process takes at a time
 _KEPT = 20  # violations told in full
@@ -81,6 +81,11 @@ class Tally:
     found = sorted([*self.violations, *other.violations])
     self.violations = found[:_KEPT]
 
+  @property
+  def unreached(self) -> list[str]:
+    """Rare states it should have come to, being so long, and did not."""
+    return rare.unreached(self.seen) if self.schedules >= rare.ENOUGH else []
+
   def to_dict(self) -> dict[str, Any]:
     """For `--json`."""
     faults = {k: n for k, n in sorted(self.struck.items()) if "@" not in k}
@@ -99,6 +104,7 @@ class Tally:
       "faults": faults,
       "faults_by_operation": points,
       "states": dict(sorted(self.seen.items())),
+      "unreached": self.unreached,
     }
 
 

@@ -12,6 +12,7 @@ from diloco import errors
 from diloco.simulation.protocol import (
   campaign,
   planted,
+  rare,
   schedules,
   shrink,
   world,
@@ -117,7 +118,22 @@ def _run_many(args: Any) -> tuple[int, dict[str, Any]]:
       f" {facts['schedules_per_sec_per_core']:.0f} schedules per second and"
       f" core, {facts['rounds_per_schedule']:.1f} rounds each"
     )
-  return (1 if tally.num_violations else 0), facts
+    _tell_states(tally)
+  return (1 if tally.num_violations or tally.unreached else 0), facts
+
+
+def _tell_states(tally: campaign.Tally) -> None:
+  """How often each rare state was reached, the rarest first."""
+  what = {name: state.what for name, state in rare.STATES.items()}
+  for name, words in sorted(
+    (what | rare.COUNTED).items(), key=lambda item: tally.seen[item[0]]
+  ):
+    print(f"{tally.seen[name]:8d}  {name}: {words}")
+  if tally.unreached:
+    print(
+      f"never reached in {tally.schedules} schedules:"
+      f" {', '.join(tally.unreached)}"
+    )
 
 
 @contextlib.contextmanager
