@@ -273,7 +273,7 @@ def draw_unexpected(
 def draw_rare(
   rng: random.Random, roles: Sequence[str], horizon_secs: float
 ) -> tuple[Fault, ...]:
-  """Draws faults that follow each other, in a twelfth of all schedules.
+  """Draws faults that follow each other, in a tenth of all schedules.
 
   What they lead to, single faults hardly ever would: an island that is refused
   again and again until it is suspended, and then dies or sees its syncer die.
@@ -284,7 +284,7 @@ def draw_rare(
     horizon_secs: they begin before it.
   """
   uniform = rng.random
-  if uniform() >= 1 / 12:
+  if uniform() >= 0.1:
     return ()
   islands = [role for role in roles if role.startswith("island-")]
   role = islands[int(uniform() * len(islands))]

@@ -79,11 +79,11 @@ def _somebody_is_suspended(world: Any) -> bool:
   return keeper is not None and keeper.suspends > 0
 
 
-def _has_payload_without_head(world: Any, syncer: Any) -> bool:
-  """Whether a version was written that no head came to point to."""
-  for head in syncer.heads.records:
-    number = f"{head.version + 1:09d}."
-    names = world.store.directories[keys.globals_prefix(head.fragment)]
+def _has_payload_without_head(world: Any, life: Any) -> bool:
+  """Whether a version was written that no head points to."""
+  for fragment, versions in enumerate(world.checker.versions):
+    number = f"{versions[-1].number + 1:09d}."
+    names = world.store.directories[keys.globals_prefix(fragment)]
     if any(name.startswith(number) for name in names):
       return True
   return False
@@ -155,8 +155,8 @@ STATES: dict[str, State] = {
     "leadership changed while an island was suspended",
     lambda world, life: _somebody_is_suspended(world),
   ),
-  "led_after_a_payload_without_head": State(
-    "lead",
+  "lease_taken_after_a_payload": State(
+    "lease",
     "a takeover between a version's payload and its head",
     _has_payload_without_head,
   ),

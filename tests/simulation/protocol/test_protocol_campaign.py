@@ -16,7 +16,7 @@ from diloco.simulation.protocol import (
 )
 
 SCHEDULES = rare.ENOUGH
-# Other ones every day; a failure tells which. Set the variable to play it again.
+# Other ones every day. A failure tells which; the variable plays them again.
 FIRST_SEED = int(
   os.environ.get("DILOCO_FIRST_SEED")
   or datetime.date.today().toordinal() * SCHEDULES
