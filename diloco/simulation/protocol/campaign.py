@@ -38,6 +38,7 @@ class Tally:
     num_violations: of all.
     struck: faults that happened, by kind and by operation.
     seen: rare states.
+    reached: in how many schedules there was one.
   """
 
   schedules: int = 0
@@ -53,6 +54,9 @@ class Tally:
   seen: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  reached: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
 
   def add(self, seed: int, outcome: world.Outcome) -> None:
     """Takes in one schedule."""
@@ -66,6 +70,7 @@ class Tally:
     ):
       for name, count in found.items():
         counter[name] += count
+    self.reached.update(name for name, n in outcome.seen.items() if n)
     if outcome.violation:
       self.num_violations += 1
       self.violations = [*self.violations, (seed, outcome.violation)][:_KEPT]
@@ -78,13 +83,14 @@ class Tally:
     self.cpu_secs += other.cpu_secs
     self.struck.update(other.struck)
     self.seen.update(other.seen)
+    self.reached.update(other.reached)
     found = sorted([*self.violations, *other.violations])
     self.violations = found[:_KEPT]
 
   @property
   def unreached(self) -> list[str]:
     """Rare states it should have come to, being so long, and did not."""
-    return rare.unreached(self.seen) if self.schedules >= rare.ENOUGH else []
+    return rare.unreached(self.reached) if self.schedules >= rare.ENOUGH else []
 
   def to_dict(self) -> dict[str, Any]:
     """For `--json`."""
@@ -104,6 +110,7 @@ class Tally:
       "faults": faults,
       "faults_by_operation": points,
       "states": dict(sorted(self.seen.items())),
+      "reached": dict(sorted(self.reached.items())),
       "unreached": self.unreached,
     }
 

@@ -123,12 +123,12 @@ def _run_many(args: Any) -> tuple[int, dict[str, Any]]:
 
 
 def _tell_states(tally: campaign.Tally) -> None:
-  """How often each rare state was reached, the rarest first."""
+  """In how many schedules each rare state was reached, the rarest first."""
   what = {name: state.what for name, state in rare.STATES.items()}
   for name, words in sorted(
-    (what | rare.COUNTED).items(), key=lambda item: tally.seen[item[0]]
+    (what | rare.COUNTED).items(), key=lambda item: tally.reached[item[0]]
   ):
-    print(f"{tally.seen[name]:8d}  {name}: {words}")
+    print(f"{tally.reached[name]:8d}  {name}: {words}")
   if tally.unreached:
     print(
       f"never reached in {tally.schedules} schedules:"

@@ -220,7 +220,7 @@ def draw_outliers(
     factor = round(4.0 * 25.0 ** uniform(), 3)
     role = f"island-{int(uniform() * islands)}"
     found.append(Fault(OUTLIER, role, at, factor))
-  if uniform() < 0.3 and fragments == 1 and islands == 4:
+  if uniform() < 0.6 and fragments == 1 and islands == 4:
     # Of several fragments each has a gate of its own, and all its islands may
     # be suspended long before one gives in.
     at = round(uniform() * horizon_secs, 3)
@@ -298,8 +298,8 @@ def draw_rare(
       found.append(Fault(KILL, "syncer", round(at, 3)))
       if "standby" in roles and uniform() < 0.5:
         found.append(Fault(KILL, "standby", round(at, 3)))
-  if uniform() < 0.7:
-    lasting = round(1.5 + 3.0 * uniform(), 3)
+  if uniform() < 0.9:
+    lasting = round(2.5 + 3.0 * uniform(), 3)
     found.append(Fault(UNREADABLE, role, round(at, 3), lasting))
   found.append(Fault(KILL, role, round(at + 0.5 * uniform(), 3)))
   return tuple(found)
@@ -332,3 +332,24 @@ def draw_around_cuts(
     at = round((0.4 + uniform()) * horizon_secs, 3)
     found.append(Fault(STALE, "restorer", at, round(5 + 15 * uniform(), 3)))
   return tuple(found)
+
+
+def draw_long_spoiling(
+  rng: random.Random, fragments: int, horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws a spoiled version that several cuts will point to.
+
+  Args:
+    rng: source of randomness.
+    fragments: how many there are.
+    horizon_secs: it strikes before.
+  """
+  uniform = rng.random
+  return (
+    Fault(
+      (GLOBAL_CORRUPT, GLOBAL_LOST)[uniform() < 0.5],
+      f"fragment-{int(uniform() * fragments)}",
+      round((0.3 + 0.4 * uniform()) * horizon_secs, 3),
+      round(12.0 + 13.0 * uniform(), 3),
+    ),
+  )

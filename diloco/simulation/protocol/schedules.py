@@ -175,4 +175,7 @@ def draw(seed: int) -> Schedule:
   drawn += faults_lib.draw_rare(rng, base.roles, horizon)
   if base.cuts:
     drawn += faults_lib.draw_around_cuts(rng, base.roles, horizon)
+  if base.set_back and base.rounds < 30 and rng.random() < 0.2:
+    drawn += faults_lib.draw_long_spoiling(rng, fragments, horizon)
+    base = base.replace(rounds=30)
   return dataclasses.replace(base, merge=method, faults=drawn)

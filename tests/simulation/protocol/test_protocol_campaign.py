@@ -46,9 +46,9 @@ def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
 def test_campaign_fails_that_never_reached_a_rare_state():
   tally = campaign.Tally(schedules=rare.ENOUGH)
   everything = dict.fromkeys((*rare.STATES, *rare.COUNTED), 1)
-  tally.seen.update(everything)
+  tally.reached.update(everything)
   assert not tally.unreached
-  del tally.seen["restore_resumed"]
+  del tally.reached["restore_resumed"]
   assert tally.unreached == ["restore_resumed"]
   tally.schedules -= 1  # too few to tell
   assert not tally.unreached
