@@ -270,6 +270,7 @@ COUNTED = {
   "resyncs": "an island started again from the global parameters",
   "superseded": "a contribution was superseded by a later one",
   "overlaps_merged": "a contribution shared rows with what was merged",
+  "passed_over": "a contribution was listed too late to be merged",
   "too_stale": "a contribution was too old",
   "corrupt": "a contribution's payload was damaged",
   "rejected": "a commit record was damaged",
@@ -283,6 +284,7 @@ COUNTED = {
   "cuts_abandoned": "a cut was given up",
   "set_back": "a run went back to a cut",
   "mended": "a run went back because a newest version was spoiled",
+  "healed": "a damaged head was written anew by whoever held it",
   "spoiled_cuts": "a cut was passed over that points to what is spoiled",
   "reinjected": "a contribution on its way at a cut waited again",
 }
