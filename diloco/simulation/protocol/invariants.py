@@ -80,9 +80,19 @@ class Checker:
         and record.step > self._merged(record.fragment, record.island)
       ):
         raise Violation(f"the record {name} was written without its payload")
+    elif self.sent[name].fate != "merged":
+      self._sent_again(self.sent[name])
     if record.epoch >= self._epoch:
       self.ledger.arrived(name, record)
     self._world.nudge_syncers()
+
+  def _sent_again(self, content: values.Delta) -> None:
+    """A record is there once more: it may be judged otherwise now."""
+    if content.fate:
+      self.seen["sent_again"] += 1
+      content.fate = ""
+      for span in content.spans:
+        self.ledger.take_back(content.island, content.fragment, span)
 
   def contribution_deleted(self, name: str, record: Any, life: Any) -> None:
     """A commit record was deleted; it must have been merged, or given up."""
@@ -319,21 +329,6 @@ class Checker:
         )
       ]
       self.ledger.forget_after(island, steps)
-      self._name_unlisted(parts, island, steps)
-
-  def _name_unlisted(self, parts: Any, island: int, steps: list[int]) -> None:
-    """What no listing had when its cut was taken is gone; a known gap."""
-    channel = {record.key for record in parts.contributions}
-    for key in self._store.unlisted:
-      content = self.sent.get(key)
-      if content is None or content.island != island or key in channel:
-        continue
-      first_step, step = content.spans[0]
-      if step <= steps[content.fragment]:
-        self.seen["lost_by_listing"] += 1
-        self.ledger.name(
-          island, content.fragment, first_step, step, "lost_by_listing"
-        )
 
   def part_taken(self, island: Any, cut: int) -> None:
     """An island takes its part of a cut."""
