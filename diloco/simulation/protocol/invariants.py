@@ -329,6 +329,21 @@ class Checker:
         )
       ]
       self.ledger.forget_after(island, steps)
+      self._name_unlisted(parts, island, steps)
+
+  def _name_unlisted(self, parts: Any, island: int, steps: list[int]) -> None:
+    """What no listing had when its cut was taken may be gone; a known gap."""
+    channel = {record.key for record in parts.contributions}
+    for key in self._store.unlisted:
+      content = self.sent.get(key)
+      if content is None or content.island != island or key in channel:
+        continue
+      first_step, step = content.spans[0]
+      if step <= steps[content.fragment]:
+        self.seen["lost_by_listing"] += 1
+        self.ledger.name(
+          island, content.fragment, first_step, step, "lost_by_listing"
+        )
 
   def part_taken(self, island: Any, cut: int) -> None:
     """An island takes its part of a cut."""

@@ -45,7 +45,6 @@ LIMITS = {
   "cut_unpinned": 200,
   "cut_unverified": 800,
   "cuts_all_damaged": 2500,
-  "lost_head_made_anew": 2500,
   "offence_not_told": 200,
   "failed_merge_left": 1000,
   "unheard_commit_undone": 1800,
@@ -286,6 +285,23 @@ def heads_lost_right_after_a_commit_that_went_unheard():
         yield schedule.replace(faults=(unheard, lost))
 
 
+def heads_lost_with_their_leader():
+  for seed in range(1, 4):
+    for at in (4.0, 5.3, 6.6):
+      yield SMALL.replace(
+        seed=seed,
+        rounds=40,
+        sync_every=2,
+        cuts=1.5,
+        set_back=1,
+        faults=(
+          faults.Fault(faults.HEAD_LOST, "fragment-0", at, 5.0),
+          faults.Fault(faults.KILL, "syncer", at + 0.1),
+          faults.Fault(faults.KILL, "standby", at + 0.1),
+        ),
+      )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
@@ -293,6 +309,7 @@ SWEEPS = {
   "one_stops_all": heads_and_tensors_of_one_fragment_damaged,
   "lost_for_good": publications_too_slow_for_what_follows,
   "answer_left_behind": answers_too_slow_for_who_asked,
+  "lost_head_made_anew": heads_lost_with_their_leader,
   "lease_damages_alike": leases_damaged_twice,
   "timeline_not_given_up": second_returns_after_one_that_missed_the_newest_cut,
   "cuts_unlisted": takeovers_with_a_stale_listing,
