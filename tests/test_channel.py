@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+import types
 
 import pytest
 
@@ -164,16 +165,26 @@ def test_client_finds_the_next_server_and_tells_its_new_hello(ends, tmp_path):
   eventually(lambda: client.alone_secs() == 0)
 
 
-def test_alone_secs_counts_from_birth_and_from_every_loss(ends, tmp_path):
+def test_alone_secs_counts_from_birth_and_from_every_loss(
+  ends, tmp_path, monkeypatch
+):
+  now = [50.0]
+  clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep)
+  monkeypatch.setattr(channel, "time", clock)
   client = ends(channel.Client, tmp_path, "a", {})
-  eventually(lambda: client.alone_secs() > 0.05)
+  now[0] += 7.0
+  assert client.alone_secs() == 7.0
   client.send({"type": "nobody hears this"})
-  server = serve(ends, tmp_path)
-  assert take(server.inbox)[1]["type"] == "hello"
-  eventually(lambda: client.alone_secs() == 0)
-  server.close()
-  eventually(lambda: client.alone_secs() > 0)
-  assert client.alone_secs() < _PATIENCE_SECS
+  for secs in (3.0, 2.0):
+    server = serve(ends, tmp_path)
+    assert take(server.inbox)[1]["type"] == "hello"
+    eventually(lambda: client.alone_secs() == 0)
+    now[0] += 1000.0
+    assert client.alone_secs() == 0
+    server.close()
+    eventually(lambda: client._wire is None)
+    now[0] += secs
+    assert client.alone_secs() == secs
 
 
 @pytest.mark.parametrize(
@@ -432,14 +443,25 @@ def test_second_connection_of_a_peer_takes_the_place_of_the_first(
   ends, tmp_path
 ):
   server = serve(ends, tmp_path)
-  ends(channel.Client, tmp_path, "a", {"life": 1, "pid": 1})
-  assert take(server.inbox)[1]["life"] == 1
-  second = ends(channel.Client, tmp_path, "a", {"life": 2, "pid": 2})
+  first, second = (wire_to(tmp_path, "a") for _ in range(2))
+  first.send({"peer": "a", "pid": 1})
+  assert take(server.inbox)[1]["pid"] == 1
+  second.send({"peer": "a", "pid": 2})
   # The loss is told before the hello: what follows belongs to the new one.
   assert take(server.inbox) == ("a", {"type": "lost", "pid": 1})
-  assert take(server.inbox)[1]["life"] == 2
+  assert take(server.inbox) == ("a", {"peer": "a", "pid": 2})
+  with pytest.raises(EOFError):
+    first.receive()
+  first.close()
+  # The end of the first is no end of the second.
+  eventually(lambda: len(server._wires) == 1)
+  assert server.inbox.empty()
   assert server.send("a", {"type": "program"})
-  assert take(second.inbox) == {"type": "program"}
+  assert second.receive() == {"type": "program"}
+  second.hang_up()
+  second.close()
+  assert take(server.inbox) == ("a", {"type": "lost", "pid": 2})
+  assert not server.send("a", {})
 
 
 def test_taken_port_is_refused_with_a_remedy(ends):

@@ -113,17 +113,7 @@ class Island:
   def _join(self) -> None:
     """Restores, compiles, starts the background threads, is on record."""
     spec, trainer = self._spec, self._trainer
-    saved = checkpoint.directory(spec.run_dir, spec.island)
-    bootstrap.publish_initial(
-      self._store,
-      trainer.plan,
-      trainer.anchors,
-      writer=bootstrap.writer_name(spec.island, spec.incarnation),
-      first_fragment=spec.island
-      * trainer.plan.num_fragments
-      // self._config.fleet.islands,
-      begun=bool(checkpoint.completed(saved)),
-    )
+    self._patiently(self._publish_initial)
     recovered = recovery.Recovery(
       spec.run_dir, self._store, trainer, spec.island, spec.incarnation
     ).run(self._config.sync.every, self.times.heartbeat_secs)
@@ -183,14 +173,15 @@ class Island:
 
   def _publish_initial(self) -> None:
     spec, plan = self._spec, self._trainer.plan
+    num_islands = self._config.fleet.islands
+    saved = checkpoint.directory(spec.run_dir, spec.island)
     bootstrap.publish_initial(
       self._store,
       plan,
       self._trainer.anchors,
       writer=bootstrap.writer_name(spec.island, spec.incarnation),
-      first_fragment=spec.island
-      * plan.num_fragments
-      // self._config.fleet.islands,
+      first_fragment=spec.island * plan.num_fragments // num_islands,
+      begun=bool(checkpoint.completed(saved)),
     )
 
   def _poll_secs(self) -> float:

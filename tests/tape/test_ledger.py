@@ -220,6 +220,10 @@ def _never_published_by_stopped(tapes):
   tapes.merge(1, tapes.contribution(0, 6))
 
 
+def _never_published_by_unknown(tapes):
+  tapes.merge(1, tapes.contribution(0, 6, incarnation=7))
+
+
 def _other_range(tapes):
   item = tapes.publish(0, 6)
   tapes.merge(1, {**item, "step": 8})
@@ -279,6 +283,10 @@ def _logged_again(tapes):
   tapes.train(8, 9)
 
 
+def _last_logged_again(tapes):
+  tapes.train(9, 10)
+
+
 def _version_twice(tapes):
   tapes.merge(1, tapes.publish(0, 6))
   tapes.merge(1, tapes.publish(6, 8))
@@ -291,6 +299,7 @@ def _version_twice(tapes):
     (_merged_twice_at_once, r"steps \(0, 6\] merged twice"),
     (_never_published, r"\(0, 6\] merged in version 1 were never published"),
     (_never_published_by_stopped, "were never published"),
+    (_never_published_by_unknown, "were never published"),
     (_other_range, r"\(0, 8\] .* published as steps \(0, 6\]"),
     (_other_tokens, "with 61 tokens, but published .* with 60"),
     (_skipped_rows, r"rows \(10, 12\] were skipped, before incarnation 2"),
@@ -303,6 +312,7 @@ def _version_twice(tapes):
     (_unknown_incarnation, "incarnation 2 logged steps but"),
     (_trained_beyond, r"\(10, 15\] merged, yet no incarnation"),
     (_logged_again, "incarnation 1 logged step 9 again"),
+    (_last_logged_again, "incarnation 1 logged step 10 again"),
     (_version_twice, "fragment 0: version 1 was committed twice"),
   ],
 )
@@ -319,6 +329,14 @@ def test_merge_told_again_after_a_takeover_counts_once():
   tapes.merge(1, item)
   tapes.merge(1, item)
   assert _fates(tapes) == {"trained": 10, "merged": 6, "pending": 4}
+  assert not _violations(tapes)
+
+
+def test_rows_that_any_life_did_are_not_skipped():
+  tapes = _trained(10)
+  for start, end in ((3, 5), (8, 12)):
+    tapes.start(step=start)
+    tapes.train(start, end)
   assert not _violations(tapes)
 
 
@@ -446,6 +464,18 @@ def test_muted_fragment_repeats_what_was_published():
     "lost_with_island": 4,
   }
   assert _rows(tapes) == {"merged": [(0, 14)]}
+
+
+def test_rows_that_a_living_life_does_again_are_not_lost():
+  tapes = _trained(8)
+  tapes.submit(0, 8)  # its record is in the store, its line is not written
+  tapes.die()
+  tapes.start(step=4, unsent_from_step=[8])
+  tapes.train(4, 10)
+  assert _rows(tapes) == {"lost_with_island": [(0, 4)], "pending": [(4, 10)]}
+  tapes.merge(1, tapes.contribution(0, 8, incarnation=1))
+  assert _rows(tapes) == {"merged": [(0, 8)], "pending": [(8, 10)]}
+  assert not _violations(tapes)
 
 
 def test_fragment_is_muted_by_a_version_that_is_ahead_of_it():

@@ -143,6 +143,11 @@ def test_stream_reads_the_same_lines_as_often_as_it_is_asked(tmp_path):
     assert _names(record) == ["a", "b", "c"]
     assert [line["step"] for line in record.metrics[0]] == [1]
     assert len(record.problems) == 1
+    assert record.sound == {
+      "tape/syncer-0001.jsonl": 2,
+      "tape/island-0-0001.jsonl": 1,
+      "metrics/island-0.jsonl": 1,
+    }
 
 
 def test_stream_of_one_role_opens_no_other_file(tmp_path):
@@ -158,6 +163,12 @@ def test_follower_goes_on_from_where_another_was(tmp_path):
   first = reader.Follower(tmp_path)
   first.poll()
   _tape(tmp_path, "syncer", 1, _event("c", 3), b"bad\n")
-  record = reader.Follower(tmp_path, first.position).poll()
+  position = first.position
+  second = reader.Follower(tmp_path, position)
+  # Nothing is forgotten before it was looked at again.
+  assert second.position == position
+  assert second.num_bytes == first.num_bytes > 0
+  record = second.poll()
   assert _names(record) == ["c"]
   assert "line 4" in str(record.problems[0])
+  assert record.sound == {"tape/syncer-0001.jsonl": 3}

@@ -187,6 +187,19 @@ def test_flush_says_whether_the_kernel_has_every_line(tmp_path, monkeypatch):
   tape.close()
 
 
+def test_line_that_waits_is_written_at_the_end_if_there_is_room(
+  tmp_path, monkeypatch, caplog
+):
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "write", _no_room)
+    for number in range(2):
+      tape.record("merged", number=number)
+  tape.close()
+  assert [line["number"] for line in _lines(tape.path)] == [0, 1]
+  assert "lines_lost" not in caplog.text
+
+
 def test_other_write_errors_are_raised(tmp_path, monkeypatch):
   tape = recorder.Recorder(tmp_path, "syncer", 1)
 

@@ -1,0 +1,148 @@
+"""What an island does with the programs it gets, in which order."""
+
+import queue
+import types
+
+import pytest
+
+from diloco import config as config_lib
+from diloco.islands import programs
+
+STOP = {"type": "program", "seq": 99, "name": "stop", "args": {}}
+STOP |= {"preempt": True}
+
+
+def program(seq, name, *, preempt=False, **args):
+  args = args or {"num_steps": 2}
+  return {
+    **{"type": "program", "seq": seq, "name": name, "args": args},
+    "preempt": preempt,
+  }
+
+
+class Channel:
+  """Says what is written down for it, None for a moment of silence."""
+
+  def __init__(self, *said):
+    self.said = [*said, STOP]
+    self.sent = []
+    self.alone = 0.0
+    self.inbox = self
+
+  def get(self, *, block, timeout):
+    assert block == (timeout is not None)
+    message = self.said.pop(0) if self.said else None
+    if message is None:
+      raise queue.Empty
+    return message
+
+  def send(self, message):
+    assert message.pop("type") == "done"
+    self.sent.append((message["seq"], message["result"]))
+
+  def alone_secs(self):
+    return self.alone
+
+
+class Island:
+  """Does nothing, and knows what it was told to do."""
+
+  times = types.SimpleNamespace(orphan_secs=10.0, drain_secs=5.0)
+  progress = types.SimpleNamespace(moved=lambda: None)
+
+  def __init__(self):
+    self.step = 0
+    self.done = []
+
+  def train(self, num_steps, interrupted):
+    begun = self.step
+    for _ in range(num_steps):
+      self.step += 1
+      if interrupted():
+        break
+    self.done.append(f"train {self.step - begun}")
+    return {"step": self.step}
+
+  def idle(self):
+    self.done.append("idle")
+
+  def drain(self, timeout_secs):
+    self.done.append(f"drain {timeout_secs:g}")
+    return {"flushed": True}
+
+  def checkpoint(self, *, wait):
+    self.done.append(f"checkpoint {wait}")
+    return {"durable": wait}
+
+  def evaluate(self, target, num_batches):
+    self.done.append(f"evaluate {target} {num_batches}")
+    return {"loss": 1.0}
+
+
+@pytest.fixture
+def island():
+  return Island()
+
+
+def run(island, channel):
+  runner = programs.ProgramRunner(island, channel, config_lib.RunConfig())
+  return runner.run()
+
+
+def test_last_window_is_repeated_until_something_else_is_asked(island):
+  train, silence = program(1, "train"), [None] * 5
+  drain = program(2, "drain", preempt=True, timeout_secs=3.0)
+  channel = Channel(train, *silence, drain, None, None, None)
+  assert run(island, channel) == "stopped"
+  # After the drain it trains no more: nobody would publish that.
+  assert island.done == ["train 2", "train 2", "drain 3", "idle"]
+  assert [seq for seq, _ in channel.sent] == [1, 2, 99]
+  assert channel.sent[-1] == (99, {"step": 4})
+
+
+def test_what_is_urgent_ends_windows_and_nothing_else(island):
+  queued = [
+    program(1, "train", num_steps=5),
+    program(2, "evaluate", target="global", num_batches=3),
+    program(3, "train", num_steps=5),
+    program(4, "checkpoint", wait=False),
+  ]
+  channel = Channel(*queued, None, None)
+  assert run(island, channel) == "stopped"
+  assert island.done == ["train 2", "evaluate global 3", "checkpoint False"]
+  assert channel.sent == [
+    (3, {"steps": 0, "cancelled": True}),
+    (1, {"step": 2}),
+    (2, {"loss": 1.0}),
+    (4, {"durable": False}),
+    (99, {"step": 2}),
+  ]
+
+
+def test_window_after_an_urgent_program_is_trained_to_its_end(island):
+  save = program(1, "checkpoint", preempt=True, wait=True)
+  channel = Channel(save, program(2, "train"), *[None] * 3)
+  run(island, channel)
+  assert island.done == ["checkpoint True", "train 2"]
+
+
+def test_orphan_publishes_then_saves_then_leaves(island):
+  channel = Channel(program(1, "train", num_steps=9), *[None] * 20)
+  channel.alone = 9.0
+  train = island.train
+
+  def left_alone(num_steps, interrupted):
+    channel.alone = 11.0
+    return train(num_steps, interrupted)
+
+  island.train = left_alone
+  assert run(island, channel) == "no controller"
+  # A state saved before would not know of what was published after it.
+  assert island.done == ["train 1", "drain 5", "checkpoint True"]
+
+
+def test_what_is_no_program_is_passed_over_or_named(island):
+  channel = Channel({"type": "hello"}, {}, program(1, "dance"), None)
+  run(island, channel)
+  assert channel.sent[0] == (1, {"error": "there is no program 'dance'"})
+  assert island.done == []

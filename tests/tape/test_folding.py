@@ -1,0 +1,46 @@
+"""How far the facts of a fragment may be summed up."""
+
+import pytest
+
+from diloco.tape import folding, history
+
+_FAR = 1 << 62
+
+
+def merged(steps, untold=(), incarnation=2):
+  """Steps merged one by one; the tape tells of all publications but some."""
+  facts = history.FragmentHistory()
+  for n in range(steps):
+    item = history.Contribution(f"key-{n}", incarnation, n, n + 1, 10)
+    facts.merged.append(history.Merge(n + 1, item))
+    if n not in untold:
+      facts.published[item.key] = item
+  return facts
+
+
+@pytest.mark.parametrize(
+  ("untold", "newest", "limit", "row"),
+  [
+    ((), 2, _FAR, 21),  # the newer half may be told of yet
+    ((5,), 2, _FAR, 5),  # the life that tells has not told all
+    ((5,), 1, _FAR, 5),
+    ((5,), 3, _FAR, 21),  # it has: the line was lost with it
+    ((), 2, 7, 7),  # a life that is yet to begin goes back so far
+  ],
+)
+def test_only_what_nobody_will_tell_of_is_summed_up(untold, newest, limit, row):
+  facts = merged(40, untold)
+  lives = [history.Life(1, 0, 10, 0), history.Life(2, 0, 10, 40)]
+  folding.fold(lives, facts, limit, newest)
+  assert facts.folded.row == row
+  assert facts.folded.counts == {"merged": 10 * row}
+  assert facts.folded.rows == {"merged": row}
+  assert not facts.folded.violations
+  assert min(m.contribution.first_step for m in facts.merged) == row
+
+
+def test_what_waits_for_a_merge_is_not_summed_up():
+  facts = merged(40)
+  waiting = facts.merged.pop(8).contribution
+  folding.fold([history.Life(2, 0, 10, 40)], facts, _FAR, 2)
+  assert facts.folded.row == 8 and waiting.key in facts.published
