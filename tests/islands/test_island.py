@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+import types
 
 import jax
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
-from diloco.islands import programs
+from diloco.islands import island as island_lib
+from diloco.islands import programs, recovery
 from diloco.snapshots import keys, records, store
 from diloco.syncer import committer
 from diloco.tape import ledger, reader
@@ -221,6 +223,41 @@ def test_other_threads_see_how_long_a_wait_may_take(
   assert told[1] == island.times.drain_secs
   monkeypatch.undo()
   island.close("test")
+
+
+def test_island_that_starts_waits_for_a_store_that_fails(
+  tmp_path, run_dir, monkeypatch
+):
+  class JoinedError(Exception):
+    pass
+
+  def recover(*_):
+    raise JoinedError
+
+  def failing_once(name):
+    plain, failed = getattr(store.SnapshotStore, name), []
+
+    def call(*args):
+      if not failed:
+        failed.append(name)
+        raise OSError("no route to the store")
+      return plain(*args)
+
+    monkeypatch.setattr(store.SnapshotStore, name, call)
+    return failed
+
+  waits = []
+  clock = types.SimpleNamespace(sleep=waits.append)
+  monkeypatch.setattr(island_lib, "time", clock)
+  monkeypatch.setattr(recovery.Recovery, "run", recover)
+  names = ("write_plan", "read_for_update", "compare_and_set")
+  failed = [failing_once(name) for name in names]
+  config = make_config(tmp_path)
+  with pytest.raises(JoinedError):
+    make_island(config, run_dir)
+  assert all(failed) and len(waits) == 3 and all(waits)
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  assert [head.version for head in _heads(snapshots, config)] == [0] * 4
 
 
 def test_another_fragment_plan_is_refused(tmp_path, run_dir):
