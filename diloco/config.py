@@ -79,7 +79,7 @@ class SyncConfig:
   suspend_after: int = 3  # refusals of an island in a row
   follow: bool = True
   codec: str = "bf16"
-  adoption: Literal["overwrite", "blend", "carry"] = "overwrite"
+  adoption: Literal["overwrite", "blend", "carry"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"
   merge: Literal["rda", "mean"] = "rda"
 
@@ -88,8 +88,8 @@ class SyncConfig:
 class OuterConfig:
   """The outer optimizer: SGD with momentum, per fragment."""
 
-  learning_rate: float = 0.7
-  momentum: float = 0.9
+  learning_rate: float = 1.0
+  momentum: float = 0.0
   nesterov: bool = True
 
 

@@ -92,7 +92,10 @@ def run(
     print()
   done = result.status in ("finished", "stopped")
   why = "" if done else f": {result.summary['reason']}"
-  print(f"run {result.status}{why}; report: {result.report}", file=sys.stderr)
+  told = "".join(f"; WARNING: {w}" for w in result.summary["warnings"])
+  print(
+    f"run {result.status}{why}{told}; report: {result.report}", file=sys.stderr
+  )
   return 0 if done else process.EXIT_FAILED
 
 

@@ -167,6 +167,7 @@ def story(run: summary.Run) -> list[str]:
     )
   else:
     told.append("Nothing was merged.")
+  told += [f"Warning: {text}." for text in summary.warnings(run)]
   told += _incidents(run)
   told += _safety(view)
   told.append(emulation_note(view))

@@ -9,7 +9,7 @@ from typing import Any
 
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
-from diloco.report import liveness, totals
+from diloco.report import liveness, totals, waste
 from diloco.report import view as view_lib
 from diloco.tape import ledger as ledger_lib
 from diloco.tape import reader
@@ -168,11 +168,19 @@ def summary_of(run: Run) -> dict[str, Any]:
     ],
     "quarantines": view.quarantines.total(),
     "faults": [_incident(view, incident) for incident in run.incidents],
+    "warnings": warnings(run),
     "violations": ledger.violations,
     "problems": [*view.problems, *ledger.silent],
     "made_from": view.made_from,
   }
   return finite(facts)
+
+
+def warnings(run: Run) -> list[str]:
+  """Returns what its user should change, in words."""
+  counts = run.ledger.tokens()
+  wasted = waste.warning(counts.trained, counts.discarded)
+  return [wasted] if wasted else []
 
 
 def _evaluation(view: view_lib.RunView) -> dict[str, Any]:

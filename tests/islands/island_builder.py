@@ -37,7 +37,8 @@ def make_config(tmp_path, slices=("1",), **sync):
         },
       },
       "fleet": {"slices": [{"kind": "cpu", "topology": t} for t in slices]},
-      "sync": {"num_fragments": 4, "every": 4} | sync,
+      # Overwriting leaves no rounding of an island's own in what it adopts.
+      "sync": {"num_fragments": 4, "every": 4, "adoption": "overwrite"} | sync,
       "outer": {"learning_rate": 1.0, "momentum": 0.0},
       "controller": {"heartbeat_secs": 0.05},
     }

@@ -1,0 +1,50 @@
+"""Work done in vain: when it is worth a warning, and what to change."""
+
+from collections.abc import Mapping
+
+from diloco.report import figures
+from diloco.tape import fates
+
+LIMIT = 0.05  # share of the trained tokens
+
+_SLOW_STORE = (
+  "raise config.sync.every, so that islands publish less often, or set"
+  " config.sync.codec = 'bf16'"
+)
+_REMEDIES = {
+  fates.OVERWRITTEN: "set config.sync.adoption = 'carry'",
+  fates.PUBLISH_DROPPED: _SLOW_STORE,
+  fates.SUPERSEDED: _SLOW_STORE,
+  fates.LOST_WITH_ISLAND: (
+    "lower config.programs.checkpoint_every_steps or config.sync.every"
+  ),
+  fates.REPEATED: "lower config.programs.checkpoint_every_steps",
+  fates.ROLLED_BACK: "lower config.programs.cut_every_secs",
+  fates.QUARANTINED: "lower the task's learning rate, or mend its loss",
+  "before_restore": "lower config.programs.cut_every_secs",
+  "too_stale": "raise config.sync.max_staleness",
+  "norm_outlier": "raise config.sync.gate_factor, if those updates are sound",
+  "suspended": "raise config.sync.suspend_after, if those updates are sound",
+  "not_finite": "lower the task's learning rate, or mend its loss",
+}
+
+
+def warning(trained: int, discarded: Mapping[str, int]) -> str:
+  """Says that too much was given up, and which setting to change.
+
+  Args:
+    trained: tokens.
+    discarded: tokens by reason.
+
+  Returns:
+    One line; empty if it is not too much.
+  """
+  total = sum(discarded.values())
+  if total <= LIMIT * trained:
+    return ""
+  reason = max(discarded, key=lambda name: discarded[name])
+  remedy = _REMEDIES.get(reason, "see the report for why")
+  return (
+    f"{figures.percent(total / trained)} of the trained tokens were discarded,"
+    f" most of them as {reason}: {remedy}"
+  )

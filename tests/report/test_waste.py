@@ -1,0 +1,74 @@
+"""A run that trains in vain says so, and what to change."""
+
+import pytest
+import run_builder
+
+from diloco import config as config_lib
+from diloco import launch
+from diloco import run as run_lib
+from diloco.report import narrative, summary, waste
+
+
+@pytest.mark.parametrize(
+  ("discarded", "setting"),
+  [
+    ({"overwritten": 290, "too_stale": 10}, "config.sync.adoption = 'carry'"),
+    ({"overwritten": 10, "too_stale": 80}, "config.sync.max_staleness"),
+    ({"publish_dropped": 60}, "config.sync.every"),
+    ({"lost_with_island": 51}, "config.programs.checkpoint_every_steps"),
+    ({"rolled_back": 400}, "config.programs.cut_every_secs"),
+    ({"a new reason": 60}, "see the report"),
+  ],
+)
+def test_much_that_is_discarded_names_the_setting_to_change(discarded, setting):
+  text = waste.warning(1000, discarded)
+  assert setting in text and max(discarded, key=discarded.get) in text
+  assert "\n" not in text
+
+
+@pytest.mark.parametrize("discarded", [{}, {"overwritten": 50}])
+def test_a_little_that_is_discarded_is_no_warning(discarded):
+  assert waste.warning(1000, discarded) == ""
+  assert waste.warning(0, {}) == ""
+
+
+def test_every_setting_that_is_named_exists():
+  fields = config_lib.RunConfig().to_dict()
+  for text in waste._REMEDIES.values():
+    for word in text.replace(",", " ").split():
+      if word.startswith("config."):
+        section, name = word.split(".")[1:]
+        assert name in fields[section], word
+
+
+def test_warning_is_in_summary_story_and_last_line(
+  tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(waste, "LIMIT", 0.0)
+  where = run_builder.simulate(tmp_path, run_builder.Plan())
+  run = summary.load(where)
+  facts = summary.summary_of(run)
+  (warning,) = facts["warnings"]
+  assert f"Warning: {warning}." in narrative.story(run)
+  monkeypatch.setattr(
+    run_lib,
+    "train",
+    lambda *_, **__: run_lib.Result("finished", facts, where / "report.html"),
+  )
+  assert launch.run({}, where) == 0
+  last = capsys.readouterr().err.splitlines()[-1]
+  assert warning in last and "WARNING" in last and "report.html" in last
+
+
+def test_run_without_waste_warns_of_nothing(tmp_path, monkeypatch):
+  monkeypatch.setattr(waste, "LIMIT", 1.0)
+  where = run_builder.simulate(tmp_path, run_builder.Plan())
+  run = summary.load(where)
+  assert summary.summary_of(run)["warnings"] == []
+  assert not any("Warning" in sentence for sentence in narrative.story(run))
+
+
+def test_defaults_give_nothing_up_at_adoption():
+  config = config_lib.RunConfig()
+  assert config.sync.adoption == "carry"
+  assert (config.outer.learning_rate, config.outer.momentum) == (1.0, 0.0)
