@@ -3,10 +3,26 @@
 import threading
 import types
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+import quadratic
+from quadratic import FRAGMENT, anchor, held
 
 from diloco import workers
-from diloco.islands import core, exchange, heartbeat, peers, saver
+from diloco.islands import (
+  adopter,
+  comeback,
+  core,
+  exchange,
+  heartbeat,
+  notices,
+  peers,
+  publisher,
+  recovery,
+  saver,
+)
 from diloco.snapshots import records
 
 
@@ -157,3 +173,303 @@ def test_checkpoint_read_to_mend_an_optimizer_may_take_as_long_as_a_start():
   ((count, extra_secs),) = seen
   assert (count, extra_secs) == (1, 60.0)
   assert progress.standing == (2, 0.0)
+
+
+class Idle:
+  """A thread of an exchange that never runs, and what it was told."""
+
+  def __init__(self, log, name):
+    self.log, self.name = log, name
+    self.given = []
+
+  def check(self):
+    pass
+
+  def close(self):
+    self.log.append(f"{self.name} closed")
+
+  # Publisher
+
+  def submit(self, publication):
+    self.log.append(("publish", publication.action.fragment))
+    self.given.append(publication)
+
+  def ticket(self, positions):
+    return ("ticket", positions, len(self.given))
+
+  def flush(self, timeout_secs):
+    return timeout_secs > 1
+
+  # Saver
+
+  def save(self, job):
+    self.log.append(("save", job.serial))
+    self.given.append(job)
+
+  def may_count(self, serial):
+    return True
+
+  # Adopter
+
+  news = adopter.News(None, [], notices.Notices())
+  fetched_anew = 0
+
+  def take(self):
+    news, self.news = self.news, Idle.news
+    return news
+
+  def fetch_all_anew(self):
+    self.fetched_anew += 1
+
+
+class Island:
+  """An exchange of a tiny trainer, without its threads."""
+
+  def __init__(self, monkeypatch, tmp_path, **sync):
+    self.log, self.tape = [], []
+    self.trainer = quadratic.make_trainer(quadratic.Task(0.5), **sync)
+    for module, name in ((publisher, "Publisher"), (saver, "Saver")):
+      self._replace(monkeypatch, module, name)
+    self._replace(monkeypatch, adopter, "Adopter")
+    known = comeback.Known((0, 0), (0, 0), (0, 0))
+    plan = comeback.decide(None, known, 4)
+    life = types.SimpleNamespace(
+      run_dir=tmp_path,
+      identity=publisher.Identity(0, 1, 10),
+      config=quadratic.config(**sync),
+      snapshots=None,
+      trainer=self.trainer,
+      tape=types.SimpleNamespace(record=self._record),
+      times=types.SimpleNamespace(heartbeat_secs=1.0, start_secs=60.0),
+      progress=heartbeat.Progress(),
+    )
+    recovered = recovery.Recovered(plan, 0, 0, None, None, [], [])
+    self.exchange = exchange.Exchange(life, recovered, lambda: 1.0)
+
+  def _replace(self, monkeypatch, module, name):
+    thread = Idle(self.log, name.lower())
+    setattr(self, name.lower(), thread)
+    monkeypatch.setattr(module, name, lambda *args: thread)
+
+  def _record(self, event, **fields):
+    self.tape.append({"event": event, **fields})
+
+  def events(self, name):
+    return [e for e in self.tape if e["event"] == name]
+
+  def step(self, count=1, **news):
+    for _ in range(count):
+      quadratic.step(self.trainer)
+      self.hear(**news)
+
+  def hear(self, *fetched, board=None, **notice):
+    notice = notices.Notices(**notice)
+    self.adopter.news = adopter.News(board, list(fetched), notice)
+    self.exchange.between_steps()
+
+  def values(self):
+    return held(self.trainer.state.params)
+
+
+@pytest.fixture
+def make(monkeypatch, tmp_path):
+  return lambda **sync: Island(monkeypatch, tmp_path, **sync)
+
+
+def fetched(leaf, version, value, *, merged_step=0, cut=0):
+  host = anchor(leaf, value)
+  params = {leaf: jnp.asarray(host[leaf].whole())}
+  digest = f"digest of {value}"
+  return adopter.Fetched(
+    *(FRAGMENT[leaf], version, merged_step, cut, host, params),
+    *(12, digest, 0.5),
+  )
+
+
+def test_what_is_due_is_published_with_its_values_and_anchor(make):
+  island = make()
+  island.step(2)
+  (sent,) = island.publisher.given
+  assert sent.action == core.Publish(FRAGMENT["a"], 0, 0, 2, "schedule")
+  assert held(sent.params) == {"a": quadratic.moved(0, 2, 0.5)[0]}
+  assert held(sent.anchor) == {"a": 0}
+  (told,) = island.events("submitted")
+  assert told == {
+    "event": "submitted",
+    "fragment": FRAGMENT["a"],
+    "base_version": 0,
+    "first_step": 0,
+    "step": 2,
+  }
+  assert island.exchange.in_flight == [FRAGMENT["a"]]
+  island.step(2)
+  fragments = [p.action.fragment for p in island.publisher.given]
+  assert fragments == [FRAGMENT["a"], FRAGMENT["b"]]
+  assert island.exchange.step == 4
+
+
+def test_open_round_is_followed(make):
+  island = make()
+  board = records.Board([0, 0], {str(FRAGMENT["b"]): [3]})
+  island.step(board=board)
+  (sent,) = island.publisher.given
+  assert sent.action == core.Publish(FRAGMENT["b"], 0, 0, 1, "follow")
+
+
+def test_version_at_hand_is_adopted_and_told(make):
+  island = make(adoption="overwrite")
+  island.step(3)
+  island.hear(fetched("a", 1, 7.0, merged_step=2))
+  assert island.values()["a"] == 7
+  (told,) = island.events("adopted")
+  assert told == {
+    "event": "adopted",
+    "step": 3,
+    "mode": "overwrite",
+    "bytes": 12,
+    "secs": 0.5,
+    "kept_from_step": 2,
+    "fragment": FRAGMENT["a"],
+    "version": 1,
+    "digest": "digest of 7.0",
+    "lost_from_step": 2,
+    "lost_to_step": 3,
+  }
+  assert island.exchange.base_version(FRAGMENT["a"]) == 1
+  assert island.exchange.in_flight == []
+  island.hear(fetched("a", 1, 9.0))  # not newer
+  assert island.values()["a"] == 7
+
+
+def test_version_that_came_after_a_cut_waits_for_the_islands_part(make):
+  island = make(adoption="overwrite")
+  island.step(3)
+  before = island.values()
+  island.log.clear()
+  island.hear(fetched("a", 1, 7.0, merged_step=2, cut=5))
+  (job,) = island.saver.given
+  assert (job.serial, job.cut, job.part) == (1, 5, True)
+  assert held(job.snapshot.params) == before
+  assert job.positions[FRAGMENT["a"]] == core.Position(0, 0, 2)
+  assert job.ticket == ("ticket", job.positions, 1)
+  assert island.values()["a"] == 7
+  assert [e["event"] for e in island.tape[-2:]] == ["saving", "adopted"]
+  assert island.events("saving") == [
+    {"event": "saving", "step": 3, "serial": 1, "cut": 5}
+  ]
+
+
+def test_part_of_a_cut_is_taken_once_and_before_what_is_published(make):
+  island = make()
+  island.step()
+  island.step(cut=2)  # fragment a is due as well
+  assert island.log == [("save", 1), ("publish", FRAGMENT["a"])]
+  (sent,) = island.publisher.given
+  assert sent.action.cut == 2
+  for _ in range(3):
+    island.hear(cut=2)
+  assert len(island.saver.given) == 1
+  island.hear(cut=3)
+  assert [j.cut for j in island.saver.given] == [2, 3]
+
+
+def test_plain_save_has_the_last_cut_and_is_no_part(make):
+  island = make()
+  island.step(cut=2)
+  island.step()
+  assert island.exchange.save() == 2
+  job = island.saver.given[-1]
+  assert (job.cut, job.part) == (2, False)
+  assert island.events("saving")[-1]["cut"] == 0
+  assert island.exchange.save() == 2
+  assert len(island.saver.given) == 2
+
+
+def poison(island):
+  """Nothing of the island is finite any more, nor of what is at hand."""
+  for fragment in FRAGMENT.values():
+    island.trainer.poison(fragment)
+  bad = jax.tree.map(lambda x: x * jnp.nan, island.trainer.state.opt_state)
+  island.trainer.state = island.trainer.state._replace(opt_state=bad)
+
+
+def test_island_that_is_told_of_an_offence_begins_again_with_all_fragments(
+  make,
+):
+  island = make(adoption="carry")
+  island.step(2)
+  poison(island)
+  island.hear(fetched("a", 1, 3.0), offences=2)
+  assert island.adopter.fetched_anew == 1
+  assert np.isnan(np.asarray(island.trainer.state.params["a"])).all()
+  island.hear(fetched("a", 1, 3.0))
+  island.step(4)  # publishes nothing meanwhile
+  assert len(island.publisher.given) == 1
+  assert not island.events("resynced")
+  island.hear(fetched("b", 0, 4.0))
+  assert island.values() == {"a": 3, "b": 4}
+  assert island.events("adopted") == []
+  (told,) = island.events("resynced")
+  assert (told["step"], told["offences"]) == (6, 2)
+  assert {f["fragment"]: f["version"] for f in told["fragments"]} == {
+    FRAGMENT["a"]: 1,
+    FRAGMENT["b"]: 0,
+  }
+  assert (told["replaced"], told["checkpoint"]) == (2, None)
+  assert island.trainer.optimizer_is_finite()
+  island.step(2)
+  assert len(island.publisher.given) > 1
+
+
+def test_sound_optimizer_is_left_alone_by_a_resync(make):
+  island = make()
+  island.step(2)
+  island.hear(offences=1)
+  island.hear()
+  island.hear(fetched("a", 1, 3.0), fetched("b", 1, 4.0))
+  (told,) = island.events("resynced")
+  assert told["replaced"] == 0
+  island.step()
+  # x is 3, and the momentum of two steps is 2.5.
+  assert island.values()["a"] == 3 - 0.5 * (0.5 * 2.5 + 3)
+
+
+@pytest.mark.parametrize(
+  ("asked", "answered"), [([0, 0], True), ([1, 0], False), ([0], False)]
+)
+def test_call_is_answered_by_who_has_seen_the_versions(
+  make, monkeypatch, asked, answered
+):
+  offers = []
+  monkeypatch.setattr(
+    peers, "answer", lambda store, request, offer: offers.append(offer)
+  )
+  island = make()
+  island.step(2)
+  island.hear(request=records.PeerRequest(1, 1, asked))
+  if island.exchange._answerer is not None:
+    island.exchange._answerer.join()
+  assert len(offers) == answered
+  for offer in offers:
+    assert (offer.island, offer.incarnation, offer.step) == (0, 1, 2)
+    assert offer.versions == [0, 0]
+    leaves = [x for x in jax.tree.leaves(offer.opt_state) if x.ndim]
+    assert {float(x[0]) for x in leaves} == {2.5}
+
+
+def test_drain_publishes_what_is_left_of_every_fragment(make):
+  island = make()
+  island.step(3)
+  island.exchange.publish_all()
+  found = [(p.action.fragment, p.action.step) for p in island.publisher.given]
+  assert found == [(1, 2), (0, 3), (1, 3)]
+  assert island.publisher.given[-1].action.trigger == "drain"
+  island.exchange.publish_all()
+  assert len(island.publisher.given) == 3
+  assert island.exchange.flush(2.0) and not island.exchange.flush(0.5)
+
+
+def test_publisher_ends_before_the_saver_that_waits_for_it(make):
+  island = make()
+  island.exchange.close()
+  assert island.log == ["adopter closed", "publisher closed", "saver closed"]

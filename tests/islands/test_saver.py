@@ -1,127 +1,288 @@
-"""Saving in the background: what waits, what is kept, what counts."""
+"""When a saved state counts, and what is left of one that does not."""
 
-import pathlib
 import threading
 import types
 
+import jax
+import numpy as np
 import pytest
-from cut_builder import PLAN, CutRun
+import quadratic
+from cut_builder import CutRun
 
-from diloco.islands import publisher, saver
+from diloco.islands import checkpoints, core, outbox, publisher, saver
 from diloco.snapshots import checkpoint, cuts, keys, records
-from diloco.tape import events, reader, recorder
 
-_PATIENCE_SECS = 20.0
-ISLAND = 1
+POSITIONS = (core.Position(0, 0, 4), core.Position(0, 0, 0))
+TICKET = outbox.Ticket((), ())
 
 
-class Publisher:
-  """Says whether what a save counts on has been committed."""
+class Disk:
+  """A saver of a tiny state, on a disk that is written at once."""
 
-  identity = publisher.Identity(ISLAND, 2, 10)
+  def __init__(self, tmp_path, monkeypatch):
+    self.run = CutRun(tmp_path)
+    self.done, self.tape = [], []
+    self.settles = True
+    self.may_settle, self.asked = threading.Event(), threading.Event()
+    self.may_settle.set()
+    self.failures = []  # of the disk
+    self.trainer = quadratic.make_trainer()
+    monkeypatch.setattr(checkpoints, "write", self._write)
+    self.saver = saver.Saver(
+      tmp_path, self.run.store, self.trainer.plan, self, self
+    )
+    self.folder = checkpoint.directory(tmp_path, 0)
 
-  def __init__(self):
-    self.open = threading.Event()
-    self.open.set()
-    self.asked = threading.Event()
-    self.lost = set()  # steps
+  identity = publisher.Identity(0, 3, 10, epoch=0)
+
+  def _write(self, writer, path, arrays):
+    path.mkdir(parents=True)
+    (path / "arrays").write_bytes(
+      b"".join(a.tobytes() for a in arrays.values())
+    )
+    if self.failures:
+      raise self.failures.pop()
+    self.done.append("written")
+
+  # Of the publisher
 
   def wait_settled(self, ticket):
+    assert ticket is TICKET
     self.asked.set()
-    assert self.open.wait(_PATIENCE_SECS)
-    return ticket not in self.lost
+    assert self.may_settle.wait(20)
+    self.done.append("settled")
+    return self.settles
 
+  # Of the tape
 
-class World:
-  def __init__(self, run_dir, monkeypatch):
-    self.run = CutRun(run_dir)
-    self.published = Publisher()
-    self.tape = recorder.Recorder(run_dir, f"island-{ISLAND}", 2)
-    monkeypatch.setattr(saver.Saver, "_write", self._write)
-    self.saver = saver.Saver(
-      run_dir, self.run.store, PLAN, self.published, self.tape
-    )
-    self.folder = checkpoint.directory(run_dir, ISLAND)
+  def flush(self):
+    self.done.append("flushed")
 
-  @staticmethod
-  def _write(_, path, job):
-    """Instead of arrays: nothing of what is tested here looks at them."""
-    path.mkdir(parents=True)
-    return checkpoint.Checkpoint(
-      *(ISLAND, 2, job.serial, job.snapshot.step, 0, job.cut),
-      *([[0, 0, 0]] * 2, {}, {}, 7),
+  def record(self, event, **fields):
+    assert event == "checkpointed"
+    self.tape.append(fields)
+
+  def job(self, serial, *, cut=0, part=False):
+    quadratic.step(self.trainer)
+    return saver.Job(
+      serial, self.trainer.snapshot(), POSITIONS, cut, TICKET, part
     )
 
-  def save(self, serial, *, cut=0, part=False, wait=True):
-    state = types.SimpleNamespace(step=10 * serial)
-    ticket = serial  # what the publisher is asked about
-    self.saver.save(saver.Job(serial, state, (), cut, ticket, part))
-    return wait and self.saver.wait(serial, _PATIENCE_SECS)
+  def save(self, serial, **what):
+    """Saves the state after another step; says whether it counts."""
+    self.saver.save(self.job(serial, **what))
+    return self.saver.wait(serial, 20)
 
-  def kept(self):
-    """Serials of the checkpoints that count."""
-    return sorted(
-      checkpoint.read_marker(path).serial
-      for path in checkpoint.completed(self.folder)
-    )
+  def hold(self, serial=1):
+    """The thread is in the middle of a save."""
+    self.may_settle.clear()
+    self.asked.clear()
+    self.saver.save(self.job(serial))
+    assert self.asked.wait(20)
 
-  def told(self):
-    return [
-      (line["serial"], line["durable"], line["cut"])
-      for line in reader.read(self.run.dir).events
-      if line["event"] == events.CHECKPOINTED
-    ]
+  def saved(self):
+    """Steps of the checkpoints that count, the newest first."""
+    found = checkpoint.completed(self.folder)
+    return [checkpoint.read_marker(path).step for path in found]
+
+  def ask(self):
+    return self.run.perform(cuts.request([0], 2)).cut
+
+  def part(self, cut):
+    return self.run.store.read(keys.cut_part_key(cut, 0), records.CutPart)
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-  made = World(tmp_path, monkeypatch)
+def disk(tmp_path, monkeypatch):
+  made = Disk(tmp_path, monkeypatch)
   yield made
-  made.published.open.set()
+  made.may_settle.set()
   made.saver.close()
-  made.tape.close()
 
 
-def test_two_newest_are_kept_and_those_of_every_cut_there_is(world):
-  for cut in (1, 2):
-    world.run.perform(cuts.request([ISLAND], 2))
-    assert world.save(cut, cut=cut, part=True)
+def test_marker_is_written_last_and_says_what_was_saved(disk):
+  commit, order = checkpoint.commit, disk.done
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(
+      checkpoint,
+      "commit",
+      lambda *args: (order.append("marker"), commit(*args)),
+    )
+    assert disk.save(1, cut=6)
+  assert order == ["written", "settled", "flushed", "marker"]
+  (path,) = checkpoint.completed(disk.folder)
+  assert path == checkpoint.path_of(disk.folder, 1, 3, 1)
+  marker = checkpoint.verify(path)
+  assert (marker.island, marker.incarnation, marker.serial) == (0, 3, 1)
+  assert (marker.step, marker.epoch, marker.cut) == (1, 0, 6)
+  assert marker.positions == [[0, 0, 4], [0, 0, 0]]
+  # Two leaves with momenta, and the reference of what is not published.
+  assert " ".join(sorted(marker.leaves)) == (
+    "o000000 o000001 p000000 p000001 r000000"
+  )
+  (told,) = disk.tape
+  assert told["durable"] and told["reason"] == ""
+  assert (told["step"], told["serial"], told["cut"]) == (1, 1, 0)
+  assert told["bytes"] == marker.num_bytes > 0
+
+
+def test_save_counts_only_once_what_it_takes_for_published_is(disk):
+  disk.hold()
+  assert disk.saved() == []
+  assert not disk.saver.wait(1, 0.0)
+  assert disk.saver.may_count(1)
+  disk.may_settle.set()
+  assert disk.saver.wait(1, 20)
+  assert disk.saved() == [1]
+
+
+def test_save_goes_with_a_publication_it_counts_on(disk):
+  disk.settles = False
+  assert not disk.save(1)
+  assert list(disk.folder.iterdir()) == []
+  (told,) = disk.tape
+  assert not told["durable"] and "was lost" in told["reason"]
+  assert not disk.saver.may_count(1)
+  disk.settles = True
+  assert disk.save(2)
+
+
+def test_error_of_the_disk_costs_one_save(disk):
+  disk.failures = [OSError("No space left\non device")]
+  assert not disk.save(1)
+  assert disk.saved() == [] and disk.tape[0]["reason"] == (
+    "OSError: No space left on device"
+  )
+  assert disk.save(2) and disk.saved() == [2]
+  assert [t["durable"] for t in disk.tape] == [False, True]
+  disk.saver.check()
+
+
+def test_of_plain_saves_only_the_newest_waits_and_parts_all_do(disk):
+  numbers = [disk.ask() for _ in range(2)]
+  disk.hold()
+  for serial, what in (
+    (2, {}),
+    (3, {"cut": numbers[0], "part": True}),
+    (4, {}),
+    (5, {"cut": numbers[1], "part": True}),
+    (6, {}),
+  ):
+    disk.saver.save(disk.job(serial, **what))
+  assert [disk.saver.may_count(n) for n in range(1, 7)] == [
+    *(True, False, True),
+    *(False, True, True),
+  ]
+  disk.may_settle.set()
+  assert disk.saver.wait(6, 20)
+  assert [t["serial"] for t in disk.tape] == [1, 3, 5, 6]
+
+
+def test_only_the_newest_two_and_those_of_every_cut_are_kept(disk):
+  for serial in (1, 2):
+    assert disk.save(serial, cut=disk.ask(), part=True)
   for serial in (3, 4, 5):
-    assert world.save(serial, cut=2)
-  assert world.kept() == [1, 2, 4, 5]
-  world.run.perform(cuts.delete(1))
-  assert world.save(6, cut=2)
-  assert world.kept() == [2, 5, 6]
-  assert world.told()[:3] == [(1, True, 1), (2, True, 2), (3, True, 0)]
+    assert disk.save(serial, cut=2)
+  assert disk.saved() == [5, 4, 2, 1]
+  disk.run.perform(cuts.abandon(1, "for a test"))
+  assert disk.save(6, cut=2) and disk.saved() == [6, 5, 2, 1]
+  disk.run.perform(cuts.delete(1))
+  assert disk.save(7, cut=2) and disk.saved() == [7, 6, 2]
 
 
-def test_of_those_that_wait_the_newest_and_every_part_of_a_cut_is_made(world):
-  for _ in range(2):
-    world.run.perform(cuts.request([ISLAND], 2))
-  world.published.open.clear()
-  world.save(1, wait=False)
-  assert world.published.asked.wait(_PATIENCE_SECS)  # it is under way
-  world.save(2, wait=False)
-  world.save(3, cut=1, part=True, wait=False)
-  world.save(4, cut=2, part=True, wait=False)
-  world.save(5, cut=2, wait=False)
-  world.save(6, cut=2, wait=False)
-  world.published.open.set()
-  assert world.saver.wait(6, _PATIENCE_SECS)
-  assert [serial for serial, _, _ in world.told()] == [1, 3, 4, 6]
-  for cut, serial in ((1, 3), (2, 4)):
-    part = world.run.store.read(keys.cut_part_key(cut, ISLAND), records.CutPart)
-    assert part.step == 10 * serial
-    assert pathlib.Path(part.checkpoint).name.endswith(f".{serial:06d}")
+def test_part_of_a_cut_names_the_checkpoint_that_counts(disk):
+  cut = disk.ask()
+  assert disk.save(1, cut=cut, part=True)
+  part = disk.part(cut)
+  (path,) = checkpoint.completed(disk.folder)
+  assert disk.run.dir.absolute() / part.checkpoint == path
+  assert part.checksum == checkpoint.checksum(path)
+  assert (part.cut, part.epoch, part.island) == (cut, 0, 0)
+  assert (part.incarnation, part.step) == (3, 1)
+  assert part.positions == [[0, 0, 4], [0, 0, 0]]
+  (told,) = disk.tape
+  assert told["cut"] == cut
 
 
-def test_save_that_counts_on_what_was_lost_leaves_nothing(world):
-  world.run.perform(cuts.request([ISLAND], 2))
-  world.published.lost = {2}
-  assert world.save(1)
-  assert not world.save(2, cut=1, part=True)
-  assert world.kept() == [1]
-  assert len(list(world.folder.iterdir())) == 1
-  assert world.run.perform(cuts.look(1)).missing_islands == [ISLAND]
-  assert world.told() == [(1, True, 0), (2, False, 1)]
-  assert world.saver.may_count(1) and not world.saver.may_count(2)
+def test_part_is_not_written_before_its_checkpoint_counts(disk):
+  cut = disk.ask()
+  disk.may_settle.clear()
+  disk.saver.save(disk.job(1, cut=cut, part=True))
+  assert disk.asked.wait(20)
+  assert disk.part(cut) is None
+  disk.settles = False
+  disk.may_settle.set()
+  assert not disk.saver.wait(1, 20)
+  assert disk.part(cut) is None
+
+
+def test_plain_save_is_no_part(disk):
+  cut = disk.ask()
+  assert disk.save(1, cut=cut)
+  assert disk.part(cut) is None
+
+
+def test_part_the_store_refuses_is_tried_again(disk, monkeypatch):
+  monkeypatch.setattr(saver, "_RETRY_SECS", 0.0)
+  cut, perform, left = disk.ask(), disk.run.store.perform, [OSError("full")] * 3
+
+  def fails(procedure):
+    if procedure.__name__ == "add_part" and left:
+      procedure.close()
+      raise left.pop()
+    return perform(procedure)
+
+  monkeypatch.setattr(disk.run.store, "perform", fails)
+  assert disk.save(1, cut=cut, part=True)
+  assert left == [] and disk.part(cut).step == 1
+
+
+def test_part_of_a_cut_that_has_ended_is_a_plain_save(disk):
+  cut = disk.ask()
+  disk.run.perform(cuts.abandon(cut, "for a test"))
+  assert disk.save(1, cut=cut, part=True)
+  assert disk.part(cut) is None and disk.saved() == [1]
+
+
+def test_island_that_leaves_waits_for_no_store(disk, monkeypatch):
+  cut, refused = disk.ask(), threading.Event()
+
+  def fails(procedure):
+    procedure.close()
+    refused.set()
+    raise OSError("gone")
+
+  monkeypatch.setattr(disk.run.store, "perform", fails)
+  disk.saver.save(disk.job(1, cut=cut, part=True))
+  disk.saver.save(disk.job(2))
+  assert refused.wait(20)
+  disk.saver.close()  # at once, whatever the pause between two attempts is
+  (told,) = disk.tape
+  assert not told["durable"] and "stopped before its part" in told["reason"]
+  assert not disk.saver.wait(2, 0.0)
+
+
+def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
+  trainer = quadratic.make_trainer(quadratic.Task(0.5))
+  quadratic.step(trainer, 2)
+  trainer.copies(quadratic.FRAGMENT["b"])
+  quadratic.step(trainer)
+  settled = types.SimpleNamespace(
+    identity=publisher.Identity(0, 1, 10), wait_settled=lambda ticket: True
+  )
+  tape = types.SimpleNamespace(flush=lambda: None, record=lambda *_, **__: None)
+  run = CutRun(tmp_path)
+  made = saver.Saver(tmp_path, run.store, trainer.plan, settled, tape)
+  positions = (core.Position(0, 0, 2), core.Position(0, 0, 0))
+  made.save(saver.Job(1, trainer.snapshot(), positions, 0, TICKET))
+  assert made.wait(1, 60)
+  made.close()
+  (path,) = checkpoint.completed(checkpoint.directory(tmp_path, 0))
+  _, found = checkpoints.restore(path, trainer.state)
+  change, velocity = quadratic.moved(0, 3, 0.5)
+  assert found.step == 3
+  assert quadratic.held(found.params) == {"a": change, "b": 1 + change}
+  published, _ = quadratic.moved(0, 2, 0.5)
+  assert quadratic.held(found.references) == {"a": 0, "b": 1 + published}
+  leaves = [x for x in jax.tree.leaves(found.opt_state) if np.ndim(x)]
+  assert {float(x[0]) for x in leaves} == {velocity}

@@ -1,0 +1,236 @@
+"""A trainer's state after steps, swaps and restarts; values by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import quadratic
+from quadratic import FRAGMENT, anchor, held, step
+from quadratic import make_trainer as make
+
+from diloco.islands import trainer
+
+
+def values(made):
+  return held(made.state.params)
+
+
+def test_trainer_begins_at_version_zero():
+  made = make()
+  assert made.step == 0 and values(made) == {"a": 0, "b": 1}
+  for name, fragment in FRAGMENT.items():
+    assert held(made.anchors[fragment]) == {name: {"a": 0, "b": 1}[name]}
+  found = [(t.name, t.merge) for (t,) in made.plan.fragments]
+  assert found == [("b", "mean"), ("a", "rda")]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_steps_follow_the_gradient_of_their_own_batch(momentum):
+  made = make(quadratic.Task(momentum))
+  metrics = step(made, 3)
+  change, _ = quadratic.moved(0, 3, momentum)
+  assert values(made) == {"a": change, "b": 1 + change}
+  assert made.step == 3 and made.state.step == 3
+  before, _ = quadratic.moved(0, 2, momentum)
+  assert metrics["loss"] == 3 * (2 * before + 3 * (1 + before))
+
+
+def test_island_trains_its_own_share():
+  made = make(island=1, islands=2)
+  step(made)
+  assert values(made)["a"] == -0.5 * 101
+
+
+def test_compiling_takes_no_batch_and_no_step():
+  made = make(adoption="carry")
+  made.compile()
+  assert made.step == 0 and values(made) == {"a": 0, "b": 1}
+  step(made)
+  assert values(made)["a"] == -0.5
+
+
+def test_copies_for_a_publication_are_of_that_very_step():
+  made = make()
+  step(made, 2)
+  copies = made.copies(FRAGMENT["a"])
+  step(made, 2)
+  assert held(copies) == {"a": quadratic.moved(0, 2)[0]}
+
+
+ADOPTED = {
+  # Published after step 2 with -1.5; after step 4 it has -5; the version is 10.
+  "overwrite": 10.0,
+  "blend": 0.25 * -5 + 0.75 * 10,
+  "carry": -5 + (10 - -1.5),
+}
+
+
+@pytest.mark.parametrize("way", ADOPTED)
+def test_version_is_adopted_in_the_runs_way(way):
+  made = make(adoption=way, blend_alpha=0.25)
+  step(made, 2)
+  made.copies(FRAGMENT["a"])
+  step(made, 2)
+  made.adopt(FRAGMENT["a"], anchor("a", 10.0), kept_from=2)
+  assert values(made) == {"a": ADOPTED[way], "b": -4}
+  assert held(made.anchors[FRAGMENT["a"]]) == {"a": 10}
+  assert held(made.anchors[FRAGMENT["b"]]) == {"b": 1}
+  step(made)  # it trains on from there
+  assert values(made) == {"a": ADOPTED[way] - 2.5, "b": -6.5}
+
+
+def test_adopted_values_that_are_on_the_mesh_already_are_taken():
+  made = make(adoption="overwrite")
+  params = {"a": jnp.full((2,), 7.0)}
+  made.adopt(FRAGMENT["a"], anchor("a", 7.0), 0, params=params)
+  assert values(made)["a"] == 7
+  assert held(made.anchors[FRAGMENT["a"]]) == {"a": 7}
+
+
+@pytest.mark.parametrize("how", [{"resync": True}, {"muted_until": 6}])
+def test_resync_and_muting_take_the_version_and_count_from_there(how):
+  made = make(adoption="carry")
+  step(made, 3)
+  made.adopt(FRAGMENT["a"], anchor("a", 10.0), 0, **how)
+  assert values(made)["a"] == 10
+  first = how.get("muted_until", 3)
+  step(made)  # x is 4
+  made.adopt(FRAGMENT["a"], anchor("a", 20.0), kept_from=first)
+  # What it learned since: 8 - 10.
+  assert values(made)["a"] == 18
+
+
+def test_rebase_gives_up_what_was_learned_since_the_anchor():
+  made = make(adoption="carry")
+  made.adopt(FRAGMENT["a"], anchor("a", 10.0), 0)
+  step(made, 2)
+  made.copies(FRAGMENT["a"])
+  made.rebase(FRAGMENT["a"])
+  assert values(made) == {"a": 10, "b": -0.5}
+  assert held(made.snapshot().references)["a"] == 10
+  step(made)
+  made.adopt(FRAGMENT["a"], anchor("a", 0.0), kept_from=2)
+  assert values(made)["a"] == -1.5
+
+
+def test_snapshot_is_of_its_step_whatever_comes_after():
+  made = make(quadratic.Task(0.5))
+  step(made, 2)
+  made.copies(FRAGMENT["b"])
+  step(made)
+  change, velocity = quadratic.moved(0, 3, 0.5)
+  taken = made.snapshot()
+  step(made, 2)
+  made.adopt(FRAGMENT["b"], anchor("b", 9.0), 0)
+  assert taken.step == 3
+  assert held(taken.params) == {"a": change, "b": 1 + change}
+  # Last published of b, and where a began.
+  published, _ = quadratic.moved(0, 2, 0.5)
+  assert held(taken.references) == {"a": 0, "b": 1 + published}
+  moments = [x for x in jax.tree.leaves(taken.opt_state) if x.ndim]
+  assert {float(x[0]) for x in moments} == {velocity}
+  assert held(made.snapshot().references)["b"] == 9
+
+
+def test_life_goes_on_from_versions_and_what_was_not_published():
+  before = make(quadratic.Task(0.5))
+  step(before, 2)
+  before.copies(FRAGMENT["a"])
+  step(before, 2)
+  saved = before.snapshot()
+  made = make(quadratic.Task(0.5), adoption="carry")
+  anchors = [anchor(t.name, 10.0) for (t,) in made.plan.fragments]
+  made.resume(
+    4,
+    anchors,
+    [2, 2],
+    opt_state=saved.opt_state,
+    saved=saved,
+    carried=[FRAGMENT["a"]],
+  )
+  learned = quadratic.moved(0, 4, 0.5)[0] - quadratic.moved(0, 2, 0.5)[0]
+  assert made.step == 4 and made.state.step == 4
+  assert values(made) == {"a": 10 + learned, "b": 10}
+  assert held(made.snapshot().references) == {"a": 10, "b": 10}
+  step(made)  # with the fifth batch, and the momentum of the fourth
+  change, _ = quadratic.moved(4, 5, 0.5, quadratic.moved(0, 4, 0.5)[1])
+  assert values(made) == {"a": 10 + learned + change, "b": 10 + change}
+  made.adopt(FRAGMENT["a"], anchor("a", 0.0), kept_from=2)
+  assert values(made)["a"] == learned + change
+
+
+def test_given_optimizer_state_is_copied_and_another_is_left_as_it_is():
+  donor = make(quadratic.Task(0.5))
+  step(donor, 3)
+  state = donor.opt_state_copy()
+  made = make(quadratic.Task(0.5))
+  anchors = list(made.anchors)
+  made.resume(3, anchors, [3, 3], opt_state=state)
+  step(made, 2)
+  for leaf in jax.tree.leaves(state):
+    np.asarray(leaf)  # not given away
+  fresh = make(quadratic.Task(0.5))
+  fresh.resume(3, anchors, [3, 3])
+  step(fresh)
+  assert values(fresh)["a"] == -0.5 * 4  # no momentum, the fourth batch
+
+
+def test_optimizer_is_mended_from_a_healthy_one_or_with_zeros():
+  healthy = make(quadratic.Task(0.5))
+  step(healthy, 2)
+  for spare, expected in ((healthy.opt_state_copy(), 2.5), (None, 0.0)):
+    made = make(quadratic.Task(0.5))
+    step(made, 2)
+    assert made.optimizer_is_finite() and made.mend_optimizer() == 0
+    bad = jax.tree.map(
+      lambda x: x * jnp.nan if x.ndim and x.shape == (2,) else x,
+      made.state.opt_state,
+    )
+    made.state = made.state._replace(opt_state=bad)
+    assert not made.optimizer_is_finite()
+    assert made.mend_optimizer(spare) == 1
+    assert made.optimizer_is_finite()
+    leaves = {
+      x.shape: float(x.ravel()[0])
+      for x in jax.tree.leaves(made.state.opt_state)
+      if x.ndim
+    }
+    assert leaves == {(2,): expected, (3,): 2.5}
+    step(made)
+
+
+def test_spare_that_is_not_finite_either_gives_zeros():
+  made = make(quadratic.Task(0.5))
+  bad = jax.tree.map(lambda x: x * jnp.nan, made.state.opt_state)
+  made.state = made.state._replace(opt_state=bad)
+  assert made.mend_optimizer(bad) == 2
+  assert {float(x.sum()) for x in jax.tree.leaves(made.state.opt_state)} == {0}
+
+
+def test_poisoned_fragment_alone_is_not_finite():
+  made = make()
+  made.poison(FRAGMENT["b"])
+  params = made.state.params
+  assert np.isnan(np.asarray(params["b"])).all()
+  assert np.isfinite(np.asarray(params["a"])).all()
+
+
+def test_bare_loop_steps_as_the_trainer_does():
+  made, other = make(), make()
+  state = made.bare_loop(3, made.state)
+  step(other, 3)
+  assert state.params["a"][0] == values(other)["a"]
+
+
+def test_schedule_ends_with_the_islands_share_of_the_tokens():
+  task = quadratic.Task()
+  config = quadratic.config(islands=2)
+  assert (
+    trainer.schedule_steps(config, task, 0) == 50
+  )  # of 1000 tokens, 10 each
+
+
+def test_closed_trainer_closes_its_stream():
+  made = make()
+  made.close()
+  assert made._stream.closed
