@@ -12,6 +12,15 @@ from diloco.replay import script
 from diloco.snapshots import arrays, keys, records, store
 
 
+@dataclasses.dataclass(frozen=True)
+class _Version(records.Head):
+  """A head that stays: one for each version, not one for each fragment."""
+
+  def key_in_store(self) -> str:
+    """See `records.Record`."""
+    return _version_key(self.fragment, self.version)
+
+
 class Scratch:
   """A directory with a store in it; shared by the processes of a replay."""
 
@@ -23,12 +32,13 @@ class Scratch:
 
   def write_head(self, head: records.Head) -> None:
     """Makes a version exist; its payload is complete."""
-    self.snapshots.write(_version_key(head.fragment, head.version), head)
+    version = _Version.from_fields(head.to_fields())
+    self.snapshots.write(version.key_in_store(), version)
 
   def read_head(self, fragment: int, version: int) -> records.Head:
     """Returns the head of a version that exists."""
     key = _version_key(fragment, version)
-    head = self.snapshots.read(key, records.Head)
+    head = self.snapshots.read(key, _Version)
     assert head is not None
     return head
 
