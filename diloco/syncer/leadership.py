@@ -144,7 +144,7 @@ class Leadership:
       if not self.token:
         time.sleep(self._times.standby_poll_secs)
     self._renewals = threading.Thread(
-      target=self._renew, name="lease", daemon=True
+      target=self._renew_on, name="lease", daemon=True
     )
     self._renewals.start()
     return True
@@ -193,21 +193,30 @@ class Leadership:
     except (OSError, errors.CorruptSnapshotError) as error:
       logger.warning("lease_not_released error=%s", error)
 
-  def _renew(self) -> None:
-    # A beat moves the lease at least this often, or others take it.
-    pause_secs = min(self._times.heartbeat_secs, self._times.lease_ttl_secs / 4)
-    while not self._stop.wait(pause_secs):
-      try:
-        if not self._store.perform(
-          lease.renew(keys.SYNCER_LEASE, self._owner, self.token)
-        ):
-          self._fenced.set()
-          return
-      except (OSError, errors.CorruptSnapshotError) as error:
-        logger.warning("renewal_failed error=%s", error)
-        continue
-      self._hang.answered(time.monotonic())
-      if self._hang.hung:
-        logger.warning("lease_let_go hang_secs=%.1f", self._times.hang_secs)
-        self._fenced.set()
-        return
+  @property
+  def renewal_secs(self) -> float:
+    """Time between renewals: the lease moves this often, or others take it."""
+    return min(self._times.heartbeat_secs, self._times.lease_ttl_secs / 4)
+
+  def _renew_on(self) -> None:
+    while not self._stop.wait(self.renewal_secs) and self.renew():
+      pass
+
+  def renew(self) -> bool:
+    """Renews the lease once; says whether to go on doing so."""
+    try:
+      held = self._store.perform(
+        lease.renew(keys.SYNCER_LEASE, self._owner, self.token)
+      )
+    except (OSError, errors.CorruptSnapshotError) as error:
+      logger.warning("renewal_failed error=%s", error)
+      return True
+    if not held:
+      self._fenced.set()
+      return False
+    self._hang.answered(time.monotonic())
+    if self._hang.hung:
+      logger.warning("lease_let_go hang_secs=%.1f", self._times.hang_secs)
+      self._fenced.set()
+      return False
+    return True
