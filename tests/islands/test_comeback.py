@@ -38,6 +38,9 @@ def _known(published, merged=None):
     # Saved long ago: nobody needs those steps any more.
     (comeback.Saved(20, (16, 18), (9, 9)), (24, 26), 24, (24, 26), (), "own"),
     (comeback.Saved(20, (16, 18), (9, 9)), (40, 44), 40, (40, 44), (), "peer"),
+    # An optimizer is recent for H steps.
+    (comeback.Saved(20, (16, 18), (9, 9)), (28, 44), 28, (28, 44), (), "own"),
+    (comeback.Saved(20, (16, 18), (9, 9)), (29, 44), 29, (29, 44), (), "peer"),
   ],
 )
 def test_where_to_go_on(

@@ -56,6 +56,22 @@ def test_island_tells_its_controller_while_a_store_fails(
   assert snapshots.read(keys.member_key(3), records.Member).beat > 1
 
 
+def test_leave_to_stand_still_ends_with_what_it_was_for():
+  progress = heartbeat.Progress()
+  assert progress.standing == (0, 0.0)
+  with progress.may_take(300.0):
+    counts = [progress.standing[0]]
+    progress.moved()  # by a part of it
+    assert progress.standing == (counts[0] + 1, 300.0)
+  counts.append(progress.standing[0])
+  assert progress.standing[1] == 0.0
+  with pytest.raises(KeyError), progress.may_take(5.0):
+    raise KeyError
+  assert progress.standing[1] == 0.0
+  # To begin and to end is progress too.
+  assert 0 < counts[0] < counts[1] < progress.standing[0]
+
+
 def test_every_beat_that_is_written_moves(snapshots):
   written, told = [], queue.Queue()
   snapshots.write = lambda key, record: written.append(record.beat)

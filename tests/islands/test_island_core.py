@@ -232,9 +232,12 @@ def test_version_that_arrives_for_a_muted_fragment_keeps_it_muted():
   state = _restarted([core.Origin(5, 13)], step=10)
   (adopt,) = _step(state, ready=[core.Ready(0, 6, 13)])
   assert adopt == core.Adopt(0, 6, 11, 11, 11, muted_until=13)
-  assert _step(state) == []
-  assert _step(state) == [core.Rebase(0, 13, 6)]
-  assert state.positions == (core.Position(6, 13, 13),)
+  # One that does not have all of those steps shortens nothing: the others are
+  # published as well.
+  (adopt,) = _step(state, ready=[core.Ready(0, 7, 11)])
+  assert adopt == core.Adopt(0, 7, 12, 12, 12, muted_until=13)
+  assert _step(state) == [core.Rebase(0, 13, 7)]
+  assert state.positions == (core.Position(7, 13, 13),)
 
 
 def test_version_with_steps_of_an_earlier_life_that_lie_ahead_mutes():
@@ -346,6 +349,21 @@ def test_unheard_merge_of_any_publication_costs_no_step(merged_step):
   (adopt,) = _step(state, ready=[core.Ready(0, 1, merged_step)])
   assert adopt.kept_from == merged_step
   assert adopt.lost_from == adopt.lost_to
+
+
+@pytest.mark.parametrize("merged_step", [4, 8, 48])
+def test_of_many_unanswered_publications_the_first_and_the_last_are_known(
+  merged_step,
+):
+  state = _core("carry", fragments=1, follow=False)
+  published = []
+  while state.step < 50:
+    published += [a.step for a in _step(state)]
+  assert published == [4, 8, 28, 48]
+  # The values are kept of the same ones: `swap.Swap.published`.
+  (adopt,) = _step(state, ready=[core.Ready(0, 1, merged_step)])
+  assert adopt.kept_from == merged_step
+  assert state.positions[0].first_step == merged_step
 
 
 def test_drain_publishes_what_waits_for_an_answer():

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import threading
 
 import jax.numpy as jnp
@@ -8,8 +9,8 @@ import pytest
 from diloco import workers
 from diloco.fragments import partition
 from diloco.islands import core, encoding, outbox, placement, publisher
-from diloco.snapshots import store
-from diloco.tape import reader, recorder
+from diloco.snapshots import keys, records, store
+from diloco.tape import events, reader, recorder
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "rda")], 1)
 
@@ -102,6 +103,30 @@ def test_outer_gradient_is_anchor_minus_parameters(world):
   assert made.flush(20)
   stored = snapshots.arrays.read("payloads/0000.0000.0001.000000004", "w")
   np.testing.assert_array_equal(stored, -np.arange(4.0, dtype=np.float32) * 4)
+
+
+def test_record_and_tape_say_of_a_publication_what_it_is(world, tmp_path):
+  made, gate, snapshots = world
+  gate.opened = True
+  action = core.Publish(0, 3, 8, 12, "follow", cut=5)
+  made.submit(dataclasses.replace(_publication(8, 12), action=action))
+  assert made.flush(20)
+  (name,) = snapshots.names("contributions")
+  record = snapshots.read(keys.contribution_key(name), records.Contribution)
+  expected = {
+    **{"island": 0, "incarnation": 1, "fragment": 0, "base_version": 3},
+    **{"first_step": 8, "step": 12, "c_tokens": 4 * 8, "codec": "f32"},
+    **{"plan_hash": PLAN.hash, "num_bytes": 16, "epoch": 0, "cut": 5},
+  }
+  assert record.key == name
+  assert {n: getattr(record, n) for n in expected} == expected
+  assert record.norms == [pytest.approx(12 * (0 + 1 + 4 + 9) ** 0.5)]
+  (line,) = reader.read(tmp_path).events
+  told = {"key": name, "trigger": "follow", "bytes": 16}
+  for field in ("fragment", "base_version", "first_step", "step", "c_tokens"):
+    told[field] = expected[field]
+  assert line["event"] == events.PUBLISHED
+  assert {n: line[n] for n in told} == told
 
 
 @pytest.mark.parametrize(
