@@ -112,18 +112,17 @@ class Placement:
     return [by_start[start] for start in sorted(by_start)]
 
   def put(self, tensor: HostTensor) -> jax.Array:
-    """Copies host shards to the devices that hold them.
+    """Puts host shards on the devices that hold them.
 
-    Never an alias: the device copy will be donated, the host copy stays the
-    anchor.
+    On a CPU a device may read the host's memory in place, whatever it is asked
+    for. JAX writes over no memory of the host's, also when such an array is
+    donated; who owns the host's copy must not either.
     """
     by_start = {_start(box): values for box, values in tensor.pieces}
     sharding = self.param(tensor.shape)
     indices = sharding.addressable_devices_indices_map(tensor.shape)
     shards = [
-      jax.device_put(
-        by_start[_start(_bounds(index, tensor.shape))], device, may_alias=False
-      )
+      jax.device_put(by_start[_start(_bounds(index, tensor.shape))], device)
       for device, index in indices.items()
     ]
     return jax.make_array_from_single_device_arrays(

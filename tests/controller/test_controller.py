@@ -290,6 +290,26 @@ def test_next_controller_takes_the_fleet_up_and_trains_on(session, fleet):
   assert found == set(later.controller.roles.names)
 
 
+def test_role_that_was_taken_up_and_dies_is_started_like_any_other(
+  session, fleet
+):
+  first = session()
+  first.open()
+  first.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  first.controller.leave()
+  later = session(incarnation=2)
+  later.open()
+  for role in fleet.living.values():
+    fleet.say(role.name, type="hello", ready=True, token=1, step=role.step)
+  later.turn_until(lambda: len(later.events("reattached")) == 4)
+  fleet.living["island-0"].die("SIGSEGV")
+  assert later.run().status == "finished"
+  told = later.events("island_started") + later.events("island_ready")
+  lives = [(e["event"], e["island"], e["island_incarnation"]) for e in told]
+  assert ("island_started", 0, 2) in lives and ("island_ready", 0, 2) in lives
+  assert len(later.events("reattached")) == 4
+
+
 def test_syncer_that_was_draining_is_ended_when_training_goes_on(
   session, fleet
 ):
@@ -331,6 +351,21 @@ def test_fault_hits_its_role_once_when_due(session, fleet):
   (hit,) = run.events("fault_injected")
   assert hit["at_tokens"] >= 500
   assert fleet.killed == ["island-1"]
+
+
+@pytest.mark.parametrize("target", ["syncer", "standby"])
+@pytest.mark.parametrize("leader", ["syncer", "standby"])
+def test_syncers_are_hit_by_what_they_do_and_not_by_name(
+  session, fleet, target, leader
+):
+  fault = {"kind": "sigkill", "target": target, "at_fraction": 0.5}
+  run = session(faults=[fault])
+  run.open()
+  run.turn_until(lambda: len(fleet.steps) == 2)
+  fleet.say(leader, type="ready", token=2)
+  run.turn_until(lambda: fleet.killed)
+  other = {"syncer": "standby", "standby": "syncer"}[leader]
+  assert fleet.killed == [leader if target == "syncer" else other]
 
 
 @pytest.mark.parametrize(

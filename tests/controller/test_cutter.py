@@ -93,6 +93,26 @@ def test_wish_is_granted_at_once_and_once(tmp_path):
   assert session.asked() == [1, 2]
 
 
+def test_wish_that_comes_while_a_cut_is_asked_for_gets_its_own(
+  tmp_path, monkeypatch
+):
+  session = Session(tmp_path, every_secs=0.0)
+  request = cuts.request
+
+  def ask(*args):
+    session.wish()
+    return request(*args)
+
+  monkeypatch.setattr(cuts, "request", ask)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  monkeypatch.undo()
+  session.take_parts(1)
+  session.cutter.look(1.0, LIVES)
+  session.cutter.look(3.0, LIVES)
+  assert session.asked() == [1, 2]
+
+
 def test_due_cut_waits_for_an_island_that_is_restarted_but_not_for_ever(
   tmp_path,
 ):
@@ -174,6 +194,22 @@ def test_next_controller_finishes_a_cut(tmp_path):
   second.cutter.look(11.0, LIVES)
   assert second.run.perform(cuts.look(1)).is_complete
   assert second.events()[-1][0] == "cut_completed"
+
+
+@pytest.mark.parametrize("end", ["cut_completed", "cut_abandoned"])
+def test_cut_that_has_ended_is_not_taken_up(tmp_path, end):
+  first = Session(tmp_path)
+  first.wish()
+  first.cutter.look(0.0, LIVES)
+  if end == "cut_completed":
+    first.take_parts(1)
+    first.cutter.look(1.0, LIVES)
+  else:
+    first.cutter.close()
+  second = Session(tmp_path, first.run, number=2)
+  second.cutter.look(10.0, LIVES)
+  second.cutter.look(12.0, LIVES)
+  assert [name for name, _ in second.events()] == ["cut_requested", end]
 
 
 def test_end_of_a_session_ends_its_cut(tmp_path):

@@ -8,10 +8,10 @@ from cut_builder import PLAN, CutRun, is_readable, run_with_a_cut, spoil
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.controller import restorer
-from diloco.snapshots import arrays, keys, records, restore, store
+from diloco.snapshots import arrays, cuts, keys, records, restore, store
 from diloco.tape import reader
 
-CONFIG = config_lib.RunConfig()
+CONFIG = config_lib.from_mapping({"outer": {"momentum": 0.9}})
 
 
 class Machine:
@@ -296,6 +296,28 @@ def test_roles_that_live_are_ended_before_anything_changes(machine):
 
   restorer.Restorer(machine.dir, CONFIG, PLAN, end_roles, 1).prepare("last")
   assert seen == [None]
+
+
+def test_cut_that_goes_while_roles_end_is_not_gone_back_to(machine):
+  newest = machine.run.take_cut(published=(32, 8))
+
+  def end_roles():
+    machine.run.perform(cuts.delete(newest))  # as a syncer that lives may do
+    return ["syncer"]
+
+  made = restorer.Restorer(machine.dir, CONFIG, PLAN, end_roles, 1)
+  assert made.prepare("last").cut == 1 != newest
+
+
+def test_restore_that_was_begun_is_finished_before_the_one_asked_for(machine):
+  newest = machine.run.take_cut(published=(32, 8))
+  choice = machine.run.perform(restore.choose(lambda _: "", lambda _: ""))
+  died, _ = machine.run.perform_until(
+    restore.restore(choice, lambda *_: None, lambda _: None), 24
+  )
+  assert died and machine.run.perform(restore.unfinished()) == newest
+  assert machine.prepare("1").cut == 1
+  assert [e["cut"] for e in machine.events("restored")] == [newest, 1]
 
 
 def test_version_0_gets_the_momentum_it_never_had(tmp_path):

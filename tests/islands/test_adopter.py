@@ -128,6 +128,26 @@ def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
   assert sorted(fetches[1:]) == [(0, 1), (1, 0)]
 
 
+def test_nothing_that_was_noticed_is_lost_to_an_island_in_a_long_step(
+  run, make
+):
+  thread = make([0, 0])
+  thread.close()
+  call = records.PeerRequest(1, 1, [0, 0])
+  for board, found in [
+    (records.Board([1, 0], {}), notices.Notices(cut=1, offences=2)),
+    (None, notices.Notices(cut=2, request=call)),
+    (None, None),  # could not look
+  ]:
+    thread._show(watching.Seen(board, found))
+  news = thread.take()
+  assert news.board.versions == [1, 0]
+  assert news.notices == notices.Notices(cut=2, offences=2, request=call)
+  # A call and a verdict are told once, a cut is asked for as long as it is.
+  assert thread.take().notices == notices.Notices(cut=2)
+  assert thread.take().board is None
+
+
 def test_error_nobody_expected_is_raised_on_the_thread_that_asks(
   run, make, monkeypatch
 ):

@@ -457,6 +457,20 @@ def test_call_is_answered_by_who_has_seen_the_versions(
     assert {float(x[0]) for x in leaves} == {2.5}
 
 
+def test_island_that_was_refused_offers_its_optimizer_to_nobody(
+  make, monkeypatch
+):
+  offers = []
+  monkeypatch.setattr(
+    peers, "answer", lambda store, request, offer: offers.append(offer)
+  )
+  island = make()
+  island.step(1)
+  island.hear(offences=1, request=records.PeerRequest(1, 1, [0, 0]))
+  assert island.exchange._core.resyncing
+  assert island.exchange._answerer is None and not offers
+
+
 def test_drain_publishes_what_is_left_of_every_fragment(make):
   island = make()
   island.step(3)

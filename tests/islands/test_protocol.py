@@ -70,6 +70,13 @@ def test_survey_counts_what_is_merged_or_waits_of_this_island_alone(run):
   )
 
 
+def test_record_of_what_is_merged_and_further_takes_nothing_back(run):
+  run.publish(0, ISLAND, 2, 8, 16)  # merged, and not deleted yet
+  run.commit(0, 3, {ISLAND: 40}, 1.0)
+  known = Meanwhile(run).perform(protocol.survey(ISLAND, 2))
+  assert known.published == known.merged == (40, 0)
+
+
 def test_contribution_of_another_epoch_is_no_progress(run):
   old = run.publish(0, ISLAND, 0, 0, 16)
   run.store.write(keys.EPOCH, records.Epoch(1, 1))

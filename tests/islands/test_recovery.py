@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
 
-from diloco import process
+from diloco import errors, process
 from diloco.islands import (
   adopter,
   checkpoints,
@@ -499,3 +499,34 @@ def test_zero_is_a_start_like_any_other(tmp_path, run_dir):
   assert started["restored_from"] == "initial parameters"
   assert json.dumps(started["passed_over"]) == "[]"
   island.close("test")
+
+
+def test_damaged_answer_of_one_peer_makes_room_for_anothers(
+  tmp_path, monkeypatch
+):
+  snapshots = cut_builder.CutRun(tmp_path).store
+  for m in (0, 2):
+    member = records.Member(m, 1, 1, 10, 0.5, present=True)
+    snapshots.write(keys.member_key(m), member)
+  answers = []
+
+  def ask(store, request, like, where, patience_secs):
+    assert store.names(keys.PEER_STATES) == []
+    assert (request.island, request.versions) == (1, [3, 4])
+    assert patience_secs == (6 + 2 * 2) * 2.0 + 4 * 0.5
+    answers.append(len(answers))
+    snapshots.write(keys.peer_state_key(1, 2), request)
+    if answers == [0]:
+      raise errors.CorruptSnapshotError("a chunk is torn")
+    return "state", "moments"
+
+  monkeypatch.setattr(recovery.peers, "ask", ask)
+  trainer = types.SimpleNamespace(
+    state=types.SimpleNamespace(opt_state=None), placement=None
+  )
+  coming = recovery.Recovery(
+    tmp_path, snapshots, trainer, island=1, incarnation=2, sleep=lambda _: None
+  )
+  assert coming._from_peer([3, 4], heartbeat_secs=2.0) == ("state", "moments")
+  assert coming._passed_over == ["a chunk is torn"]
+  assert snapshots.names(keys.PEER_STATES) == []
