@@ -84,3 +84,11 @@ def test_other_software_is_named():
 )
 def test_same_cores_or_as_many_others_are_chosen(told, available, chosen):
   assert surroundings.choose_cores(told, available) == chosen
+
+
+def test_kernels_that_norms_are_made_with_are_as_told(monkeypatch):
+  """Another one rounds otherwise, and a replay differs by the last bits."""
+  monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
+  told = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}
+  assert told.items() <= surroundings.environ(told).items()
+  assert surroundings.left_out(told) == []
