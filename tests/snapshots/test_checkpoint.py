@@ -68,3 +68,18 @@ def test_newest_and_pinned_ones_are_kept(tmp_path):
   checkpoint.prune(tmp_path, 2, cuts=[7])
   assert checkpoint.completed(tmp_path) == [paths[4], paths[3], paths[0]]
   assert not torn.exists()
+
+
+def test_deletion_that_is_torn_leaves_nothing_that_counts(
+  tmp_path, monkeypatch
+):
+  old, *new = (_make(tmp_path, serial) for serial in (1, 2, 3))
+
+  def die(path, **_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(checkpoint.shutil, "rmtree", die)
+  with pytest.raises(KeyboardInterrupt):
+    checkpoint.prune(tmp_path, 2, cuts=[])
+  assert old.exists()
+  assert checkpoint.completed(tmp_path) == new[::-1]

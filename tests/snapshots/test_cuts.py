@@ -158,6 +158,21 @@ INCONSISTENT = {
     lambda p: p._replace(channel=dataclasses.replace(p.channel, token=2)),
     "of two syncers",
   ),
+  "another island's part": (
+    lambda p: p._replace(islands={**p.islands, 0: p.islands[1]}),
+    "part of island 0 is of another island",
+  ),
+  "part of a run of fewer fragments": (
+    lambda p: p._replace(
+      islands={
+        **p.islands,
+        0: dataclasses.replace(
+          p.islands[0], positions=p.islands[0].positions[:1]
+        ),
+      }
+    ),
+    "part of island 0 is of another island or run",
+  ),
   "two cuts": (
     lambda p: p._replace(heads_part=dataclasses.replace(p.heads_part, cut=2)),
     "several cuts",
@@ -245,7 +260,9 @@ def test_cut_without_a_version_of_the_newest_stays(versions, deleted):
 def test_half_deleted_cut_is_no_cut(tmp_path):
   run = CutRun(tmp_path)
   run.take_cut()
-  run.perform_until(cuts.delete(1), 1)
+  died, _ = run.perform_until(cuts.delete(1), 1)
+  assert died  # what makes it usable goes first, and alone
+  assert {"heads", "channel"} <= set(run.store.names(keys.cut_prefix(1)))
   with pytest.raises(errors.CorruptSnapshotError, match="never completed"):
     run.perform(restore.verified(1))
   run.perform(cuts.delete(1))

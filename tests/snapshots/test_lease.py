@@ -217,3 +217,14 @@ def test_token_is_above_all_that_the_store_still_knows(case, clock):
   while not store.acquire("next", clock, watch):
     clock.now += TTL_SECS
   assert store.read(KEY) == records.Lease("next", token, 0)
+
+
+def test_every_renewal_moves_the_beat(clock):
+  store = Records()
+  token = store.acquire("me", clock)
+  beats = []
+  for _ in range(3):
+    assert operations.perform(lease.renew(KEY, "me", token), store.execute)
+    beats.append(store.read(KEY).beat)
+  assert beats == [1, 2, 3]
+  assert store.read(KEY) == records.Lease("me", token, 3)

@@ -396,3 +396,62 @@ def test_cut_that_only_looks_open_is_not_given_up(tmp_path, monkeypatch):
   monkeypatch.undo()
   for cut in (1, chosen):
     assert run.perform(restore.verified(cut))
+
+
+def test_payloads_of_all_cuts_outlive_a_restore(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  later = run.publish(1, 0, 4, 8, 16)
+  run.take_cut([later], published=(24, 16))
+  procedure, _ = restoring(run, cut=1)
+  run.perform(procedure)
+  assert all(run.store.keys(one.payload) for one in (*sent, later))
+
+
+def test_restore_that_is_late_leaves_what_came_after_it_alone(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  late, _ = restoring(run)
+  points = []
+
+  def overtake():
+    other, _ = restoring(run)  # finishes what was begun
+    run.perform(other)
+    run.commit(0, 9, {0: 16, 1: 4}, 9.0)  # and the run goes on
+
+  def execute(operation):
+    if operation == operations.Point("mid_restore"):
+      points.append(operation)
+      if len(points) == 3:  # before it sets the heads back
+        overtake()
+    return run.store.execute(operation)
+
+  operations.perform(late, execute)
+  assert [h.version for h in run.heads()] == [9, 5]
+  assert [h.epoch for h in run.heads()] == [1, 1]
+
+
+def changed(record):
+  """The same record with another content."""
+  fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+  name = "contributions" if "contributions" in fields else "epoch"
+  other = [] if name == "contributions" else fields[name] + 1
+  return dataclasses.replace(record, **{name: other})
+
+
+@pytest.mark.parametrize(
+  ("key", "kind"),
+  [
+    (keys.cut_heads_key(1), records.CutHeads),
+    (keys.cut_channel_key(1), records.CutChannel),
+    (keys.cut_part_key(1, 0), records.CutPart),
+    (keys.cut_part_key(1, 1), records.CutPart),
+    (keys.cut_request_key(1), records.CutRequest),
+  ],
+)
+def test_cut_is_not_whole_once_one_of_its_records_was_changed(
+  tmp_path, key, kind
+):
+  run, _ = run_with_a_cut(tmp_path)
+  assert run.perform(restore.verified(1))
+  run.store.write(key, changed(run.store.read(key, kind)))
+  with pytest.raises(errors.CorruptSnapshotError, match="not what was written"):
+    run.perform(restore.verified(1))

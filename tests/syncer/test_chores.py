@@ -175,3 +175,54 @@ def test_verdict_that_got_lost_is_told_again_and_no_other():
     spoil()
     operations.perform(one.remind(0), execute)
     assert execute.done == [operations.Write(key, verdict)]
+
+
+def test_record_that_has_gone_is_not_known_any_more():
+  execute = Store(contributions=NAMES)
+  for name in NAMES:
+    execute.records[keys.contribution_key(name)] = f"record {name}"
+  one = _leader(execute)
+  assert len(operations.perform(one.look(), execute).found) == 2
+  assert one.known == set(NAMES)
+  assert operations.perform(one.look(), execute).found == []
+  execute.listings["contributions"] = NAMES[1:]
+  assert operations.perform(one.look(), execute).found == []
+  assert one.known == {NAMES[1]}
+  execute.listings["contributions"] = NAMES
+  found = operations.perform(one.look(), execute).found
+  assert [name for name, _ in found] == NAMES[:1]
+
+
+def test_verdict_the_store_refuses_is_told_until_it_takes_it():
+  execute = Store()
+  one = _leader(execute)
+  execute.refused = ("verdicts",)
+  accused = core.Quarantine(3, 1, 0, "not_finite", 2, 20.0)
+  for attempt in (one.accuse(accused), one.tidy(), one.tidy()):
+    with pytest.raises(OSError, match="full"):
+      operations.perform(attempt, execute)
+    assert one.pending
+  execute.refused = ()
+  operations.perform(one.tidy(), execute)
+  assert execute.done == [
+    operations.Write(
+      keys.verdict_key(3), records.Verdict(3, 1, 2, 0, "not_finite", 20.0)
+    )
+  ]
+  assert not one.pending
+
+
+def test_payload_without_a_record_goes_once_its_island_has_passed_it():
+  def name(fragment, step):
+    return keys.contribution_name(fragment, 5, 1, step)
+
+  payloads = [*(name(0, s) for s in (7, 8, 9)), name(1, 8), "lost+found"]
+  execute = Store(payloads=payloads, contributions=[name(0, 7)])
+  one = chores.Chores(Pins(name(0, 6)), 2)
+  execute.listings["payloads"] += [name(0, 6), name(0, 4)]
+  head = records.Head(0, 1, 2, _payload(1), [], {"5": 8}, {})
+  operations.perform(one.take_over([head]), execute)
+  assert execute.deleted() == [
+    keys.payload_prefix(name(0, 4)),
+    keys.payload_prefix(name(0, 8)),
+  ]

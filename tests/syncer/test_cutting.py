@@ -389,3 +389,19 @@ def test_what_a_later_life_sent_is_not_of_its_earlier_ones_part(tmp_path):
   seat.look()
   assert channel_of(run, 1) == [own.key]
   assert {again.key, behind.key} <= set(run.waiting())
+
+
+def test_what_the_heads_hold_is_not_on_its_way_though_its_record_is_there(
+  tmp_path,
+):
+  run = CutRun(tmp_path)
+  run.commit(0, 1, {0: 8}, value=1.0)
+  merged = run.publish(0, 0, 0, 0, 8)  # its deletion is still to come
+  waiting = run.publish(0, 0, 1, 8, 16)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  save_all(run, 1)
+  seat.look()
+  assert channel_of(run, 1) == [waiting.key]
+  assert merged.key in run.waiting()

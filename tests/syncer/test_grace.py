@@ -30,3 +30,10 @@ def test_moving_average_starts_at_its_first_sample():
 def test_fixed_grace_ignores_the_facts():
   facts = grace.GraceFacts(1.0, 2.0, 3.0)
   assert grace.FixedGrace(0.25).grace_secs(facts) == 0.25
+
+
+@pytest.mark.parametrize(("step_secs", "expected"), [(1.0, 1.0), (0.1, 0.1)])
+def test_window_is_at_most_one_step_however_long_the_slack(step_secs, expected):
+  policy = grace.AdaptiveGrace(10, gamma=0.5)  # five steps of slack
+  facts = grace.GraceFacts(step_secs, 0.0, 0.0)
+  assert policy.grace_secs(facts) == expected

@@ -164,3 +164,44 @@ def test_head_is_not_written_anew_over_another_leader(leader):
   with pytest.raises(errors.FencedError):
     leader.attempt()
   assert leader.run.head(0).token == 8
+
+
+def test_every_head_is_looked_after_in_turn(leader):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", 7, 1))
+  before = leader.run.heads()
+  for fragment in (0, 1):
+    leader.run.store.delete(keys.head_key(fragment))
+  healed = []
+  for _ in range(2):
+    healed += operations.perform(leader.heads.look_after(), leader.execute)
+  assert healed == before == leader.run.heads()
+
+
+def test_commit_that_another_leader_has_taken_over_does_not_count(leader):
+  done = leader.execute
+
+  def execute(operation):
+    result = done(operation)
+    if isinstance(operation, operations.CompareAndSet):
+      leader.run.perform(heads.Heads(8).fence(2))
+    return result
+
+  leader.execute = execute
+  with pytest.raises(errors.FencedError):
+    leader.attempt()
+  assert leader.heads.records[0].version == 0
+
+
+def test_head_counts_as_written_anew_only_if_its_generation_moved(leader):
+  held = leader.heads.held[0]
+
+  def refuse(operation):
+    if isinstance(operation, operations.CompareAndSet):
+      return False
+    return leader.run.store.execute(operation)
+
+  with pytest.raises(errors.FencedError):
+    operations.perform(protocol.rewrite(held), refuse)
+  rewritten = leader.run.perform(protocol.rewrite(held))
+  assert rewritten.head == held.head
+  assert rewritten.generation != held.generation

@@ -152,10 +152,44 @@ def test_embeddings_are_averaged_and_other_tensors_as_the_run_says(tmp_path):
     record = contribute(snapshots, merger, normal(1), island)
     put(record.payload, grad)
     sent.append((dataclasses.replace(record, norms=[4.0, 4.0]), 1.0))
-  merge(merger, head(merger, 0, first), payload, *sent)
+  merged = merge(merger, head(merger, 0, first), payload, *sent)
+  assert merged.outer_grad_norm == pytest.approx((2 * 2**2 + 2 * 8) ** 0.5)
   read = snapshots.arrays.read
   assert read(f"{payload}/params", "embedding").tolist() == [-2, -2]
   # Half the way in direction, and all of it in length.
   np.testing.assert_allclose(
     read(f"{payload}/params", "w"), [-(8**0.5)] * 2, rtol=1e-6
   )
+
+
+def test_every_tensor_is_held_to_its_own_norm(tmp_path):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  sizes = {"long": 9, "short": 4}
+  plan = partition.partition(
+    [partition.Tensor(name, (size,), "mean") for name, size in sizes.items()],
+    1,
+  )
+  outer = outer_optimizer.OuterOptimizer(1.0, 0.0)
+  merger = round_merge.RoundMerger(snapshots, plan, "mean", outer)
+
+  def put(prefix, value):
+    snapshots.arrays.write(
+      prefix,
+      [
+        arrays.Tensor.whole(name, np.full(size, value, np.float32))
+        for name, size in sizes.items()
+      ],
+    )
+
+  first, payload = (keys.global_prefix(0, v, "x") for v in (0, 1))
+  put(f"{first}/params", 0)
+  record = contribute(snapshots, merger, normal(1))
+  put(record.payload, 2)
+  lengths = [2 * sizes[t.name] ** 0.5 for t in plan.fragments[0]]
+  sound = dataclasses.replace(record, norms=lengths)
+  merged = merge(merger, head(merger, 0, first), payload, (sound, 1.0))
+  assert merged.outer_grad_norm == pytest.approx(2 * 13**0.5)
+  for wrong in ([lengths[0]] * 2, [lengths[1]] * 2):
+    lying = dataclasses.replace(record, norms=wrong)
+    with pytest.raises(round_merge.RefusedError, match="norm_mismatch"):
+      merge(merger, head(merger, 0, first), payload, (lying, 1.0))

@@ -542,3 +542,15 @@ def test_contribution_that_waited_may_be_as_stale_as_the_limit(
   assert not state.handle(core.Arrived([late]), 1.0)  # it is being merged
   _, later = _commit(state, actions, 1.1)
   assert later == ([core.Discard(late, "too_stale", 1.0)] if discarded else [])
+
+
+def test_window_is_made_from_the_slowest_island_there_is():
+  settings = core.Settings(
+    1, quorum.MinimumQuorum(1), grace.AdaptiveGrace(4, 0.5), 2
+  )
+  state = core.SyncerCore(settings, [(0, {})])
+  state.handle(core.Membership({0: 0.1, 1: 1.0, 2: 0.5}), 0.0)
+  state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  (close,) = state.handle(core.Tick(), 9.0)
+  assert close.facts == grace.GraceFacts(1.0, 0.0, 0.0)
+  assert close.grace_secs == 1.0  # half of four steps, and at most one

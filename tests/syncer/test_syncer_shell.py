@@ -1,5 +1,6 @@
 """The syncer's shell: taking over from a store that fails, and its loop."""
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -177,3 +178,61 @@ def test_record_that_cannot_be_true_is_rejected_and_others_are_merged(
   (merged,) = [e for e in found if e["event"] == "merged"]
   assert [c["key"] for c in merged["contributions"]] == [sound.key]
   assert run.waiting() == {}
+
+
+@contextlib.contextmanager
+def _leading(run):
+  """A syncer that has taken over, and what it then has told by event."""
+  tape = recorder.Recorder(run.dir, "syncer", 1)
+  syncer = syncer_lib.Syncer(run.store, _config(), tape, "test")
+
+  def told(name):
+    tape.flush()
+    return [e for e in reader.read(run.dir).events if e["event"] == name]
+
+  assert syncer.take_over()
+  try:
+    yield syncer, told
+  finally:
+    syncer.close()
+    tape.close()
+
+
+def test_successor_tells_the_newest_merges_again_and_knows_their_cut(tmp_path):
+  run = CutRun(tmp_path)
+  sent = dataclasses.replace(run.publish(0, 0, 0, 0, 8, cut=3), norms=[2.0])
+  run.store.write(keys.contribution_key(sent.key), sent)
+  with _leading(run) as (syncer, told):
+    syncer._scan()
+    syncer._handle(core.Drain())
+    (before,) = told("merged")
+  for tape in (tmp_path / "tape").iterdir():
+    tape.unlink()  # its end, at least, may be lost
+  with _leading(run) as (syncer, told):
+    (again,) = told("merged")
+    assert again["contributions"] == before["contributions"]
+    assert (again["fragment"], again["version"]) == (0, 1)
+    assert syncer._core.cut == 3
+    assert syncer._core.versions == [1, 0]
+
+
+def test_islands_that_come_and_go_are_told_of_once(tmp_path):
+  run = CutRun(tmp_path)
+
+  def beat(island, beat):
+    member = records.Member(island, 1, beat, 8, 0.1, present=True)
+    run.store.write(keys.member_key(island), member)
+
+  with _leading(run) as (syncer, told):
+    beat(0, 1)
+    beat(1, 1)
+    for now in (0.0, 0.0):
+      syncer._look_at_members(now)
+    beat(1, 2)
+    for _ in range(2):
+      syncer._look_at_members(1000.0)
+    assert [e["island"] for e in told("member_joined")] == [0, 1]
+    assert [e["island"] for e in told("member_lost")] == [0]
+    beat(0, 2)
+    syncer._look_at_members(1000.0)
+    assert [e["island"] for e in told("member_joined")] == [0, 1, 0]
