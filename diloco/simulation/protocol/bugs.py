@@ -7,13 +7,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.islands import comeback, outbox, watching
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
+
+
+class Plant(NamedTuple):
+  """One planted bug.
+
+  Attributes:
+    what: in words.
+    where: object whose attribute is replaced.
+    name: of the attribute.
+    make: gives the wrong piece from the right one.
+  """
+
+  what: str
+  where: Any
+  name: str
+  make: Callable[[Any], Any]
 
 
 def commit_without_fence(right: Any) -> Any:
@@ -166,16 +182,6 @@ def admit_without_clock(right: Any) -> Any:
       state.clock = clock
 
   return admit
-
-
-def unlimited_staleness(right: Any) -> Any:
-  """Contributions one version beyond the staleness limit are merged."""
-
-  def settings(schedule: Any) -> Any:
-    found = right(schedule)
-    return dataclasses.replace(found, max_staleness=found.max_staleness + 1)
-
-  return settings
 
 
 def not_muted(right: Any) -> Any:

@@ -7,35 +7,20 @@ long as the context lasts. Production code knows nothing of it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 from unittest import mock
 
 from diloco import errors, workers
 from diloco.islands import comeback, outbox, peer_protocol, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
-from diloco.simulation.protocol import bugs, kernel, rollback, world
-from diloco.snapshots import cuts, lease, records, restore
+from diloco.simulation.protocol import bugs, kernel, misjudged, rollback
+from diloco.snapshots import cut_parts, cuts, lease, records, restore
 from diloco.syncer import chores, cutting, grace, heads
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
 
-
-class Plant(NamedTuple):
-  """One planted bug.
-
-  Attributes:
-    what: in words.
-    where: object whose attribute is replaced.
-    name: of the attribute.
-    make: gives the wrong piece from the right one.
-  """
-
-  what: str
-  where: Any
-  name: str
-  make: Callable[[Any], Any]
+Plant = bugs.Plant
 
 
 @contextlib.contextmanager
@@ -161,12 +146,6 @@ PLANTS: dict[str, Plant] = {
     grace.AdaptiveGrace,
     "grace_secs",
     lambda right: lambda self, facts: facts.step_secs,
-  ),
-  "staleness_off_by_one": Plant(
-    "contributions one version beyond the staleness limit are merged",
-    world,
-    "core_settings",
-    bugs.unlimited_staleness,
   ),
   "quorum_of_contributions": Plant(
     "the quorum counts contributions in place of islands",
@@ -422,8 +401,22 @@ PLANTS: dict[str, Plant] = {
   ),
 }
 
+PLANTS |= misjudged.PLANTS
+
 # What would make a planted bug harmless, and has to be taken out with it.
 _DEFENCES: dict[str, tuple[Plant, ...]] = {
+  # The checker's own idea of a consistent cut is asked, not production's.
+  **dict.fromkeys(
+    ("cut_unstamped", "head_unstamped", "adopted_unstamped", "cut_taken_late"),
+    (
+      Plant(
+        "no cut is found inconsistent",
+        cut_parts,
+        "inconsistency",
+        bugs.constant(""),
+      ),
+    ),
+  ),
   "one_stops_all": (
     Plant(
       "a look that failed is made again",

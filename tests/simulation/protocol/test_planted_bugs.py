@@ -55,6 +55,22 @@ LIMITS = {
   "lease_stays_damaged": 400,
   "superseded_lost": 30,
   "failed_merge_given_up": 400,
+  "weight_without_staleness": 10,
+  "weight_without_tokens": 5,
+  "merge_without_radius": 60,
+  "merge_by_mean": 60,
+  "staleness_at_limit_refused": 30,
+  "reason_swapped": 20,
+  "overlaps_forgotten": 20,
+  "merged_and_discarded": 20,
+  "gate_open": 300,
+  "gate_without_root": 400,
+  "gate_never_gives_in": 400,
+  "suspended_at_once": 60,
+  "lost_understated": 20,
+  "lost_overstated": 20,
+  "adopted_unstamped": 100,
+  "survey_race": 900,
 }
 
 
@@ -302,9 +318,56 @@ def heads_lost_with_their_leader():
       )
 
 
+def payloads_that_rot_while_others_are_stale():
+  for seed in range(1, 5):
+    for number in range(10, 60, 5):
+      yield SMALL.replace(
+        seed=seed,
+        islands=3,
+        max_staleness=3,
+        rounds=12,
+        faults=tuple(
+          faults.Fault(faults.CORRUPT, f"island-{m}", float(number + 7 * k))
+          for m in range(3)
+          for k in range(3)
+        ),
+      )
+
+
+def outliers_after_many_merges():
+  for seed in range(1, 12):
+    for factor in (16.0, 20.0, 24.0, 28.0, 33.0, 40.0):
+      yield SMALL.replace(
+        seed=seed,
+        islands=4,
+        rounds=45,
+        faults=tuple(
+          faults.Fault(faults.OUTLIER, f"island-{m}", 8.0 + 2 * m, factor)
+          for m in range(4)
+        ),
+      )
+
+
+def failed_merges_whose_deletion_lands_late():
+  for number in range(20, 60):
+    for later in range(1, 5):
+      kind = (faults.FAIL_BEFORE, faults.FAIL_AFTER)[number % 2]
+      yield SMALL.replace(
+        rounds=8,
+        standby=False,
+        faults=(
+          faults.Fault(kind, "syncer", float(number)),
+          faults.Fault(faults.DUPLICATE, "syncer", number + later, 1.5),
+        ),
+      )
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
+  "round_stays_open": payloads_that_rot_while_others_are_stale,
+  "gate_remembers_all": outliers_after_many_merges,
+  "one_prefix": failed_merges_whose_deletion_lands_late,
   "peer_behind": peers_that_wait_for_a_slow_board,
   "one_stops_all": heads_and_tensors_of_one_fragment_damaged,
   "lost_for_good": publications_too_slow_for_what_follows,
