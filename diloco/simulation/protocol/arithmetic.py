@@ -8,7 +8,7 @@ merges that really lie between.
 
     weight = tokens^2 / steps * 0.9^staleness
 
-Nothing here is taken from the code that is checked. In one of eight schedules
+Nothing here is taken from the code that is checked. In one of sixteen schedules
 the merge itself is the production one.
 """
 
@@ -27,7 +27,7 @@ from diloco.syncer import outer_optimizer, sources
 
 DECAY = 0.9  # of weights, for each version of staleness
 LEARNING_RATE = 0.5  # of the outer step
-_REAL_EVERY = 8  # of so many schedules one merges with the production code
+_REAL_EVERY = 16  # of so many schedules one merges with the production code
 _TREND = 0.98  # norms shrink from step to step, as in a real run
 _TOLERANCE = 1e-9
 _REAL_TOLERANCE = 1e-4  # float32
