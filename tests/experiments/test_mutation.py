@@ -16,6 +16,7 @@ def test_every_mutant_still_fits_the_code():
     assert wrong != source
     compile(wrong, mutant.file, "exec")  # it is to be wrong, not broken
     assert all((mutation.ROOT / path).exists() for path in mutant.tests)
+    assert "module" in mutant.stages(), mutant.name  # a direct test of it
 
 
 def test_mutant_that_fits_nowhere_is_named():
