@@ -63,7 +63,13 @@ def test_run_with_kills_replays_to_the_same_bits(run_dir):
   assert outcome["difference"] is None
   assert outcome["equal"] == outcome["compared"] == len(merged) + 4
   assert outcome["arrays_compared"] == 4
-  assert outcome["lives"] == 3
+  # A life that began too late to be merged from need not be lived again.
+  lives = {
+    (c["island"], c["incarnation"])
+    for e in events(run_dir, "merged")
+    for c in e["contributions"]
+  }
+  assert len(lives) <= outcome["lives"] <= 3
 
 
 @pytest.fixture
