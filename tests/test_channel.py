@@ -392,6 +392,7 @@ def test_stranger_that_dribbles_has_no_more_time_than_a_silent_one(monkeypatch):
   now[0] = wire.HANDSHAKE_SECS + 1
   with pytest.raises(TimeoutError):
     end._read(1000)
+  assert ours.gettimeout() < 0.1  # and not as long again for every byte
   end.close()
   theirs.close()
 

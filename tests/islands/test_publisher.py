@@ -56,6 +56,17 @@ def _published(snapshots):
   return [int(n.split(".")[3]) for n in snapshots.names("contributions")]
 
 
+def test_nothing_is_tried_again_once_the_island_stops():
+  made = object.__new__(publisher.Publisher)
+  made._changed, made._outbox = threading.Condition(), outbox.Outbox()
+  made._outbox.submit(_publication(0, 4).action, None)
+  assert made._outbox.take()
+  made._closing = False
+  assert not made._gives_way(0.0)
+  made._closing = True
+  assert made._gives_way(1e6)  # and nobody waits for it
+
+
 def test_what_contains_another_takes_its_place_and_stands_for_it(world):
   made, gate, snapshots = world
   made.submit(_publication(0, 4))
