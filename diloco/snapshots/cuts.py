@@ -184,7 +184,7 @@ def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
   """
   if not (yield from look(part.cut)).is_open_in(part.epoch):
     return False
-  if (yield from _is_deposed(part.token)):
+  if (yield from _is_deposed(part)):
     return False
   key = keys.cut_heads_key(part.cut)
   while True:
@@ -196,16 +196,27 @@ def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
       return True
 
 
-def _is_deposed(token: int) -> operations.Procedure[bool]:
+def _is_deposed(part: records.CutHeads) -> operations.Procedure[bool]:
   """Whether a newer leader is known; it may move heads from now on only.
 
-  A leader that was stopped or cut off learns that from its lease later.
+  A leader that was stopped or cut off learns that from its lease later. A lease
+  that is lost or damaged tells nothing: then the heads do, which every leader
+  fences before it moves one.
   """
   try:
     lease, _ = yield operations.Read(keys.SYNCER_LEASE, records.Lease)
+    if lease is not None:
+      return bool(lease.token > part.token)
   except errors.CorruptSnapshotError:
-    return False
-  return lease is not None and lease.token > token
+    pass
+  for fields in part.heads:
+    try:
+      head, _ = yield operations.read_head(fields["fragment"])
+    except errors.CorruptSnapshotError:
+      continue
+    if head is not None and head.token > part.token:
+      return True
+  return False
 
 
 def abandon(cut: int, reason: str) -> operations.Procedure[bool]:

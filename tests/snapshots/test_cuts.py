@@ -67,6 +67,19 @@ def test_deposed_syncer_takes_no_part_in_a_cut(tmp_path, case):
   assert (found == part) == may
 
 
+@pytest.mark.parametrize("lease", [None, records.DrawnToken(5)])
+def test_heads_depose_a_syncer_whose_lease_tells_nothing(tmp_path, lease):
+  run = CutRun(tmp_path)
+  cut = run.perform(cuts.request([0], 2)).cut
+  if lease is not None:
+    run.store.write(keys.SYNCER_LEASE, lease)
+  mine = [dataclasses.replace(head, token=5) for head in run.heads()]
+  part = records.CutHeads(cut, 0, 5, [head.to_fields() for head in mine])
+  run.store.write(keys.head_key(1), records.retoken(mine[1], 6))
+  assert not run.perform(cuts.add_heads(part))
+  assert run.store.read(keys.cut_heads_key(cut), records.CutHeads) is None
+
+
 def test_cut_of_another_epoch_takes_no_part(tmp_path):
   run = CutRun(tmp_path)
   run.perform(cuts.request([0], 2))

@@ -268,6 +268,15 @@ def cut_after_admission(right: Any) -> Any:
   return arrived
 
 
+def chosen_unread(right: Any) -> Any:
+  """A restore does not read what the cut points to."""
+
+  def choose(check: Any, *args: Any) -> Any:
+    return right(lambda parts: "", *args)
+
+  return choose
+
+
 def lost_head_made_anew(right: Any) -> Any:
   """A new leader makes a fragment anew whose head is lost."""
 

@@ -14,7 +14,7 @@ from diloco import errors, workers
 from diloco.islands import comeback, outbox, peer_protocol, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
-from diloco.simulation.protocol import bugs, kernel, misjudged, rollback
+from diloco.simulation.protocol import bugs, kernel, misjudged
 from diloco.snapshots import cut_parts, cuts, lease, records, restore
 from diloco.syncer import chores, cutting, grace, heads
 from diloco.syncer import core as syncer_core
@@ -233,9 +233,9 @@ PLANTS: dict[str, Plant] = {
   ),
   "cut_unverified": Plant(
     "a restore does not read what the cut points to",
-    rollback.Restorer,
-    "_check",
-    bugs.constant(""),
+    restore,
+    "choose",
+    bugs.chosen_unread,
   ),
   "timeline_not_given_up": Plant(
     "a return leaves the cuts after the one gone back to as they are",

@@ -105,7 +105,21 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
 
 
 # Seeds that broke a rule once, each for a reason of its own.
-@pytest.mark.parametrize("seed", [791_388, 882_276])
+@pytest.mark.parametrize(
+  "seed",
+  [
+    791_388,
+    882_276,
+    359,  # merged unheard, then superseded by its leader
+    718,  # set back to the version it had, rows published since
+    5_901,  # two lives of an island overlap
+    1_096,  # a cut lacks what no listing showed
+    3_699_712_392,  # the same, beyond what its successors name
+    40_336,  # sent again after its refusal, and let in by then
+    33_097,  # a leader deposed while it took over
+    102_329,  # one that takes part in a cut, the lease damaged
+  ],
+)
 def test_seed_that_broke_a_rule_once_does_not_any_more(seed):
   assert not world.run(schedules.draw(seed)).violation
 
