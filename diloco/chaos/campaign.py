@@ -165,13 +165,14 @@ class Campaign:
     """Makes a run, does faults to it, keeps its books; returns those left."""
     trial_dir = self._workdir / f"run-{index:03d}"
     config = config_lib.from_mapping(values(len(faults)))
+    disk = None
+    if any(fault.kind in faults_lib.NEED_MOUNT for fault in faults):
+      disk = store_faults.SmallDisk(trial_dir / "run" / process.STORE)
+    # After that: a copy of it lies in the store.
     process.write_config(config, trial_dir / "run")
     # All runs compile the same programs.
     (self._workdir / _CACHE).mkdir(exist_ok=True)
     (trial_dir / "run" / _CACHE).symlink_to(self._workdir / _CACHE)
-    disk = None
-    if any(fault.kind in faults_lib.NEED_MOUNT for fault in faults):
-      disk = store_faults.SmallDisk(trial_dir / "run" / "snapshots")
     trial = injector.Trial(
       trial_dir,
       config.total_tokens,

@@ -305,8 +305,8 @@ class Stream:
       threading.Event().wait()
     return next(self._stream)
 
-  def close(self):
-    self._stream.close()
+  def __getattr__(self, name):
+    return getattr(self._stream, name)
 
 
 def make(options):
