@@ -297,6 +297,7 @@ class Fates:
   def _give_up(self, record: Any, kind: str, syncer: Any) -> None:
     """Rows are given up, unless they have been merged meanwhile."""
     content = self.sent[record.key]
+    content.discarded = True
     token = syncer.token if syncer else 0
     if content.fate == "merged" and content.fate_of[0] == self._epoch:
       keeper = self._keepers.get(syncer.life) if syncer else None

@@ -195,9 +195,12 @@ class Checker(fates.Fates):
   def left_out(self, sent: Any) -> None:
     """Contributions of the cut to go back to cannot be read."""
     for record, why in sent:
-      if self.sent[record.key].fate in ("", "merged"):
-        if not self._world.damaging:
+      content = self.sent[record.key]
+      if content.fate in ("", "merged"):
+        # A leader that is deposed may discard what its successor has merged.
+        if not self._world.damaging and not content.discarded:
           raise Violation(f"nobody discarded {record.key} of a cut, and {why}")
+        content.fate = ""
         self._give_up(record, "corrupt", None)
       self.seen["left_out"] += 1
 

@@ -29,10 +29,12 @@ class Delta:
     sent: moment it was handed over to be published, as a number that grows.
     fate: what became of it so far: "" or a reason, or "merged".
     fate_of: epoch and token of whoever decided that.
+    discarded: whether any leader has discarded it.
   """
 
   __slots__ = (
     "base",
+    "discarded",
     "epoch",
     "fate",
     "fate_of",
@@ -67,6 +69,7 @@ class Delta:
     self.sent = 0
     self.fate = ""
     self.fate_of = (-1, -1)
+    self.discarded = False
 
   def __str__(self) -> str:
     return f"rows {list(self.spans)} of island {self.island}"
