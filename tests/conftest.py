@@ -26,8 +26,15 @@ def pytest_unconfigure():
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
+_LONG = ("test_real_runs.py", "test_whole_run_cuts.py")
+
+
 def pytest_collection_modifyitems(items):
-  """Whole runs go to one worker, one after another, beside all the rest."""
+  """Whole runs go one after another: most in one worker, beside all the rest.
+
+  The others go first in the other worker, so that both end together.
+  """
   for item in items:
     if "integration" in item.path.parts:
-      item.add_marker(pytest.mark.xdist_group("whole_runs"))
+      which = "most" if item.path.name in _LONG else "others"
+      item.add_marker(pytest.mark.xdist_group(f"whole_runs_{which}"))
