@@ -203,6 +203,8 @@ def test_roles_are_found_without_the_file_of_their_numbers(engine, run_dir):
   shutil.rmtree(run_dir / "control")
   later = process_engine.ProcessEngine(run_dir)
   assert later.survivors()["island-0"].handle.pid == handle.pid
+  # Others find it by the file again, and nobody takes it for a stranger.
+  assert process.read_processes(run_dir)["island-0"]["pid"] == handle.pid
   assert later.kill_leftovers() == ["island-0"]
   assert handle.wait(_PATIENCE_SECS)
 

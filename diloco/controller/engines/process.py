@@ -202,6 +202,9 @@ class ProcessEngine:
       self._started[role] = facts
       handle = AttachedHandle(facts["pid"], facts["start_ticks"])
       found[role] = base.Survivor(handle, facts)
+    if found:
+      # Its controller may have died between starting one and writing that.
+      self._write_record()
     return found
 
   def kill_leftovers(self) -> list[str]:
