@@ -70,6 +70,10 @@ _FATES = {
   "passed_over": (
     "The store listed their contribution only after later steps were merged."
   ),
+  "overlapped": (
+    "Published by a life of their island that had ended, beside a later one's"
+    " publication that begins in the middle of it."
+  ),
   "overlaps_merged": (
     "Their contribution also held steps that had been merged already."
   ),

@@ -36,6 +36,8 @@ from diloco.snapshots import lease as lease_lib
 Check = Callable[[cut_parts.Parts], str]
 CheckSent = Callable[[records.Contribution], str]
 
+UNSEEN = 16  # versions that a stale listing may lack, at most
+
 
 class ChangedError(Exception):
   """Another restore has decided since this one chose; choose again."""
@@ -259,7 +261,8 @@ def _decide(
       ever.append(before.versions[head.fragment])
     if board is not None:
       ever += board.versions[head.fragment : head.fragment + 1]
-    versions.append(max(ever) + 1)
+    # Listing and board may both be stale; then only the head knows the newest.
+    versions.append(max(ever) + 1 + (0 if now else UNSEEN))
   stamp = max((yield from cuts.all_numbers(taken)), default=cut)
   sent = [one.key for one in parts.contributions]
   begun = records.Epoch(newest + 1, cut, versions, False, stamp, sent)

@@ -503,20 +503,33 @@ class SyncerCore:
     ]
 
   def _supersede(self, state: _Fragment) -> list[Action]:
-    """Of overlapping publications of one island only the latest stays."""
-    actions: list[Action] = []
-    latest: dict[int, Contribution] = {}
+    """Of overlapping publications of one island only the latest stays.
+
+    One of an earlier life that lands late may hold steps that no other does.
+    """
+    kept: dict[int, list[Contribution]] = {}
+    dropped: list[tuple[Contribution, float]] = []
     newest_first = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, -w[0].step)
     )
     for contribution, arrived_at in newest_first:
-      kept = latest.get(contribution.island)
-      if kept is not None and contribution.step > kept.first_step:
-        del state.waiting[contribution.key]
-        actions.append(Discard(contribution, "superseded", arrived_at))
+      mine = kept.setdefault(contribution.island, [])
+      if mine and contribution.step > mine[-1].first_step:
+        dropped.append((contribution, arrived_at))
       else:
-        latest[contribution.island] = contribution
-    return actions
+        mine.append(contribution)
+    for contribution, _ in dropped:
+      del state.waiting[contribution.key]
+    return [
+      Discard(
+        contribution,
+        "superseded"
+        if _contain(kept[contribution.island], contribution)
+        else "overlapped",
+        arrived_at,
+      )
+      for contribution, arrived_at in dropped
+    ]
 
   def _committed(self, fragment: int, now: float) -> list[Action]:
     state = self._fragments[fragment]
@@ -687,6 +700,15 @@ class SyncerCore:
       quorum_secs=self._quorum_secs.value or 0.0,
       sync_secs=self._sync_secs.value or 0.0,
     )
+
+
+def _contain(kept: Sequence[Contribution], dropped: Contribution) -> bool:
+  """Whether disjoint contributions, newest first, have all steps of another."""
+  step = dropped.step
+  for one in kept:
+    if one.first_step < step <= one.step:
+      step = one.first_step
+  return step <= dropped.first_step
 
 
 def _is_passed_over(state: _Fragment, contribution: Contribution) -> bool:

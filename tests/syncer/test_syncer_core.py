@@ -554,3 +554,18 @@ def test_window_is_made_from_the_slowest_island_there_is():
   (close,) = state.handle(core.Tick(), 9.0)
   assert close.facts == grace.GraceFacts(1.0, 0.0, 0.0)
   assert close.grace_secs == 1.0  # half of four steps, and at most one
+
+
+def test_late_publication_of_a_life_that_ended_loses_its_first_steps_by_name():
+  # Steps (0, 2] land late: the next life had seen nothing but (0, 1].
+  late, next_life = Contribution(0, 0, 2), Contribution(0, 1, 3, incarnation=2)
+  state = _core(minimum=2)
+  state.handle(core.Arrived([late]), 1.0)
+  actions = state.handle(core.Arrived([next_life]), 2.0)
+  assert actions == [core.Discard(late, "overlapped", 1.0)]
+  # Where what they began with waits too, nothing is lost.
+  state = _core(minimum=2)
+  actions = state.handle(
+    core.Arrived([Contribution(0, 0, 1), late, next_life]), 1.0
+  )
+  assert core.Discard(late, "superseded", 1.0) in actions

@@ -197,6 +197,9 @@ def why_untrue(
       return f"all its rows are merged, {list(merged)}"
   elif reason == "superseded":
     return _why_not_superseded(record, content, newest, ledger)
+  elif reason == "overlapped":
+    if not _why_not_superseded(record, content, newest, ledger):
+      return "all its rows are in what waits"
   elif reason == "not_finite":
     if content.finite:
       return "it is finite"

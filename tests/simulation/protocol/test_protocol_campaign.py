@@ -113,6 +113,8 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     359,  # merged unheard, then superseded by its leader
     718,  # set back to the version it had, rows published since
     5_901,  # two lives of an island overlap
+    65_307,  # a late publication begins before what the next life published
+    33_044,  # a number used twice, its head and the listing both deceive
     3_025,  # one of a cut, discarded by a leader that is deposed
     1_096,  # a cut lacks what no listing showed
     3_699_712_392,  # the same, beyond what its successors name
