@@ -25,7 +25,8 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup
+	$(BIN)/python -m pytest --numprocesses=2 \
+	  --dist=loadfile --no-loadscope-reorder
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ runs that they start, inherit the cache's place; it goes with the session.
 """
 
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -26,15 +27,25 @@ def pytest_unconfigure():
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-_LONG = ("test_real_runs.py", "test_whole_run_cuts.py")
+# Two workers take whole files, in this order: whole runs, which mostly wait for
+# their processes, are beside what keeps a core busy, and the longest go first.
+_FIRST = (
+  "integration/test_real_runs.py",
+  "simulation/",
+  "islands/",
+  "integration/",
+  "cookbook/",
+  "tasks/",
+)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-  """Whole runs go one after another: most in one worker, beside all the rest.
+  root = pathlib.Path(__file__).parent
 
-  The others go first in the other worker, so that both end together.
-  """
-  for item in items:
-    if "integration" in item.path.parts:
-      which = "most" if item.path.name in _LONG else "others"
-      item.add_marker(pytest.mark.xdist_group(f"whole_runs_{which}"))
+  def rank(item):
+    where = item.path.relative_to(root).as_posix()
+    found = [i for i, start in enumerate(_FIRST) if where.startswith(start)]
+    return found[0] if found else len(_FIRST)
+
+  items.sort(key=rank)

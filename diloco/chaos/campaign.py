@@ -24,8 +24,8 @@ from diloco.chaos import faults as faults_lib
 from diloco.tape import reader
 
 FAULTS_PER_RUN = 12
-_SECS_PER_FAULT = 7.0
-_SECS_PER_RUN = 12.0
+_SECS_PER_FAULT = 6.0
+_SECS_PER_RUN = 8.0
 _PACE_SECS = 0.1
 _SPEEDS = (1.0, 0.6, 0.4)
 _TOKENS_PER_STEP = 256

@@ -110,11 +110,13 @@ def hang_up(request: records.PeerRequest) -> operations.Procedure[None]:
 def clean_up(island: int) -> operations.Procedure[None]:
   """Deletes all answers to an island, also those to its earlier lives."""
   mine = f"{island:04d}."
-  for prefix in (keys.PEER_STATES, keys.PEER_PAYLOADS):
-    for name in (yield operations.Names(prefix)):
-      if name.startswith(mine):
-        yield operations.DeleteTree(f"{prefix}/{name}")
-        yield operations.Delete(f"{prefix}/{name}")
+  for name in (yield operations.Names(keys.PEER_STATES)):
+    if name.startswith(mine):
+      yield operations.Delete(f"{keys.PEER_STATES}/{name}")
+  # Trees only: whoever still answers may put one back at once.
+  for name in (yield operations.Names(keys.PEER_PAYLOADS)):
+    if name.startswith(mine):
+      yield operations.DeleteTree(f"{keys.PEER_PAYLOADS}/{name}")
 
 
 # The side that answers

@@ -106,7 +106,7 @@ class Run:
 
 def _values(corpus):
   return {
-    "total_tokens": 60_000,
+    "total_tokens": 32_000,
     "task": {
       "name": "language_model",
       "options": {
@@ -131,7 +131,7 @@ def _values(corpus):
     "outer": {"learning_rate": 1.0, "momentum": 0.0},
     "programs": {
       "window_steps": 8,
-      "eval_every_tokens": 20_000,
+      "eval_every_tokens": 10_000,
       "eval_batches": 1,
       "final_eval_batches": 4,
       "checkpoint_every_steps": 40,

@@ -7,7 +7,6 @@ from diloco.tape import reader
 
 def test_poisoned_island_is_refused_told_and_trains_on(make_run):
   run = make_run(
-    total_tokens=30_000,
     faults=({"target": "island-1", "at_fraction": 0.3, "kind": "poison"},),
   )
   code, _, err = run.start().finish()

@@ -46,6 +46,7 @@ def _events(run, name):
 
 def test_run_survives_the_death_of_an_island_and_of_the_syncer(make_run):
   run = make_run(
+    total_tokens=48_000,
     faults=(
       {"target": "island-1", "at_fraction": 0.2, "kind": "sigkill"},
       {"target": "syncer", "at_fraction": 0.4, "kind": "sigkill"},
@@ -56,7 +57,7 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(make_run):
   facts = run.summary()
   assert json.loads(out) == facts
   assert facts["status"] == "finished"
-  assert facts["tokens_trained"] >= 60_000
+  assert facts["tokens_trained"] >= 48_000
   assert facts["islands"]["1"]["restarts"] == 1
   assert facts["final_eval_loss"] < 0.75 * math.log(256)
   _check_books(run)
@@ -109,7 +110,7 @@ def test_interrupted_run_drains_saves_and_resumes(make_run):
 
 
 def test_roles_that_outlive_their_controller_are_not_started_again(make_run):
-  run = make_run()
+  run = make_run(total_tokens=48_000)
   run.start()
   run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
   roles = ("island-0", "island-1", "syncer", "standby")
@@ -144,26 +145,26 @@ def test_roles_that_outlive_their_controller_are_not_started_again(make_run):
 
 
 def test_roles_that_were_told_another_configuration_are_started_again(make_run):
-  run = make_run(total_tokens=30_000)
+  run = make_run()
   run.start()
   run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
   run.process.kill()
   run.finish()
-  run.values["total_tokens"] = 40_000
+  run.values["total_tokens"] = 48_000
   run.write_config()
   code, _, err = run.start().finish()
   assert code == 0, err
   assert "config_changed" in err
   assert _events(run, "reattached") == []
   facts = run.summary()
-  assert facts["tokens_trained"] >= 40_000
+  assert facts["tokens_trained"] >= 48_000
   _check_books(run)
 
 
 def test_what_died_with_its_controller_is_started_and_the_rest_taken_up(
   make_run,
 ):
-  run = make_run()
+  run = make_run(total_tokens=48_000)
   run.start()
   run.wait_for(lambda: run.steps(0) > 20 and run.steps(1) > 10)
   run.process.kill()
@@ -207,6 +208,7 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
   make_run,
 ):
   run = make_run(
+    total_tokens=48_000,
     faults=(
       {"target": "standby", "at_fraction": 0.2, "kind": "sigkill"},
       {"target": "syncer", "at_fraction": 0.5, "kind": "sigstop"},
@@ -331,7 +333,6 @@ def test_island_that_hangs_in_an_evaluation_is_killed_and_started_again(
   paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
   monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
   run = make_run(
-    total_tokens=24_000,
     controller={"restart_base_secs": 0.1, "hang_secs": 3.0},
   )
   options = run.values["task"]["options"] | {"flag": str(tmp_path / "hung")}
@@ -355,7 +356,6 @@ def test_island_that_hangs_in_an_evaluation_is_killed_and_started_again(
 
 def test_islands_of_different_meshes_adopt_bit_equal_values(make_run):
   run = make_run(
-    total_tokens=30_000,
     fleet={
       "slices": (
         {"kind": "v5p", "topology": "2x4", "relative_speed": 1.0},

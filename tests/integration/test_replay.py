@@ -27,7 +27,6 @@ def run_dir(tmp_path_factory):
   """A run whose island 1 and whose leading syncer were killed."""
   run = Run(
     tmp_path_factory.mktemp("replay"),
-    total_tokens=28_000,
     sync={"num_fragments": 4, "every": 8, "adoption": "carry"},
     outer={"learning_rate": 0.9, "momentum": 0.5},
     faults=(

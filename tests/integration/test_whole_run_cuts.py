@@ -63,7 +63,7 @@ def losses(run, name="evaluated"):
 def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(
   make_run,
 ):
-  run = make_run()
+  run = make_run(total_tokens=48_000)
   run.start()
   run.wait_for(lambda: len(events(run, "merged")) > 12)
   cut = take_cut(run)
@@ -106,7 +106,7 @@ def test_cuts_are_taken_at_intervals_while_training_goes_on(make_run):
     "final_eval_batches": 4,
     "cut_every_secs": 2.0,
   }
-  run = make_run(programs=programs)
+  run = make_run(total_tokens=48_000, programs=programs)
   code, _, err = run.start().finish()
   assert code == 0, err
   completed = [e["cut"] for e in events(run, "cut_completed")]
@@ -141,7 +141,7 @@ def damage_newest(run, fragment):
 
 
 def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(make_run):
-  run = make_run()
+  run = make_run(total_tokens=48_000)
   run.start()
   run.wait_for(lambda: len(events(run, "merged")) > 12)
   cut = take_cut(run)
@@ -168,7 +168,7 @@ def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(make_run):
 def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
   make_run,
 ):
-  run = make_run()
+  run = make_run(total_tokens=48_000)
   run.start()
   run.wait_for(lambda: len(events(run, "merged")) > 4)
   while not events(run, "global_damaged"):
