@@ -241,13 +241,13 @@ def _chaos(argv: list[str]) -> int:
 
 
 def _simulate(argv: list[str]) -> int:
-  from diloco.simulation import cli
+  from diloco.planning import cli
 
   return cli.main(argv)
 
 
 def _simulate_protocol(argv: list[str]) -> int:
-  from diloco.simulation.protocol import command
+  from diloco.verification import command
 
   parser = _parser(
     "simulate-protocol", "Run the protocol under faults in a simulated world."
@@ -261,7 +261,7 @@ def _simulate_protocol(argv: list[str]) -> int:
 
 
 def _plan(argv: list[str]) -> int:
-  from diloco.simulation.planner import command
+  from diloco.planning.planner import command
 
   return command.main(argv)
 

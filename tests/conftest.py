@@ -31,7 +31,8 @@ def pytest_unconfigure():
 # their processes, are beside what keeps a core busy, and the longest go first.
 _FIRST = (
   "integration/test_real_runs.py",
-  "simulation/",
+  "verification/",
+  "planning/",
   "islands/",
   "integration/",
   "cookbook/",

@@ -124,7 +124,7 @@ def test_every_point_of_the_code_has_a_name_and_every_name_a_point():
   passed = set()
   for path in ROOT.rglob("*.py"):
     # The simulated world has points of its own accord.
-    if path.name != "crash.py" and "simulation" not in path.parts:
+    if path.name != "crash.py" and "verification" not in path.parts:
       found = re.findall(r'(?:crash\.point|Point)\("(\w+)"\)', path.read_text())
       passed |= set(found)
   assert passed == set(crash.POINTS)

@@ -40,25 +40,25 @@ ALLOWED = {
   "diloco.replay": ROLE
   | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,
-  "diloco.simulation.protocol": STORE
+  "diloco.verification": STORE
   | {"diloco.islands", "diloco.syncer", "diloco.workers"},
-  "diloco.simulation.arguments": BASE,
-  "diloco.simulation.bandwidth": BASE
-  | {"diloco.fragments", "diloco.simulation.arguments"},
-  "diloco.simulation.fleet": REPORT
+  "diloco.planning.arguments": BASE,
+  "diloco.planning.bandwidth": BASE
+  | {"diloco.fragments", "diloco.planning.arguments"},
+  "diloco.planning.fleet": REPORT
   | {
     "diloco.islands",
     "diloco.syncer",
     "diloco.report",
-    "diloco.simulation.arguments",
+    "diloco.planning.arguments",
   },
-  "diloco.simulation.planner": CONFIG
+  "diloco.planning.planner": CONFIG
   | {
-    "diloco.simulation.arguments",
-    "diloco.simulation.bandwidth",
-    "diloco.simulation.fleet",
+    "diloco.planning.arguments",
+    "diloco.planning.bandwidth",
+    "diloco.planning.fleet",
   },
-  "diloco.simulation": BASE,  # and all that it consists of
+  "diloco.planning": BASE,  # and all that it consists of
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.
 TOP = (

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco import run as run_lib
-from diloco.simulation.fleet import reality
+from diloco.planning.fleet import reality
 
 KILLS = (0, 1, 2, 4, 6, 8)
 TOKENS = 120_000

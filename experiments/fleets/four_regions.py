@@ -11,7 +11,7 @@ Sizes, prices and latencies are made up but of the usual order; chips are those
 of public data sheets.
 """
 
-from diloco.simulation.planner import resources
+from diloco.planning.planner import resources
 
 
 def get_fleet() -> resources.Fleet:

@@ -50,7 +50,7 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(make_run):
     faults=(
       {"target": "island-1", "at_fraction": 0.2, "kind": "sigkill"},
       {"target": "syncer", "at_fraction": 0.4, "kind": "sigkill"},
-    )
+    ),
   )
   code, out, err = run.start("--json").finish()
   assert code == 0, err

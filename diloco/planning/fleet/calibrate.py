@@ -1,0 +1,296 @@
+"""Finds the unpublished times from the ten published single-job cells.
+
+Five times are fitted by Levenberg-Marquardt on their logarithms, to the
+goodput of one rigid and one elastic job at five sizes, in points. All trials
+see the same failures, so the fit is smooth enough to differentiate. The cell
+of 8 islands that is printed beside them repeats the one of 150k chips: islands
+fail each for itself, so that the two agree is no evidence for either.
+
+Command: `python -m diloco.planning.fleet.calibrate [--json]`.
+
+Reference: Decoupled DiLoCo, arXiv 2604.21428.
+"""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from diloco.planning import arguments
+from diloco.planning.fleet import defaults, failures, jobs
+from diloco.planning.fleet import fleet as fleet_lib
+
+CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+RIGID = (72, 57, 38, 27, 18)  # percent
+ELASTIC = (88, 80, 69, 58, 40)
+ISLANDS_8 = 88  # published for 8 islands of 150k chips
+FITTED = (
+  *("repair_scale_secs", "repair_power"),
+  *("downscale_secs", "upscale_secs", "upscale_wait_secs"),
+)
+# What the cells cannot tell: each is fixed, and all times are fitted again.
+ALTERNATIVES: dict[str, dict[str, float]] = {
+  "repair_shape 0.85": {"repair_shape": 0.85},
+  "repair_shape 1": {"repair_shape": 1.0},
+  "repair_shape 3": {"repair_shape": 3.0},
+  "restore_secs 5": {"restore_secs": 5.0},
+  "restore_secs 10": {"restore_secs": 10.0},
+  "checkpoint_every_secs 5": {"checkpoint_every_secs": 5.0},
+  "checkpoint_every_secs 10": {"checkpoint_every_secs": 10.0},
+}
+_FAILURES = 40_000  # in each trial of a cell
+_STEP = 0.05  # of a logarithm, for derivatives
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """What was found.
+
+  Attributes:
+    times: all times, the fitted ones among them.
+    residuals: [10] simulated minus published, points; rigid first.
+    relative_errors: standard error of each fitted time, as a share of it.
+    covariance: of the logarithms of the fitted times.
+  """
+
+  times: defaults.Times
+  residuals: np.ndarray
+  relative_errors: Mapping[str, float]
+  covariance: np.ndarray
+
+  @property
+  def mean_error(self) -> float:
+    """Mean absolute residual, points."""
+    return float(np.mean(np.abs(self.residuals)))
+
+  @property
+  def worst_error(self) -> float:
+    """Largest absolute residual, points."""
+    return float(np.max(np.abs(self.residuals)))
+
+
+def goodput(
+  times: defaults.Times,
+  chips: int,
+  *,
+  elastic: bool,
+  num_failures: int = _FAILURES,
+  seed: int = 0,
+) -> float:
+  """Simulates a single job over about `num_failures` failures; percent."""
+  fleet = fleet_lib.Fleet(chips=chips)
+  horizon = num_failures * fleet_lib.SECS_PER_YEAR / chips
+  rng = np.random.default_rng([seed, chips])
+  model = failures.FailureModel()
+  events = failures.sample(model, fleet, times.repair, horizon, rng)
+  shape = jobs.Shape(fleet.num_slices)
+  return 100 * jobs.run(shape, times, events, horizon, elastic=elastic).goodput
+
+
+def cells(
+  times: defaults.Times, *, num_failures: int = _FAILURES, seed: int = 0
+) -> np.ndarray:
+  """Returns the ten simulated cells in percent, rigid first."""
+  return np.array(
+    [
+      goodput(
+        times, chips, elastic=elastic, num_failures=num_failures, seed=seed
+      )
+      for elastic in (False, True)
+      for chips in CHIPS
+    ]
+  )
+
+
+def fit(
+  start: defaults.Times | None = None,
+  *,
+  rounds: int = 8,
+  num_failures: int = _FAILURES,
+  seed: int = 0,
+) -> Fit:
+  """Fits the times of `FITTED`, all others as in `start`."""
+  start = start or defaults.Times()
+  target = np.array(RIGID + ELASTIC)
+
+  def times_of(logs: np.ndarray) -> defaults.Times:
+    values = dict(zip(FITTED, np.exp(logs).tolist(), strict=True))
+    return dataclasses.replace(start, **values)
+
+  def residuals_of(logs: np.ndarray) -> np.ndarray:
+    found = cells(times_of(logs), num_failures=num_failures, seed=seed)
+    return found - target
+
+  logs = np.log([getattr(start, name) for name in FITTED])
+  logs, residuals, jacobian = _minimise(residuals_of, logs, rounds)
+  spread = residuals @ residuals / (len(target) - len(FITTED))
+  covariance = spread * np.linalg.pinv(jacobian.T @ jacobian)
+  spreads = np.sqrt(np.diag(covariance)).tolist()
+  return Fit(
+    times_of(logs),
+    residuals,
+    dict(zip(FITTED, spreads, strict=True)),
+    covariance,
+  )
+
+
+def _minimise(
+  function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, rounds: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Levenberg-Marquardt; returns (x, residuals, jacobian)."""
+  value, damping = function(x), 0.1
+  jacobian = _derive(function, x)
+  for _ in range(rounds):
+    normal = jacobian.T @ jacobian
+    step = np.linalg.solve(
+      normal + damping * np.diag(np.diag(normal)), -jacobian.T @ value
+    )
+    trial = x + np.clip(step, -0.5, 0.5)
+    found = function(trial)
+    if found @ found < value @ value:
+      gain = 1 - (found @ found) / (value @ value)
+      x, value, damping = trial, found, damping / 5
+      jacobian = _derive(function, x)
+      if gain < 1e-3:
+        break
+    else:
+      damping *= 8
+  return x, value, jacobian
+
+
+def _derive(
+  function: Callable[[np.ndarray], np.ndarray], x: np.ndarray
+) -> np.ndarray:
+  columns = []
+  for i in range(len(x)):
+    step = np.zeros(len(x))
+    step[i] = _STEP
+    columns.append((function(x + step) - function(x - step)) / (2 * _STEP))
+  return np.stack(columns, axis=1)
+
+
+def predict(found: Fit, *, seed: int = 0) -> dict[str, float]:
+  """Goodput of 8 islands of 150k chips; percent, with the fit's own error.
+
+  Islands of a decoupled run fail and recover each for itself, so the goodput
+  of the fleet is that of one island, which is among the fitted cells.
+  """
+  logs = np.log([getattr(found.times, name) for name in FITTED])
+
+  def of(x: np.ndarray) -> np.ndarray:
+    values = dict(zip(FITTED, np.exp(x).tolist(), strict=True))
+    times = dataclasses.replace(found.times, **values)
+    return np.array([goodput(times, 150_000, elastic=True, seed=seed)])
+
+  gradient = _derive(of, logs)[0]
+  error = math.sqrt(float(gradient @ found.covariance @ gradient))
+  mean = float(of(logs)[0])
+  return {"mean": mean, "low": mean - 2 * error, "high": mean + 2 * error}
+
+
+def report(found: Fit) -> dict[str, Any]:
+  """Returns the fit as plain values."""
+  simulated = found.residuals + np.array(RIGID + ELASTIC)
+  rows = {}
+  for i, (name, published) in enumerate(
+    (("rigid", RIGID), ("elastic", ELASTIC))
+  ):
+    part = slice(i * len(CHIPS), (i + 1) * len(CHIPS))
+    rows[name] = {
+      str(chips): {"published": p, "simulated": s, "residual": r}
+      for chips, p, s, r in zip(
+        CHIPS,
+        published,
+        simulated[part].round(2).tolist(),
+        found.residuals[part].round(2).tolist(),
+        strict=True,
+      )
+    }
+  return {
+    "times": dataclasses.asdict(found.times),
+    "relative_errors": dict(found.relative_errors),
+    "repair_mean_secs": found.times.repair.mean_secs,
+    "mean_error_points": found.mean_error,
+    "worst_error_points": found.worst_error,
+    "cells": rows,
+    "predicted": {"islands 8, chips 1200000": predict(found)},
+    "published": {"islands 8, chips 1200000": ISLANDS_8},
+  }
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Fits, and prints what was found."""
+  parser = arguments.Parser(
+    "diloco simulate --calibrate", "Fit the unpublished times."
+  )
+  parser.add_argument("--seed", type=arguments.whole(0), default=0)
+  parser.add_argument(
+    "--failures",
+    type=arguments.whole(1000),
+    default=_FAILURES,
+    help="in each trial of a cell",
+  )
+  parser.add_argument(
+    "--alternatives", action="store_true", help="fit with others fixed, too"
+  )
+  args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  found = fit(seed=args.seed, num_failures=args.failures)
+  facts = report(found)
+  if args.alternatives:
+    facts["alternatives"] = {
+      name: _alternative(change, args.failures, args.seed)
+      for name, change in ALTERNATIVES.items()
+    }
+  if args.json:
+    json.dump(facts, sys.stdout, indent=2)
+    print()
+  else:
+    _print(facts)
+  return 0
+
+
+def _alternative(
+  change: Mapping[str, float], num_failures: int, seed: int
+) -> dict[str, Any]:
+  start = dataclasses.replace(defaults.Times(), **change)
+  found = fit(start, num_failures=num_failures, seed=seed)
+  return {
+    "mean_error_points": found.mean_error,
+    "worst_error_points": found.worst_error,
+    "repair_mean_secs": found.times.repair.mean_secs,
+    "times": {name: getattr(found.times, name) for name in FITTED},
+  }
+
+
+def _print(facts: Mapping[str, Any]) -> None:
+  for name in FITTED:
+    share = facts["relative_errors"][name]
+    print(f"{name:20} {facts['times'][name]:8.3g} +- {100 * share:.0f} %")
+  print(f"mean repair delay    {facts['repair_mean_secs']:8.3g} s")
+  for name, row in facts["cells"].items():
+    for chips, cell in row.items():
+      print(
+        f"{name:8} {int(chips):9,} published {cell['published']:3}"
+        f" simulated {cell['simulated']:5.1f} residual {cell['residual']:+5.1f}"
+      )
+  print(f"mean error {facts['mean_error_points']:.2f} points", end=", ")
+  print(f"worst {facts['worst_error_points']:.2f}")
+  for name, value in facts["predicted"].items():
+    print(
+      f"predicted, {name}: {value['mean']:.1f}"
+      f" [{value['low']:.1f}, {value['high']:.1f}];"
+      f" published {facts['published'][name]}"
+    )
+  for name, value in facts.get("alternatives", {}).items():
+    print(
+      f"with {name}: mean error {value['mean_error_points']:.2f},"
+      f" worst {value['worst_error_points']:.2f}"
+    )
+
+
+if __name__ == "__main__":
+  sys.exit(main())

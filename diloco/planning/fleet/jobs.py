@@ -1,0 +1,295 @@
+"""Jobs under failures: when one trains, on how many slices, and what it loses.
+
+A *job* is a synchronous set of slices: a whole rigid or elastic run, or one
+island. `diloco.planning.fleet.accounts` says where its time goes.
+
+What comes together is paid together. A failure during a downscale joins it,
+since membership is settled at its end; repaired slices wait for the next
+reconfiguration, for a bounded time, and all that wait are taken in at once;
+failures of a slice that is out already cost nothing. A rigid job's recovery is
+voided by a further failure: a new attempt, with a delay of its own, replaces
+all that has failed.
+
+Reference: Decoupled DiLoCo, arXiv 2604.21428.
+"""
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from diloco.planning.fleet import accounts, defaults, failures
+
+_ACTIVE, _DOWN, _READY, _ABSENT = range(4)
+
+
+class Block(NamedTuple):
+  """Extra slices [first, last) of a job, there for part of the time."""
+
+  first: int
+  last: int
+  start_secs: float
+  end_secs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """What a job runs on.
+
+  Attributes:
+    slices: of its own; numbered from 0.
+    extras: further ones, numbered after them.
+    start_secs: when the job begins.
+    end_secs: when it ends.
+    min_share: of its own slices that it cannot train without.
+  """
+
+  slices: int
+  extras: tuple[Block, ...] = ()
+  start_secs: float = 0.0
+  end_secs: float = math.inf
+  min_share: float = 0.5
+
+
+class _Rigid(accounts.Account):
+  """All slices or none."""
+
+  def __init__(self, shape: Shape, times: defaults.Times, horizon_secs: float):
+    end = min(horizon_secs, shape.end_secs)
+    super().__init__(times, shape.slices, shape.start_secs, end)
+    self._shape = shape
+
+  def run(self, events: failures.Failures) -> accounts.History:
+    unit = self._times.checkpoint_every_secs or self._times.step_secs
+    ready_at = floor = -math.inf
+    restore = self._times.restore_secs
+    moments = sorted(
+      [*_events_of(events), *_resizes(self._shape.extras)], key=lambda e: e[0]
+    )
+    for secs, first, last, repair_secs, cause in moments:
+      if not self._start <= secs < self._end:
+        continue
+      if self._paused_at is not None and ready_at <= secs:
+        self._advance(ready_at)
+        self._resume()
+      self._advance(secs)
+      if cause < 0:
+        self._present += last - first if cause == _COMES else first - last
+        self._active = self._present
+        repair_secs = self._times.upscale_secs
+      elif not self._there(first, secs):
+        continue
+      if self._paused_at is None:
+        self._stop(accounts.RECOVERY, unit)
+        self._interruptions += 1
+      else:
+        self._coalesced += 1
+      ready_at = secs + repair_secs + restore
+      if cause != failures.CHIP:
+        floor = max(floor, ready_at)  # a group's repair is not retried
+      ready_at = max(ready_at, floor)
+    if self._paused_at is not None and ready_at <= self._end:
+      self._advance(ready_at)
+      self._resume()
+    self._advance(self._end)
+    return self._history()
+
+  def _there(self, index: int, secs: float) -> bool:
+    return index < self._shape.slices or any(
+      b.first <= index < b.last and b.start_secs <= secs < b.end_secs
+      for b in self._shape.extras
+    )
+
+
+_COMES, _GOES = -1, -2
+
+
+def _events_of(
+  events: failures.Failures,
+) -> list[tuple[float, int, int, float, int]]:
+  columns = (column.tolist() for column in events)
+  return list(zip(*columns, strict=True))
+
+
+def _resizes(
+  extras: Sequence[Block],
+) -> list[tuple[float, int, int, float, int]]:
+  found: list[tuple[float, int, int, float, int]] = []
+  for block in extras:
+    found.append((block.start_secs, block.first, block.last, 0.0, _COMES))
+    found.append((block.end_secs, block.first, block.last, 0.0, _GOES))
+  return found
+
+
+class _Elastic(accounts.Account):
+  """Shrinks by the slices that failed and grows when they are back."""
+
+  def __init__(self, shape: Shape, times: defaults.Times, horizon_secs: float):
+    end = min(horizon_secs, shape.end_secs)
+    super().__init__(times, shape.slices, shape.start_secs, end)
+    self._shape = shape
+    total = max([shape.slices, *(b.last for b in shape.extras)])
+    self._state = bytearray([_ACTIVE]) * shape.slices
+    self._state += bytearray([_ABSENT]) * (total - shape.slices)
+    self._ready: list[int] = []
+    self._returns: list[tuple[float, int]] = []
+    self._timer = math.inf  # end of the pause, or of the wait to be taken in
+    self._least = max(1, math.ceil(shape.min_share * shape.slices))
+
+  def run(self, events: failures.Failures) -> accounts.History:
+    moments = _events_of(events)
+    if self._shape.extras:
+      moments = sorted(
+        [*moments, *_resizes(self._shape.extras)], key=lambda e: e[0]
+      )
+    last = (math.inf, 0, 0, 0.0, 0)
+    iterator = iter(moments)
+    event = next(iterator, last)
+    while event[0] < self._now:
+      event = next(iterator, last)
+    returns, end = self._returns, self._end
+    while True:
+      back = returns[0][0] if returns else math.inf
+      now = min(event[0], back, self._timer)
+      if now >= end:
+        break
+      self._advance(now)
+      if now == event[0]:
+        self._happens(event)
+        event = next(iterator, last)
+      elif now == back:
+        self._returned(heapq.heappop(returns)[1])
+      elif self._paused_at is None:
+        self._grow()
+      else:
+        self._reconfigured()
+    self._advance(end)
+    return self._history()
+
+  def _grow(self) -> None:
+    """The wait to be taken in is over, if who waited has not failed again."""
+    self._timer = math.inf
+    if self._ready:
+      self._stop(accounts.UPSCALE, 0.0)
+      self._timer = self._now + self._times.upscale_secs
+
+  def _happens(self, event: tuple[float, int, int, float, int]) -> None:
+    _, first, last, repair_secs, cause = event
+    if cause == _COMES:
+      self._come(first, last)
+    elif cause == _GOES:
+      self._fail(first, last, math.inf, gone=True)
+    else:
+      self._fail(first, last, repair_secs)
+
+  def _fail(
+    self, first: int, last: int, repair_secs: float, *, gone: bool = False
+  ) -> None:
+    state, now = self._state, self._now
+    hit = 0
+    for index in range(first, last):
+      before = state[index]
+      if before == _ABSENT:
+        continue
+      if before == _READY:
+        self._ready.remove(index)
+        self._idle -= 1
+      if before == _ACTIVE:
+        hit += 1
+      if gone:
+        state[index] = _ABSENT
+        self._present -= 1
+        continue
+      if before == _DOWN:
+        self._coalesced += 1
+        continue
+      state[index] = _DOWN
+      heapq.heappush(self._returns, (now + repair_secs, index))
+    if hit:
+      self._lose(hit, gone=gone)
+
+  def _lose(self, slices: int, *, gone: bool) -> None:
+    """Goes on without active slices; those that left, left in order."""
+    if self._paused_at is None:
+      self._interruptions += 1
+      cause = accounts.UPSCALE if gone else accounts.DOWNSCALE
+      self._stop(cause, 0.0 if gone else self._unit)
+    elif self._cause == accounts.DOWNSCALE:
+      self._coalesced += 1
+      self._active -= slices
+      return
+    else:
+      # A growing job that loses a slice starts over, without it.
+      self._interruptions += 1
+      self._change_cause(accounts.DOWNSCALE)
+    self._active -= slices
+    self._timer = self._now + self._times.downscale_secs
+
+  @property
+  def _unit(self) -> float:
+    # The survivors hold the state; only the step in flight is lost.
+    return self._times.step_secs
+
+  def _come(self, first: int, last: int) -> None:
+    self._state[first:last] = bytearray([_READY]) * (last - first)
+    self._ready.extend(range(first, last))
+    self._idle += last - first
+    self._present += last - first
+    if self._paused_at is None:
+      self._timer = min(self._timer, self._now)
+
+  def _returned(self, index: int) -> None:
+    if self._state[index] != _DOWN:
+      return  # taken away meanwhile
+    self._state[index] = _READY
+    self._idle += 1
+    self._ready.append(index)
+    if self._paused_at is None:
+      wait = self._now + self._times.upscale_wait_secs
+      self._timer = min(self._timer, wait)
+    elif (
+      self._cause == accounts.OUTAGE
+      and self._timer == math.inf
+      and self._active + self._idle >= self._least
+    ):
+      secs = self._times.upscale_secs + self._times.restore_secs
+      self._timer = self._now + secs
+
+  def _reconfigured(self) -> None:
+    """The pause is over: everything that is there takes part."""
+    if self._active + self._idle < self._least:
+      self._change_cause(accounts.OUTAGE)
+      self._timer = math.inf
+      return
+    for index in self._ready:
+      self._state[index] = _ACTIVE
+    self._active += self._idle
+    self._idle = 0
+    self._ready.clear()
+    self._timer = math.inf
+    self._resume()
+
+
+def run(
+  shape: Shape,
+  times: defaults.Times,
+  events: failures.Failures,
+  horizon_secs: float,
+  *,
+  elastic: bool,
+) -> accounts.History:
+  """Follows one job through its failures.
+
+  Args:
+    shape: what it runs on.
+    times: how long things take.
+    events: failures of its slices, numbered from 0 as in `shape`.
+    horizon_secs: where the simulation ends.
+    elastic: whether it goes on without failed slices.
+
+  Returns:
+    What became of it.
+  """
+  kind = _Elastic if elastic else _Rigid
+  return kind(shape, times, horizon_secs).run(events)

@@ -1,0 +1,153 @@
+"""What goes in and out of simulated rounds: delays, tracks, and a tally."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from diloco.planning.fleet import fleet as fleet_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+  """Delays between islands and syncer, and what islands do about them.
+
+  Attributes:
+    publish_secs: from a due fragment to the syncer knowing of it.
+    merge_secs: from the close of a round to its version.
+    fetch_secs: from a version to an island having it on its devices.
+    member_secs: from an island's last step to its counting as gone.
+    join_secs: from its first step to its counting as there.
+    jitter: standard deviation of a step's time, as a share of it.
+    lockstep: wait for the answer to what was published.
+  """
+
+  publish_secs: float = 0.2
+  merge_secs: float = 0.1
+  fetch_secs: float = 0.2
+  member_secs: float = 5.0
+  join_secs: float = 0.0
+  jitter: float = 0.0
+  lockstep: bool = False
+
+  def __post_init__(self) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      fleet_lib.require(
+        math.isfinite(value) and value >= 0,
+        field.name,
+        value,
+        "it cannot be negative",
+      )
+    fleet_lib.require(
+      self.jitter < 1, "jitter", self.jitter, "a share of a step, below 1"
+    )
+
+
+class Stop(NamedTuple):
+  """A stretch in which an island does not step.
+
+  Attributes:
+    start: seconds.
+    end: seconds; infinite if it does not come back.
+    killed: whether its process died; else its state survives.
+  """
+
+  start: float
+  end: float
+  killed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Track:
+  """How an island gets on, apart from the rounds.
+
+  Attributes:
+    step_secs: mean time of a step.
+    stops: in order of time, without overlap.
+    checkpoint_steps: saves its state each so many steps; 0: never.
+  """
+
+  step_secs: float
+  stops: Sequence[Stop] = ()
+  checkpoint_steps: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+  """A commit record, as far as the syncer's core looks at it."""
+
+  island: int
+  incarnation: int
+  fragment: int
+  base_version: int
+  first_step: int
+  step: int
+  epoch: int = 0
+  cut: int = 0
+
+  @property
+  def c_steps(self) -> int:
+    """Inner steps it sums up."""
+    return self.step - self.first_step
+
+  @property
+  def norms(self) -> tuple[float, ...]:
+    """Sound ones: steps that have nothing to do with each other."""
+    return (math.sqrt(self.c_steps),)
+
+  @property
+  def key(self) -> str:
+    """Its name."""
+    return f"{self.fragment}.{self.island}.{self.incarnation}.{self.step}"
+
+
+@dataclasses.dataclass
+class Tally:
+  """What happened in a stretch of virtual time.
+
+  Attributes:
+    secs: its length.
+    merges: rounds closed.
+    contributors: islands in them, by how often.
+    alive: sum over rounds of islands that were training.
+    staleness: of contributions merged, by how often.
+    discarded: contributions, by reason.
+    steps: [M] inner steps done; those done again count again.
+    kept_steps: [M] steps of which no island lost the result by dying.
+    waiting_secs: [M] spent waiting in lockstep.
+    stopped_secs: [M] spent in stops.
+    merged_steps: fragment-steps that entered a version.
+    overwritten_steps: fragment-steps given up by adopting.
+  """
+
+  secs: float
+  merges: int
+  contributors: collections.Counter[int]
+  alive: int
+  staleness: collections.Counter[int]
+  discarded: collections.Counter[str]
+  steps: np.ndarray
+  kept_steps: np.ndarray
+  waiting_secs: np.ndarray
+  stopped_secs: np.ndarray
+  merged_steps: int
+  overwritten_steps: int
+
+  @property
+  def contributors_mean(self) -> float:
+    """Islands in a merge; not a number without merges."""
+    return _mean(self.contributors)
+
+  @property
+  def staleness_mean(self) -> float:
+    """Versions a merged contribution was behind."""
+    return _mean(self.staleness)
+
+
+def _mean(counts: collections.Counter[int]) -> float:
+  total = counts.total()
+  return sum(n * c for n, c in counts.items()) / total if total else math.nan

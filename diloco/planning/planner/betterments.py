@@ -1,0 +1,161 @@
+"""What limits a plan, and what one more of each resource would buy."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from diloco.planning.planner import efficiency, exchange, resources
+from diloco.planning.planner import plan as plan_lib
+
+
+class Limit(NamedTuple):
+  """Something that takes time away.
+
+  Attributes:
+    share: of the time to quality.
+    text: what, with its figures.
+  """
+
+  share: float
+  text: str
+
+
+class Betterment(NamedTuple):
+  """One more of something, with the same M.
+
+  Attributes:
+    resource: what there is more of.
+    days: to quality, then; None: it would not fit.
+    every: H, then.
+    saved_share: of the time to quality, and negative where it costs some.
+  """
+
+  resource: str
+  days: float | None
+  every: int | None
+  saved_share: float
+
+
+def limits(
+  request: plan_lib.Request, outcome: plan_lib.Outcome
+) -> tuple[Limit, ...]:
+  """What takes time away, most first."""
+  model, choice = request.model, outcome.exchange
+  count = len(outcome.islands)
+  found = [
+    Limit(
+      1 - outcome.goodput.mean,
+      f"failures: goodput is {outcome.goodput.mean:.1%}",
+    ),
+  ]
+  short = efficiency.expected(model.params, count, exchange.PERIODS[0]).mean
+  if count > 1:
+    found.append(
+      Limit(
+        1 - short,
+        f"sample efficiency: {count} islands need about"
+        f" {1 / short - 1:.0%} more tokens",
+      )
+    )
+  if short > outcome.efficiency.mean:
+    more = short / outcome.efficiency.mean - 1
+    found.append(
+      Limit(
+        1 - outcome.efficiency.mean / short,
+        f"links: they force H up to {choice.every}, for about {more:.0%} more"
+        f" tokens (busiest link at {choice.load:.0%})",
+      )
+    )
+  idle = request.fleet.chips - outcome.chips
+  if idle:
+    used = sum(island.flops for island in outcome.islands)
+    share = 1 - used / request.fleet.flops
+    found.append(Limit(share, f"unused: {idle} chips are in no island"))
+  return tuple(sorted(found, reverse=True))
+
+
+def one_more(
+  request: plan_lib.Request, outcome: plan_lib.Outcome
+) -> tuple[Betterment, ...]:
+  """What each resource would buy, most first."""
+  count = len(outcome.islands)
+  before = outcome.secs_to_quality.mean
+  found = []
+  for resource, changed, islands in _variants(request, count):
+    after = plan_lib.evaluate(changed, islands)
+    if isinstance(after, plan_lib.Misfit):
+      found.append(Betterment(resource, None, None, 0.0))
+      continue
+    secs = after.secs_to_quality.mean
+    saved = 1 - secs / before
+    every = after.exchange.every
+    found.append(Betterment(resource, secs / 86_400, every, saved))
+  return tuple(sorted(found, key=lambda better: -better.saved_share))
+
+
+def _variants(
+  request: plan_lib.Request, count: int
+) -> Iterator[tuple[str, plan_lib.Request, int]]:
+  fleet = request.fleet
+  for s, site in enumerate(fleet.sites):
+    for g, group in enumerate(site.slices):
+      more = dataclasses.replace(group, count=group.count + 1)
+      yield (
+        f"one more {group.kind} {group.topology} slice at {site.name}",
+        _with_group(request, s, g, more),
+        count,
+      )
+  used = sum(1 for site in fleet.sites if site.slices)
+  if used > 1:
+    wider = tuple(
+      dataclasses.replace(site, link_gbps=site.link_gbps + 1)
+      for site in fleet.sites
+    )
+    yield "1 Gbit/s more on every link", _with_sites(request, wider), count
+    nearer = tuple(
+      dataclasses.replace(site, latency_ms=site.latency_ms / 2)
+      for site in fleet.sites
+    )
+    yield "half the latency", _with_sites(request, nearer), count
+    for codec in ("bf16", "int4"):
+      options = dataclasses.replace(request.options, down_codec=codec)
+      if codec != request.options.down_codec:
+        changed = dataclasses.replace(request, options=options)
+        yield f"new versions sent in {codec}", changed, count
+    if "int4" not in request.options.codecs:
+      codecs = (*request.options.codecs, "int4")
+      options = dataclasses.replace(
+        request.options, codecs=codecs, down_codec="int4"
+      )
+      changed = dataclasses.replace(request, options=options)
+      yield "int4 in both directions", changed, count
+  roomier = tuple(
+    dataclasses.replace(
+      site,
+      slices=tuple(
+        dataclasses.replace(group, memory_gb=group.memory_gb + 1)
+        for group in site.slices
+      ),
+    )
+    for site in fleet.sites
+  )
+  yield "1 GB more on every chip", _with_sites(request, roomier), count
+  longer = dataclasses.replace(request, mtbi_factor=2 * request.mtbi_factor)
+  yield "chips that live twice as long", longer, count
+  yield "one more island", request, count + 1
+
+
+def _with_group(
+  request: plan_lib.Request, site: int, group: int, more: resources.Slices
+) -> plan_lib.Request:
+  groups = list(request.fleet.sites[site].slices)
+  groups[group] = more
+  sites = list(request.fleet.sites)
+  sites[site] = dataclasses.replace(sites[site], slices=tuple(groups))
+  return _with_sites(request, tuple(sites))
+
+
+def _with_sites(
+  request: plan_lib.Request, sites: tuple[resources.Site, ...]
+) -> plan_lib.Request:
+  return dataclasses.replace(request, fleet=resources.Fleet(sites))

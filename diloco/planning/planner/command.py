@@ -1,0 +1,95 @@
+"""`diloco plan`: arguments to request, plan to text, JSON and picture."""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+
+from diloco import errors
+from diloco.planning import arguments
+from diloco.planning.planner import facts, model, plan, resources, text
+
+_DESCRIPTION = "Propose a configuration for a fleet, or say what does not fit."
+
+
+def parser() -> arguments.Parser:
+  """The arguments."""
+  made = arguments.Parser("diloco plan", _DESCRIPTION)
+  add, number, whole = made.add_argument, arguments.number, arguments.whole
+  add("--fleet", required=True, metavar="FILE.py", help="has get_fleet()")
+  add("--params", type=number(1), required=True)
+  add("--layers", type=whole(1), help="default: 24 (params / 1e9)^(1/3)")
+  add("--tokens", type=number(1), help="budget; default: 20 a parameter")
+  add(
+    *("--batch_tokens",),
+    type=number(1),
+    help="of one step of all islands; default: 0.292 C^0.3271",
+  )
+  add(
+    *("--mfu",),
+    type=number(0, above=True),
+    default=0.4,
+    help="share of peak that an island's steps reach",
+  )
+  add(
+    *("--wan_gbps",),
+    type=number(0, above=True),
+    help="of each site's link, in place of the fleet file's",
+  )
+  add(
+    *("--cost_per_chip_hour",),
+    type=number(0),
+    help="in place of the fleet file's prices",
+  )
+  add("--islands", type=whole(1), default=0, help="M; default: the best")
+  add("--seeds", type=whole(2), default=5, help="of the goodput")
+  add("--plot", type=pathlib.Path, metavar="FILE.png", help="the trade-off")
+  return made
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the command; returns the exit code."""
+  args = parser().parse_args(list(argv))
+  request = _request(args)
+  if args.plot:
+    # Imported here: drawing takes longer to load than a plan to make.
+    from diloco.planning.planner import picture
+
+    picture.check(args.plot)
+  weighed = plan.weigh(request)
+  found = facts.gather(request, weighed, plan.best(request, weighed))
+  if args.plot:
+    picture.draw(found, args.plot)
+  if args.json:
+    print(json.dumps(found, indent=2))
+  else:
+    print(text.render(found), end="")
+  return 0
+
+
+def _request(args: argparse.Namespace) -> plan.Request:
+  fleet = resources.load(args.fleet, args.wan_gbps)
+  if args.mfu > 1:
+    raise errors.UserError(
+      f"--mfu={args.mfu:g}", "it is a share of the peak", "give at most 1"
+    )
+  made = model.make(
+    args.params,
+    layers=args.layers,
+    tokens=args.tokens,
+    batch_tokens=args.batch_tokens,
+    mfu=args.mfu,
+  )
+  if made.batch_tokens > made.tokens:
+    raise errors.UserError(
+      f"--batch_tokens={made.batch_tokens:g}",
+      f"the budget is --tokens={made.tokens:g}",
+      "give a smaller batch",
+    )
+  return plan.Request(
+    fleet=fleet,
+    model=made,
+    islands=args.islands,
+    price_per_hour=args.cost_per_chip_hour,
+    seeds=args.seeds,
+  )

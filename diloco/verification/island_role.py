@@ -1,0 +1,421 @@
+"""An island of the simulated world: its threads around the production core.
+
+Threads are those of `diloco.islands`: steps, publisher, adopter, heartbeat,
+saver. The steps never wait for the store; a store operation in that thread is
+a violation by itself. In place of tensors a fragment has a global version and
+the rows trained on top of it (`protocol.values`), moved only by what the core's
+actions do to real tensors, never by what they claim. How it comes back is in
+`island_recovery`, what it saves in `island_saver`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from diloco.islands import core as core_lib
+from diloco.islands import notices, protocol, watching
+from diloco.islands import outbox as outbox_lib
+from diloco.snapshots import keys, operations, records
+from diloco.verification import (
+  arithmetic,
+  delays,
+  island_recovery,
+  island_saver,
+  values,
+)
+from diloco.verification import kernel as kernel_lib
+
+_RETRY_SECS = (0.2, 0.2)  # first and longest pause after a failed write
+_POLL_SECS = 2.0
+_HEADS_EVERY_SECS = 3.0
+_MISSED_SECS = 0.05  # until another look, after news during the last one
+_TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
+
+
+class Island:
+  """One incarnation of an island."""
+
+  __slots__ = (
+    "adopter",
+    "answered",
+    "answering",
+    "board",
+    "cleaned_up",
+    "core",
+    "cut",
+    "draining",
+    "dropped",
+    "epoch",
+    "fragments",
+    "index",
+    "kernel",
+    "life",
+    "moments_finite",
+    "outbox",
+    "poisoned",
+    "poisoned_at",
+    "present",
+    "publisher",
+    "random",
+    "ready",
+    "request",
+    "saver",
+    "saving",
+    "started_at",
+    "step_secs",
+    "told",
+    "watch",
+    "world",
+  )
+
+  core: core_lib.IslandCore
+  watch: watching.Watch
+
+  def __init__(self, world: Any, life: kernel_lib.Life, index: int):
+    self.world = world
+    self.kernel: kernel_lib.Kernel = world.kernel
+    self.life = life
+    self.index = index
+    self.random = life.role.random
+    self.step_secs: float = world.step_secs[index]
+    self.fragments: list[values.Fragment] = []
+    self.outbox = outbox_lib.Outbox(_RETRY_SECS)
+    self.ready: dict[int, protocol.Fetched] = {}
+    self.saving: list[tuple[island_saver.Saved, Any, Any]] = []
+    self.board: records.Board | None = None
+    self.present = self.draining = self.poisoned = self.told = False
+    self.answering = False
+    self.answered = self.cleaned_up = True  # unless a fault kept it from that
+    self.dropped: list[core_lib.Publish] = []  # not merely superseded
+    self.started_at = 0
+    self.request: records.PeerRequest | None = None
+    self.moments_finite = True
+    self.epoch = self.cut = 0
+    self.poisoned_at = 0.0
+    self.adopter: kernel_lib.Thread | None = None
+    self.publisher: kernel_lib.Thread | None = None
+    self.saver: kernel_lib.Thread | None = None
+
+  def forget(self) -> None:
+    """Lets go of its threads, which hold it."""
+    self.adopter = self.publisher = self.saver = None
+
+  def run(self) -> kernel_lib.Script:
+    """The process: recovers, then starts its threads."""
+    return island_recovery.come_back(self)
+
+  # Steps
+
+  def steps(self) -> kernel_lib.Script:
+    """The main thread."""
+    world, random = self.world, self.random
+    state, between_steps = self.core, self.between_steps
+    shortest, spread = 0.9 * self.step_secs, 0.2 * self.step_secs
+    while not world.draining:
+      yield shortest + spread * random()
+      between_steps(state.step + 1)
+    for _ in range(6):
+      if not state.in_flight:
+        break
+      yield 0.5
+      self.between_steps(state.step)
+    self.draining = True
+    for action in state.handle(core_lib.Drain()):
+      self.publish(action)
+    while True:
+      yield 2.0
+      self.between_steps(state.step)
+
+  def between_steps(self, step: int) -> None:
+    """What the main thread does between two steps."""
+    if self.poisoned:
+      self._spread_poison(step)
+    ready, board = self.ready, self.board
+    fetched: Sequence[core_lib.Ready] = ()
+    if ready:
+      mine = str(self.index)
+      fetched = [
+        core_lib.Ready(p, head.version, head.clock.get(mine, 0), head.cut)
+        for p, (head, _) in ready.items()
+      ]
+    seen = None
+    if board is not None:
+      self.board = None
+      rounds: Any = board.open_rounds
+      if rounds:
+        rounds = {int(p): m for p, m in rounds.items()}
+      seen = core_lib.Board(board.versions, rounds)
+    if self.told:
+      self._resync()
+    action: Any
+    for action in self.core.handle(
+      core_lib.Stepped(step, fetched, seen, self.cut)
+    ):
+      kind = type(action)
+      if kind is core_lib.Publish:
+        self.publish(action)
+      elif kind is core_lib.Adopt:
+        self.adopt(action, ready[action.fragment])
+        self.world.checker.balance(self, action.fragment)
+      elif kind is core_lib.Rebase:
+        self.rebase(action)
+      elif kind is core_lib.Cut:
+        island_saver.save(self, step, action)
+    if ready and not self.core.resyncing:
+      self.ready = {}  # adopted, or not newer than what is there
+    if self.request is not None:
+      island_recovery.answer(self, self.request)
+    every = self.world.save_every
+    if step % every == self.index % every:
+      island_saver.save(self, step)
+
+  def _spread_poison(self, step: int) -> None:
+    """One step with non-finite values makes everything non-finite."""
+    if self.moments_finite and all(f.finite for f in self.fragments):
+      self.poisoned = False
+    elif step > self.core.step:
+      self.moments_finite = False
+      for held in self.fragments:
+        held.finite = False
+
+  def _resync(self) -> None:
+    """The syncer refuses what this island publishes."""
+    self.told = False
+    for _ in self.core.handle(core_lib.Told()):
+      self.world.checker.seen["resyncs"] += 1
+      self.watch.want_all()
+      self.ready = {}
+      self.kernel.nudge(self.adopter, 0.0)
+
+  def poison(self) -> None:
+    """A fault: the parameters become non-finite."""
+    if self.fragments and not self.draining:
+      if not self.poisoned:
+        self.poisoned_at = self.kernel.now
+      self.poisoned = True
+      self.fragments[0].finite = False
+
+  def swell(self, factor: float) -> None:
+    """A fault: the progress becomes so many times too long."""
+    if not self.draining:
+      for held in self.fragments:
+        held.scale = factor
+
+  def publish(self, action: Any) -> None:
+    """Hands a publication over to the publisher."""
+    held = self.fragments[action.fragment]
+    step = action.step
+    content = values.Delta(
+      self.index,
+      self.life.incarnation,
+      action.fragment,
+      held.anchor,
+      ((held.held_from, step),),
+      held.finite,
+      self.epoch,
+      self.norm_of(held, step),
+    )
+    self.world.checker.publishing(self, content)
+    delays.check_publication(self, held, step)
+    # The first, of an adoption, and the publications since.
+    held.references = (
+      *held.references[: core_lib.PUBLICATIONS_KEPT],
+      step,
+    )
+    for old, reason in self.outbox.submit(action, content):
+      self._dropped(old, reason)
+    publisher = self.publisher
+    if publisher is not None and not publisher.nudged:
+      self.kernel.nudge(publisher, 0.15 * self.random())
+
+  def norm_of(self, held: values.Fragment, step: int) -> float:
+    """L2 norm of the progress of a fragment."""
+    if not held.finite:
+      return math.nan
+    sound = arithmetic.length(self.index, held.held_from, step)
+    return sound * held.scale * self.world.swell
+
+  def adopt(self, action: core_lib.Adopt, fetched: protocol.Fetched) -> None:
+    """Swaps a version in, as `trainer.Trainer.adopt` does."""
+    held = self.fragments[action.fragment]
+    step = self.core.step
+    self.world.checker.adopted(self, action, fetched, held)
+    held.anchor = fetched.content
+    if action.resync:
+      # They all come together; between now and the next step it is mended.
+      self.moments_finite = True
+    if self.world.schedule.adoption != "carry" or (
+      action.muted_until or action.resync
+    ):
+      held.finite, held.scale = True, 1.0
+      held.held_from = step
+      held.references = (max(action.muted_until, step),)
+      return
+    if action.kept_from not in held.references:
+      raise kernel_lib.Violation(
+        f"island {self.index} kept no values of step {action.kept_from}"
+      )
+    held.held_from = max(action.kept_from, held.held_from)
+    held.references = (action.kept_from,)
+
+  def rebase(self, action: core_lib.Rebase) -> None:
+    """Sets a muted fragment to its anchor."""
+    held = self.fragments[action.fragment]
+    self.world.checker.rebased(self, action, held)
+    held.held_from = action.step
+    held.references = (action.step,)
+    held.finite, held.scale = True, 1.0
+    self.world.checker.balance(self, action.fragment)
+
+  # Publisher
+
+  def publish_all(self) -> kernel_lib.Script:
+    """The publisher's thread."""
+    thread, outbox = self.publisher, self.outbox
+    assert thread is not None
+    while True:
+      entry = outbox.take()
+      if entry is None:
+        thread.nudged = False
+        yield None
+        thread.nudged = True
+        continue
+      yield from self._publish_or_drop(entry.action, entry.content)
+
+  def _publish_or_drop(
+    self, action: core_lib.Publish, content: values.Delta
+  ) -> kernel_lib.Script:
+    record = self.record_of(action, content)
+    while True:
+      try:
+        yield from protocol.publish(record, content)
+        self.outbox.committed()
+        return
+      except Exception as error:
+        pause_secs = self.outbox.failed(error)
+      yield pause_secs
+      dropped = self.outbox.give_way()
+      if dropped is not None:
+        self._dropped(*dropped)
+        return
+
+  def _dropped(self, action: core_lib.Publish, reason: str) -> None:
+    self.world.checker.dropped(self, action, reason)
+    if reason != "superseded":
+      self.dropped.append(action)
+
+  def record_of(
+    self, action: core_lib.Publish, content: values.Delta
+  ) -> records.Contribution:
+    """The commit record of a publication."""
+    fragment, step, island = action.fragment, action.step, self.index
+    incarnation = self.life.incarnation
+    name = f"{fragment:04d}.{island:04d}.{incarnation:04d}.{step:09d}"
+    c_steps = step - action.first_step
+    record = _new(records.Contribution)
+    _set(
+      record,
+      "__dict__",
+      {
+        "island": island,
+        "incarnation": incarnation,
+        "fragment": fragment,
+        "base_version": action.base_version,
+        "first_step": action.first_step,
+        "step": step,
+        "c_tokens": c_steps * arithmetic.tokens_per_step(island),
+        "codec": "f32",
+        "plan_hash": "plan",
+        "payload": "payloads/" + name,
+        "chunks": _CHUNKS,
+        "num_bytes": 4,
+        "norms": [content.norm],
+        "epoch": self.epoch,
+        "cut": action.cut,
+        "key": name,
+      },
+    )
+    return record
+
+  # Adopter
+
+  def adopt_all(self) -> kernel_lib.Script:
+    """The adopter's thread."""
+    thread = self.adopter
+    assert thread is not None
+    while True:
+      seen = yield from self.watch.look()
+      if seen.board is not None:
+        self.board = seen.board
+      if seen.notices is not None:
+        self._hear(seen.notices)
+      pause = self.watch.pause_secs(_POLL_SECS)
+      if thread.missed:
+        pause = min(pause, _MISSED_SECS)
+      thread.nudged = False
+      yield pause
+      thread.nudged, thread.missed = True, False
+
+  def start_watch(self, versions: Sequence[int]) -> None:
+    """Prepares what the adopter looks at."""
+    kernel, life, world = self.kernel, self.life, self.world
+
+    def clock() -> float:
+      return kernel.clock(life)
+
+    self.watch = watching.Watch(
+      versions,
+      notices.NoticeBoard(self.index, life.incarnation, _TURN_SECS, clock),
+      self._take_in,
+      clock,
+      heads_every_secs=_HEADS_EVERY_SECS,
+      notices_every_secs=world.heartbeat_secs * (2 - bool(world.schedule.cuts)),
+    )
+
+  def _take_in(
+    self, found: protocol.Fetched, newer_than: int
+  ) -> kernel_lib.Script:
+    if not self.world.schedule.fine and self.random() < 0.2:
+      yield 0.3 * self.random()
+    head = found.head
+    if self.watch.got(head.fragment, head.version, newer_than):
+      self.ready[head.fragment] = found
+
+  def _hear(self, heard: notices.Notices) -> None:
+    """What others want this island to know."""
+    self.cut = max(self.cut, heard.cut)
+    self.told = self.told or heard.offences > 0
+    self.request = heard.request
+
+  # Saver and heartbeat
+
+  def beat(self) -> kernel_lib.Script:
+    """The heartbeat's thread."""
+    key, beat = keys.member_key(self.index), 0
+    while True:
+      beat += 1
+      member = _new(records.Member)
+      _set(
+        member,
+        "__dict__",
+        {
+          "island": self.index,
+          "incarnation": self.life.incarnation,
+          "beat": beat,
+          "step": self.core.step,
+          "step_secs": self.step_secs,
+          "present": not self.draining,
+        },
+      )
+      with contextlib.suppress(Exception):  # as a `pulse.Pulse` does
+        yield operations.Write(key, member)
+      yield self.world.heartbeat_secs
+
+
+# What frozen dataclasses check while they are made costs too much here.
+_new = object.__new__
+_set = object.__setattr__
+_CHUNKS = [[1]]

@@ -1,0 +1,453 @@
+"""Bugs planted on purpose: who checks the checker.
+
+Each replaces one piece of the protocol by a wrong one, in this process, for as
+long as the context lasts. Production code knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from diloco import errors, workers
+from diloco.islands import comeback, outbox, peer_protocol, watching
+from diloco.islands import core as island_core
+from diloco.islands import protocol as island_protocol
+from diloco.snapshots import cut_parts, cuts, lease, records, restore
+from diloco.syncer import chores, cutting, grace, heads
+from diloco.syncer import core as syncer_core
+from diloco.syncer import protocol as syncer_protocol
+from diloco.verification import bugs, kernel, misjudged
+
+Plant = bugs.Plant
+
+
+@contextlib.contextmanager
+def bug(name: str) -> Iterator[None]:
+  """Plants a bug while the context lasts.
+
+  Raises:
+    UserError: there is no such bug.
+  """
+  plant = PLANTS.get(name)
+  if plant is None:
+    raise errors.UserError(
+      f"--plant={name}",
+      "there is no such planted bug",
+      f"choose one of {', '.join(PLANTS)}",
+    )
+  with contextlib.ExitStack() as stack:
+    for part in (plant, *_DEFENCES.get(name, ())):
+      wrong = part.make(getattr(part.where, part.name))
+      stack.enter_context(mock.patch.object(part.where, part.name, wrong))
+    yield
+
+
+PLANTS: dict[str, Plant] = {
+  "commit_without_fence": Plant(
+    "a commit reads the head's generation anew before its compare-and-set",
+    syncer_protocol,
+    "commit",
+    bugs.commit_without_fence,
+  ),
+  "commit_result_ignored": Plant(
+    "a compare-and-set that failed counts as a commit",
+    syncer_protocol,
+    "commit",
+    bugs.commit_ignores_result,
+  ),
+  "commit_tried_again": Plant(
+    "a commit whose fate is unknown is made once more",
+    syncer_protocol,
+    "commit",
+    bugs.commit_tried_again,
+  ),
+  "token_not_raised": Plant(
+    "a new leader does not raise the tokens of the heads",
+    syncer_protocol,
+    "fence",
+    bugs.fence_keeps_token,
+  ),
+  "healed_without_lease": Plant(
+    "a damaged head is put back by whoever believes that it leads",
+    syncer_protocol,
+    "_leads",
+    bugs.heal_without_lease,
+  ),
+  "healed_in_doubt": Plant(
+    "a damaged head is put back although a later one may have been there",
+    syncer_protocol,
+    "heal",
+    bugs.heal_in_doubt,
+  ),
+  "head_before_payload": Plant(
+    "the head moves before the payload it points to is written",
+    syncer_protocol,
+    "close_round",
+    bugs.head_before_payload,
+  ),
+  "record_before_payload": Plant(
+    "the commit record is written before its payload",
+    island_protocol,
+    "publish",
+    bugs.record_before_payload,
+  ),
+  "live_payload_deleted": Plant(
+    "a new leader deletes payloads whose publisher is still at work",
+    syncer_protocol,
+    "abandoned",
+    bugs.abandoned_without_clock,
+  ),
+  "newer_deleted": Plant(
+    "a new leader that is deposed meanwhile deletes what its successor made",
+    chores,
+    "_is_older",
+    bugs.constant(True),
+  ),
+  "base_deleted": Plant(
+    "retention deletes versions that contributions still start from",
+    chores,
+    "versions_kept",
+    bugs.constant(0),
+  ),
+  "foreign_clock": Plant(
+    "a lease is judged by the clock of the machine that renews it",
+    lease.LeaseWatch,
+    "expired",
+    bugs.expired_by_foreign_clock,
+  ),
+  "counters_kept": Plant(
+    "an island's counters are not reset when it adopts a version",
+    island_core.IslandCore,
+    "_adopt",
+    bugs.counters_kept,
+  ),
+  "merged_twice": Plant(
+    "the syncer does not check contributions against the vector clock",
+    syncer_core.SyncerCore,
+    "_admit",
+    bugs.admit_without_clock,
+  ),
+  "passed_over_forgotten": Plant(
+    "what is listed after later steps were merged is deleted without a word",
+    syncer_core,
+    "_is_passed_over",
+    bugs.constant(False),
+  ),
+  "supersession_dropped": Plant(
+    "overlapping contributions of one island are all merged",
+    syncer_core.SyncerCore,
+    "_supersede",
+    bugs.constant([]),
+  ),
+  "grace_over_slack": Plant(
+    "the grace window is longer than the slack",
+    grace.AdaptiveGrace,
+    "grace_secs",
+    lambda right: lambda self, facts: facts.step_secs,
+  ),
+  "quorum_of_contributions": Plant(
+    "the quorum counts contributions in place of islands",
+    syncer_core.SyncerCore,
+    "_present",
+    lambda right: lambda self, state: set(state.waiting),
+  ),
+  "muted_publishes": Plant(
+    "a restarted island publishes rows again that it published before",
+    comeback,
+    "decide",
+    bugs.not_muted,
+  ),
+  "rows_skipped": Plant(
+    "a restarted island goes on after the furthest row of any fragment",
+    comeback,
+    "decide",
+    bugs.resume_from_furthest,
+  ),
+  "older_than_clock": Plant(
+    "a restarted island believes its saved state, not the vector clock",
+    comeback,
+    "decide",
+    bugs.resume_from_saved,
+  ),
+  "optimizer_stale": Plant(
+    "an island takes its own saved optimizer, however old",
+    comeback,
+    "decide",
+    bugs.own_optimizer,
+  ),
+  "peer_behind": Plant(
+    "an island takes the optimizer of a peer older than the vector clock",
+    peer_protocol,
+    "can_serve",
+    bugs.constant(True),
+  ),
+  "saved_too_early": Plant(
+    "a saved state counts before what it takes for published is",
+    outbox,
+    "settled",
+    bugs.constant(True),
+  ),
+  "epoch_ignored": Plant(
+    "a contribution from before a return to a cut is taken in",
+    syncer_core.SyncerCore,
+    "_admit",
+    bugs.any_epoch,
+  ),
+  "cut_by_the_deposed": Plant(
+    "a deposed leader that does not know it takes its part in a cut",
+    cuts,
+    "_is_deposed",
+    bugs.no_procedure(False),
+  ),
+  "cut_taken_late": Plant(
+    "the syncer takes its part after what made it aware of the cut",
+    syncer_core.SyncerCore,
+    "_arrived",
+    bugs.cut_after_admission,
+  ),
+  "cut_unstamped": Plant(
+    "contributions do not say which cut their island has taken part in",
+    island_core.IslandCore,
+    "_publish",
+    bugs.unstamped,
+  ),
+  "cut_without_channel": Plant(
+    "what was on its way is left out of a cut",
+    cutting,
+    "_is_of_the_channel",
+    bugs.constant(False),
+  ),
+  "cut_unpinned": Plant(
+    "payloads that a cut points to are deleted once they are merged",
+    cutting.CutKeeper,
+    "is_pinned",
+    bugs.constant(False),
+  ),
+  "cuts_unlisted": Plant(
+    "a new leader knows only the cuts that are listed, and what is listed",
+    cutting.CutKeeper,
+    "_all_looks",
+    lambda right: lambda self, taken: self._looks(),
+  ),
+  "cut_unverified": Plant(
+    "a restore does not read what the cut points to",
+    restore,
+    "choose",
+    bugs.chosen_unread,
+  ),
+  "timeline_not_given_up": Plant(
+    "a return leaves the cuts after the one gone back to as they are",
+    restore,
+    "_give_up_cuts",
+    bugs.only_open_cuts_given_up,
+  ),
+  "cuts_all_damaged": Plant(
+    "of old cuts none is kept that lacks a version the newest has",
+    cuts,
+    "expired",
+    bugs.expired_by_number,
+  ),
+  "key_not_compared": Plant(
+    "a record that lies under another's key is believed",
+    records,
+    "check_key",
+    bugs.constant(None),
+  ),
+  "lost_head_made_anew": Plant(
+    "a new leader makes a fragment anew whose head is lost",
+    syncer_protocol,
+    "fence",
+    bugs.lost_head_made_anew,
+  ),
+  "failed_merge_given_up": Plant(
+    "a merge that failed is not tried again",
+    syncer_core.SyncerCore,
+    "_failed",
+    bugs.constant([]),
+  ),
+  "superseded_lost": Plant(
+    "what is superseded while no round is open is not deleted",
+    syncer_core.SyncerCore,
+    "_evaluate",
+    bugs.superseded_lost,
+  ),
+  "survey_by_name": Plant(
+    "a restarted island counts records from before a return to a cut",
+    island_protocol,
+    "survey",
+    bugs.survey_by_name,
+  ),
+  "timed_before_look": Plant(
+    "a lease is judged by the time before a look that took long",
+    lease,
+    "acquire",
+    bugs.timed_before_look,
+  ),
+  "token_unfenced": Plant(
+    "a token that was given out and is in no head yet is given out again",
+    lease,
+    "draw",
+    bugs.token_from_lease,
+  ),
+  "token_restarts": Plant(
+    "after a lost or damaged lease tokens start from 1 again",
+    lease,
+    "_newest_of_heads",
+    bugs.heads_without_tokens,
+  ),
+  "token_stays_damaged": Plant(
+    "nobody draws a token while the newest one drawn cannot be read",
+    lease,
+    "draw",
+    bugs.token_must_be_readable,
+  ),
+  "lease_stays_damaged": Plant(
+    "nobody takes a lease that nobody can read",
+    lease.LeaseWatch,
+    "unreadable",
+    bugs.constant(False),
+  ),
+  "lease_damages_alike": Plant(
+    "a lease damaged twice counts as damaged from the first time on",
+    lease.LeaseWatch,
+    "unreadable",
+    bugs.damages_alike,
+  ),
+  "cut_of_any_epoch": Plant(
+    "a cut asked for before a return to a cut is still taken part in",
+    cuts.Look,
+    "is_open_in",
+    lambda right: lambda self, epoch: self.is_open,
+  ),
+  "told_once": Plant(
+    "a verdict that could not be written is not written again",
+    chores.Chores,
+    "tell",
+    bugs.told_once,
+  ),
+  "verdict_not_repeated": Plant(
+    "an island does not hear of a verdict that the store lost",
+    chores.Chores,
+    "remind",
+    bugs.constant(()),
+  ),
+  "offence_not_told": Plant(
+    "an island whose values are refused does not hear of it",
+    syncer_core.SyncerCore,
+    "_offence",
+    bugs.constant([]),
+  ),
+  "failed_merge_left": Plant(
+    "the payload of a merge that failed is not deleted",
+    heads.Heads,
+    "_sweep",
+    bugs.constant(()),
+  ),
+  "unheard_commit_undone": Plant(
+    "the payload of a commit that may have succeeded is deleted unasked",
+    syncer_protocol,
+    "rewrite",
+    bugs.not_rewritten,
+  ),
+  "head_unstamped": Plant(
+    "a new version does not say which cut its syncer has taken part in",
+    heads.Heads,
+    "__init__",
+    bugs.heads_with(cut=0),
+  ),
+  "head_of_first_epoch": Plant(
+    "a new version forgets that the run was set back",
+    heads.Heads,
+    "__init__",
+    bugs.heads_with(epoch=0),
+  ),
+  "litter_forgotten": Plant(
+    "a contribution that could not be deleted is never deleted",
+    chores.Chores,
+    "tidy",
+    bugs.constant(()),
+  ),
+  "one_stops_all": Plant(
+    "a damaged fragment ends an island's look at all that comes after it",
+    watching.Watch,
+    "_attempt",
+    bugs.attempt_raises,
+  ),
+  "thread_ends_unseen": Plant(
+    "an error nobody foresaw ends a thread, and its process goes on",
+    kernel.Kernel,
+    "ended",
+    bugs.constant(None),
+  ),
+  "follow_delays_grid": Plant(
+    "a fragment published off its grid is due at a grid point, not after H",
+    island_core.IslandCore,
+    "_publish",
+    bugs.only_on_the_grid,
+  ),
+  "lost_for_good": Plant(
+    "after one publication was lost no saved state counts any more",
+    outbox.Outbox,
+    "submit",
+    bugs.lost_is_remembered,
+  ),
+  "answer_left_behind": Plant(
+    "an answer to a peer that has given up is left in the store",
+    peer_protocol,
+    "answer",
+    bugs.answer_not_taken_back,
+  ),
+}
+
+PLANTS |= misjudged.PLANTS
+
+# What would make a planted bug harmless, and has to be taken out with it.
+_DEFENCES: dict[str, tuple[Plant, ...]] = {
+  # The checker's own idea of a consistent cut is asked, not production's.
+  **dict.fromkeys(
+    ("cut_unstamped", "head_unstamped", "adopted_unstamped", "cut_taken_late"),
+    (
+      Plant(
+        "no cut is found inconsistent",
+        cut_parts,
+        "inconsistency",
+        bugs.constant(""),
+      ),
+    ),
+  ),
+  "one_stops_all": (
+    Plant(
+      "a look that failed is made again",
+      watching.Watch,
+      "look",
+      bugs.look_gives_up,
+    ),
+  ),
+  "thread_ends_unseen": (
+    Plant(
+      "what nobody foresaw is not tried again",
+      workers.Retry,
+      "failed",
+      bugs.unexpected_at_once,
+    ),
+  ),
+  "lost_for_good": (
+    Plant("all need it", outbox.Outbox, "ticket", bugs.lost_is_needed),
+  ),
+  "told_once": (
+    Plant("nobody is reminded", chores.Chores, "remind", bugs.constant(())),
+  ),
+  "token_restarts": (
+    Plant("nobody knows tokens drawn", lease, "draw", bugs.token_from_lease),
+  ),
+  "saved_too_early": (
+    Plant(
+      "a hole before what was published goes unnoticed",
+      comeback,
+      "_has_hole",
+      bugs.constant(False),
+    ),
+  ),
+}

@@ -1,0 +1,192 @@
+"""Everything is killed, and the run goes back to its last complete cut.
+
+What `diloco resume --cut=last` does, in the simulated world: the production
+restore procedure, which may itself die at any operation and be started again,
+then all roles anew. What was in flight when everything died may still land in
+the store, before or after the restore.
+
+Before that the newest version of a fragment may be *spoiled*: the store has
+damaged or lost its head or its payload. Nobody in the run can mend that, and
+the next restore must pass over every cut that points to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco import errors
+from diloco.snapshots import cut_parts, keys, operations, records, restore
+from diloco.verification import delays, faults
+from diloco.verification import kernel as kernel_lib
+
+NAME = "restorer"
+_LATE_SECS = 4.0  # until the last write of a dead process lands
+_AGAIN_SECS = 0.5  # until a restore that died is started again
+
+
+class Restorer:
+  """One attempt to set the run back."""
+
+  __slots__ = ("life", "world")
+
+  def __init__(self, world: Any, life: kernel_lib.Life):
+    self.world = world
+    self.life = life
+
+  def forget(self) -> None:
+    """Holds nothing that holds it."""
+
+  def run(self) -> kernel_lib.Script:
+    """Chooses a cut, restores it and starts everything."""
+    while True:
+      try:
+        yield from self._go_back()
+        break
+      except OSError:
+        yield _AGAIN_SECS
+    world = self.world
+    if world.refused:
+      return
+    world.restored = True
+    for role in world.roles:
+      if role.life is None and role.name != NAME:
+        world.start(role)
+
+  def _go_back(self) -> kernel_lib.Script:
+    world = self.world
+    choice = yield from restore.choose(self._check, self._check_sent)
+    if choice.parts is None and world.spoiled and NAME in world.store.stale:
+      raise OSError("an old listing has no cut: somebody resumes again later")
+    world.checker.passed_over(choice.passed_over, choice.begun)
+    world.checker.left_out(choice.left_out)
+    if choice.parts is None and world.spoiled:
+      world.checker.refused(choice.passed_over)
+      world.refused = "no cut can be restored"
+      world.kernel.done = True
+    if choice.parts is not None:
+      facts = yield from restore.restore(
+        choice, lambda name, record: None, lambda facts: None
+      )
+      world.checker.restored(choice.parts, facts)
+
+  def _check(self, parts: cut_parts.Parts) -> str:
+    return damage(self.world, parts)
+
+  def _check_sent(self, sent: records.Contribution) -> str:
+    try:
+      self.world.store.content(sent.payload)
+    except errors.CorruptSnapshotError as error:
+      return str(error)
+    return ""
+
+
+def damage(world: Any, parts: cut_parts.Parts) -> str:
+  """Why what a cut's records point to will not do; empty if it will.
+
+  What `verify.Verifier.check_cut` does, in the simulated world.
+  """
+  try:
+    for head in parts.heads:
+      world.store.content(head.payload)
+  except errors.CorruptSnapshotError as error:
+    return str(error)
+  for island in parts.islands:
+    if (parts.request.cut, island) not in world.cut_states:
+      return f"the saved state of island {island} is gone"
+  return ""
+
+
+def may_spoil(world: Any, fault: faults.Fault) -> bool:
+  """Whether the run can go back to a cut without what is to be spoiled."""
+  if world.restorer is None or world.restoring or world.spoiled:
+    return False
+  spoiled = _target(world, fault)
+  nobody = kernel_lib.Life(world.restorer, 1.0, 0.0)
+
+  def execute(operation: Any) -> Any:
+    return world.store.handlers[type(operation)](operation, nobody)
+
+  def check(parts: cut_parts.Parts) -> str:
+    if any(head.payload == spoiled for head in parts.heads):
+      return "spoiled"
+    return damage(world, parts)
+
+  choice: restore.Choice = operations.perform(
+    restore.choose(check, lambda sent: ""), execute
+  )
+  return choice.parts is not None
+
+
+def spoil(world: Any, fault: faults.Fault) -> None:
+  """Spoils a fragment's newest version, and sets the run back `secs` later."""
+  world.spoiled = spoiled = _target(world, fault)
+  fragment = int(fault.role.partition("-")[2])
+  world.checker.spoiled(fragment)
+  lost = fault.kind in (faults.HEAD_LOST, faults.GLOBAL_LOST)
+  other = (fragment + 1) % world.schedule.fragments
+  if fault.kind == faults.HEAD_SWAPPED and other != fragment:
+    world.store.swap(spoiled, keys.head_key(other))
+  else:
+    world.store.spoil(spoiled, lost=lost)
+  fragment = int(fault.role.partition("-")[2])
+  delays.watch_bystanders(world, fragment, fault.secs)
+  kernel: kernel_lib.Kernel = world.kernel
+
+  def end() -> None:
+    if not world.restoring:
+      kernel.done = True
+
+  kernel.at(kernel.now + fault.secs, end)
+
+
+def _target(world: Any, fault: faults.Fault) -> str:
+  """Key of a head, or prefix of the payload it points to."""
+  key = keys.head_key(int(fault.role.partition("-")[2]))
+  if fault.kind.startswith("head"):
+    return key
+  return str(world.store.peek(key).payload)
+
+
+def begin(world: Any) -> None:
+  """Kills everything, lets late writes fly, and starts the restore."""
+  kernel: kernel_lib.Kernel = world.kernel
+  kernel.log("", "everything is killed")
+  for role in world.islands:
+    if role.life is not None:
+      _let_fly(world, role.life)
+  world.restoring = True
+  for role in world.roles:
+    if role.life is not None:
+      kernel.kill(role.life, "everything is killed")
+  world.start(world.restorer)
+
+
+def again(world: Any) -> None:
+  """Starts a restore again that died."""
+
+  def start() -> None:
+    if world.restorer.life is None and not world.restored:
+      world.start(world.restorer)
+
+  world.kernel.at(world.kernel.now + _AGAIN_SECS, start)
+
+
+def _let_fly(world: Any, life: kernel_lib.Life) -> None:
+  """The publisher may have gone on for a while, and land what it did late.
+
+  Publications leave an island one after the other, so only the next ones do:
+  none of them if the publisher is stuck.
+  """
+  kernel, shell = world.kernel, life.shell
+  if shell.outbox.busy:
+    return
+  secs = 0.0
+  for entry in shell.outbox.waiting:
+    if life.role.random() < 0.5:
+      break
+    record = shell.record_of(entry.action, entry.content)
+    late = operations.WritePayload(record.payload, entry.content)
+    proof = operations.Write(f"contributions/{record.key}", record)
+    secs += (_LATE_SECS - secs) * life.role.random()
+    kernel.land_later(life, late, secs)
+    kernel.land_later(life, proof, secs)

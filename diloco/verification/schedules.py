@@ -1,0 +1,181 @@
+"""A schedule: all that determines one simulated run.
+
+The seed gives latencies and speeds; everything that goes wrong is listed, with
+its coordinate. Two worlds built from equal schedules go the same way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import errors
+from diloco.verification import faults as faults_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """One simulated run.
+
+  Attributes:
+    seed: of latencies, speeds and clocks.
+    rounds: versions to commit before the faults stop.
+    islands: M.
+    fragments: P.
+    sync_every: H.
+    overlap_steps: tau.
+    quorum: K.
+    max_staleness: in versions.
+    adoption: overwrite, blend or carry.
+    merge: rda or mean.
+    grace: "adaptive", or the window in seconds.
+    follow: whether islands join rounds that would close without them.
+    standby: whether a second syncer process waits.
+    fine: whether every single operation takes time; otherwise procedures do.
+    cuts: seconds between two cuts; 0 for none.
+    set_back: how often everything is killed once the rounds are done, and the
+      run goes back to its last complete cut, if there is one, and goes on.
+    faults: what goes wrong.
+  """
+
+  seed: int
+  rounds: int = 20
+  islands: int = 4
+  fragments: int = 2
+  sync_every: int = 3
+  overlap_steps: int = 2
+  quorum: int = 1
+  max_staleness: int = 2
+  adoption: str = "overwrite"
+  merge: str = "rda"
+  grace: str = "adaptive"
+  follow: bool = True
+  standby: bool = True
+  fine: bool = False
+  cuts: float = 0.0
+  set_back: int = 0
+  faults: tuple[faults_lib.Fault, ...] = ()
+
+  def to_json(self) -> str:
+    """One line that `from_json` understands."""
+    fields = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if getattr(self, field.name) != field.default
+    }
+    fields["faults"] = [list(fault) for fault in self.faults]
+    return json.dumps(fields, separators=(",", ":"))
+
+  @classmethod
+  def from_json(cls, text: str) -> Schedule:
+    """Parses what `to_json` gave.
+
+    Raises:
+      UserError: it is no schedule.
+    """
+    try:
+      fields: Mapping[str, Any] = json.loads(text)
+      listed = tuple(faults_lib.Fault(*fault) for fault in fields["faults"])
+      return _checked(cls(**{**fields, "faults": listed}))
+    except (ValueError, KeyError, TypeError) as error:
+      raise errors.UserError(
+        "--schedule", f"it is no schedule ({error})", "copy the whole line"
+      ) from error
+
+  def replace(self, **changes: Any) -> Schedule:
+    """The same schedule with some fields changed."""
+    return dataclasses.replace(self, **changes)
+
+  @property
+  def roles(self) -> tuple[str, ...]:
+    """Names of all roles."""
+    islands = tuple(f"island-{m}" for m in range(self.islands))
+    seats = ("syncer", "standby") if self.standby else ("syncer",)
+    restorer = ("restorer",) if self.set_back else ()
+    return (*islands, *seats, "controller", *restorer)
+
+  @property
+  def targets(self) -> tuple[str, ...]:
+    """What a fault can strike: "" for all, a role or a fragment."""
+    fragments = tuple(f"fragment-{p}" for p in range(self.fragments))
+    return ("", *self.roles, *fragments)
+
+
+def _checked(schedule: Schedule) -> Schedule:
+  for fault in schedule.faults:
+    spoiling = fault.kind in faults_lib.SPOILING
+    known = fault.kind in faults_lib.AT_OPERATION + faults_lib.AT_TIME
+    if not (known or spoiling) or fault.role not in schedule.targets:
+      raise ValueError(f"unknown fault or role in {fault}")
+    if spoiling != fault.role.startswith("fragment-"):
+      raise ValueError(f"{fault.kind} cannot strike {fault.role or 'all'}")
+    if fault.kind in faults_lib.OUTLYING and not fault.secs > 0:
+      raise ValueError(f"{fault.kind} needs a factor above 0")
+    if spoiling and not schedule.set_back:
+      raise ValueError(f"{fault.kind} needs set_back")
+  for name in ("rounds", "islands", "fragments", "sync_every", "quorum"):
+    if getattr(schedule, name) < 1:
+      raise ValueError(f"{name} must be at least 1")
+  if schedule.set_back < 0:
+    raise ValueError("set_back cannot be negative")
+  if schedule.fragments > schedule.sync_every:
+    raise ValueError("more fragments than steps between two syncs")
+  return schedule
+
+
+def draw(seed: int) -> Schedule:
+  """Draws the schedule of a seed."""
+  rng = random.Random(seed)
+  uniform = rng.random
+  islands = 4 if uniform() < 0.7 else 1 + int(uniform() * 4)
+  fragments = 1 + int(uniform() * 3)
+  sync_every = fragments + int(uniform() ** 2 * 3)
+  base = Schedule(
+    seed=seed,
+    islands=islands,
+    fragments=fragments,
+    sync_every=sync_every,
+    overlap_steps=1 + int(uniform() * 2),
+    quorum=1 + int(uniform() ** 2 * islands),
+    max_staleness=int(uniform() * 4),
+    adoption=("overwrite", "carry", "blend")[int(uniform() * 3)],
+    grace="adaptive" if uniform() < 0.8 else "0.2",
+    follow=uniform() < 0.8,
+    standby=uniform() < 0.9,
+    fine=uniform() < 0.08,
+    cuts=1.5 + round(3 * uniform(), 3) if uniform() < 0.18 else 0.0,
+  )
+  if base.cuts and uniform() < 0.6:
+    base = base.replace(set_back=1, rounds=14)
+  count = 0 if uniform() < 0.05 else 1 + int(uniform() ** 2 * 9)
+  # About as long as twenty rounds take.
+  horizon = 20.0 * sync_every / fragments * 0.5
+  # Syncers twice: what goes wrong there is harder to survive.
+  roles = base.roles + base.roles[islands:-1]
+  drawn = faults_lib.draw(rng, roles, count, horizon, 100)
+  if base.set_back and uniform() < 0.5:
+    kind = (faults_lib.KILL_BEFORE, faults_lib.KILL_AFTER)[rng.random() < 0.5]
+    at = float(1 + int(uniform() * 60))
+    drawn = (*drawn, faults_lib.Fault(kind, "restorer", at))
+  if base.set_back and uniform() < 0.25:
+    spoiling = faults_lib.draw_spoiling(rng, fragments, horizon)
+    drawn = (*drawn, spoiling)
+    # It ends the rounds, which may be done before there is a cut.
+    base = base.replace(rounds=30)
+  # Of their own source, so that what was drawn before stays what it was.
+  rng = random.Random(seed + (1 << 40))
+  drawn += faults_lib.draw_outliers(rng, islands, fragments, horizon)
+  method = "rda" if rng.random() < 0.7 else "mean"
+  if rng.random() < 0.1:
+    drawn += faults_lib.draw_unlisted(rng, islands, horizon / 2)
+  drawn += faults_lib.draw_unexpected(rng, base.roles, 100)
+  drawn += faults_lib.draw_rare(rng, base.roles, horizon)
+  if base.cuts:
+    drawn += faults_lib.draw_around_cuts(rng, base.roles, horizon)
+  if base.set_back and base.rounds < 30 and rng.random() < 0.2:
+    drawn += faults_lib.draw_long_spoiling(rng, fragments, horizon)
+    base = base.replace(rounds=30)
+  return dataclasses.replace(base, merge=method, faults=drawn)

@@ -1,0 +1,260 @@
+"""Symbolic tensors: which rows of data a payload was computed from.
+
+In place of numbers a payload says what went into it. So whether a row was
+merged twice or lost shows in the values themselves, whatever the protocol's
+own counters say. A pair of numbers goes along, so that a wrong weight shows
+too: `diloco.verification.arithmetic`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Span = tuple[int, int]  # steps (first, last]
+Vector = tuple[float, float]
+
+
+class Delta:
+  """An outer gradient: the rows an island trained since a global version.
+
+  Attributes:
+    island: who trained them.
+    incarnation: in which of its lives.
+    fragment: of which fragment.
+    base: the version they started from.
+    spans: the rows.
+    finite: whether the values are.
+    epoch: of the run when it was published.
+    norm: its L2 norm.
+    sent: moment it was handed over to be published, as a number that grows.
+    fate: what became of it so far: "" or a reason, or "merged".
+    fate_of: epoch and token of whoever decided that.
+    discarded: whether any leader has discarded it.
+  """
+
+  __slots__ = (
+    "base",
+    "discarded",
+    "epoch",
+    "fate",
+    "fate_of",
+    "finite",
+    "fragment",
+    "incarnation",
+    "island",
+    "norm",
+    "sent",
+    "spans",
+  )
+
+  def __init__(
+    self,
+    island: int,
+    incarnation: int,
+    fragment: int,
+    base: Version,
+    spans: tuple[Span, ...],
+    finite: bool,
+    epoch: int = 0,
+    norm: float = 1.0,
+  ):
+    self.island = island
+    self.incarnation = incarnation
+    self.fragment = fragment
+    self.base = base
+    self.spans = spans
+    self.finite = finite
+    self.epoch = epoch
+    self.norm = norm
+    self.sent = 0
+    self.fate = ""
+    self.fate_of = (-1, -1)
+    self.discarded = False
+
+  def __str__(self) -> str:
+    return f"rows {list(self.spans)} of island {self.island}"
+
+
+class Version:
+  """A global version: its parent, and the rows its merge added.
+
+  Attributes:
+    number: 0 for the initial parameters.
+    parent: the version before, or the same one under an older number.
+    added: contributions merged on top of the parent.
+    rows: by island, spans in order; shared with the parent where equal.
+    staleness: of what was added, in merges.
+    theta: the parameters.
+    committed: whether it ever was a head.
+    moment: when it became one, on the scale of `Delta.sent`.
+  """
+
+  __slots__ = (
+    "added",
+    "committed",
+    "fragment",
+    "moment",
+    "number",
+    "parent",
+    "rows",
+    "staleness",
+    "theta",
+  )
+
+  def __init__(
+    self,
+    fragment: int,
+    number: int,
+    rows: dict[int, tuple[Span, ...]],
+    parent: Version | None = None,
+    added: tuple[Delta, ...] = (),
+    theta: Vector = (0.0, 0.0),
+    staleness: tuple[int, ...] = (),
+  ):
+    self.fragment = fragment
+    self.number = number
+    self.rows = rows
+    self.parent = parent
+    self.added = added
+    self.theta = theta
+    self.staleness = staleness
+    self.committed = False
+    self.moment = 0
+
+  @property
+  def merge(self) -> Version:
+    """The version as it was merged, whatever number it goes under now."""
+    version = self
+    while version.parent is not None and not version.added:
+      version = version.parent
+    return version
+
+  def behind(self, base: Version, most: int) -> int:
+    """How many merges lie between a base and this version.
+
+    Args:
+      base: where something started from.
+      most: farther than this is not looked.
+
+    Returns:
+      The number; more than `most` if the base is farther back, or of another
+      timeline.
+    """
+    if self is base:
+      return 0
+    version, start = self.merge, base.merge
+    for merges in range(most + 1):
+      if version is start:
+        return merges
+      if version.parent is None:
+        break
+      version = version.parent.merge
+    return most + 1
+
+  def __str__(self) -> str:
+    rows = {m: list(spans) for m, spans in self.rows.items()}
+    return f"version {self.number} of fragment {self.fragment}: {rows}"
+
+
+class Fragment:
+  """A fragment's values on the device: rows (held_from, step] on an anchor.
+
+  Attributes:
+    anchor: the global version.
+    held_from: truth about the values, not the core's opinion.
+    references: steps of which the own values are kept, as `swap.Swap` does.
+    finite: whether the values are.
+    scale: how many times too long the progress is.
+  """
+
+  __slots__ = ("anchor", "finite", "held_from", "references", "scale")
+
+  def __init__(self, anchor: Version, held_from: int):
+    self.anchor = anchor
+    self.held_from = held_from
+    self.references: tuple[int, ...] = (held_from,)
+    self.finite = True
+    self.scale = 1.0
+
+
+class Moments:
+  """An inner optimizer's state, as a peer sends it.
+
+  Attributes:
+    island: whose it is.
+    versions: [P], numbers of the global versions it stepped from.
+  """
+
+  __slots__ = ("island", "versions")
+
+  def __init__(self, island: int, versions: tuple[int, ...]):
+    self.island = island
+    self.versions = versions
+
+  def __str__(self) -> str:
+    return f"optimizer of island {self.island} at versions {self.versions}"
+
+
+def append(spans: tuple[Span, ...], new: tuple[Span, ...]) -> tuple[Span, ...]:
+  """Rows of both, in order.
+
+  Raises:
+    ValueError: they share a row.
+  """
+  if not spans:
+    return new
+  if len(new) == 1 and new[0][0] >= spans[-1][1]:
+    first, last = new[0]
+    if first == spans[-1][1]:
+      return (*spans[:-1], (spans[-1][0], last))
+    return (*spans, new[0])
+  merged: list[Span] = []
+  for first, last in sorted(spans + new):
+    if merged and first < merged[-1][1]:
+      raise ValueError(f"rows {first + 1} to {min(last, merged[-1][1])}")
+    if merged and first == merged[-1][1]:
+      merged[-1] = (merged[-1][0], last)
+    else:
+      merged.append((first, last))
+  return tuple(merged)
+
+
+def union(spans: list[Span]) -> list[Span]:
+  """Spans in order, joined where they touch or overlap."""
+  joined: list[Span] = []
+  for first, last in sorted(spans):
+    if first >= last:
+      continue
+    if joined and first <= joined[-1][1]:
+      if last > joined[-1][1]:
+        joined[-1] = (joined[-1][0], last)
+    else:
+      joined.append((first, last))
+  return joined
+
+
+def overlap(left: Sequence[Span], right: Sequence[Span]) -> Span | None:
+  """Rows in both; each list is in order and without overlaps."""
+  i = j = 0
+  while i < len(left) and j < len(right):
+    first = max(left[i][0], right[j][0])
+    last = min(left[i][1], right[j][1])
+    if first < last:
+      return first, last
+    if left[i][1] < right[j][1]:
+      i += 1
+    else:
+      j += 1
+  return None
+
+
+def missing(spans: list[Span], last: int) -> Span | None:
+  """First rows of (0, last] that are in none of the spans in order."""
+  reached = 0
+  for first, end in spans:
+    if reached >= last:
+      break
+    if first > reached:
+      return reached, min(first, last)
+    reached = max(reached, end)
+  return (reached, last) if reached < last else None

@@ -1,0 +1,211 @@
+"""Schedules without a planted bug: no rule is ever broken."""
+
+import collections
+import datetime
+import os
+
+import pytest
+
+from diloco.verification import (
+  campaign,
+  exhaustive,
+  faults,
+  rare,
+  schedules,
+  world,
+)
+
+SCHEDULES = rare.ENOUGH
+# Other ones every day. A failure tells which; the variable plays them again.
+FIRST_SEED = int(
+  os.environ.get("DILOCO_FIRST_SEED")
+  or datetime.date.today().toordinal() * SCHEDULES
+)
+
+
+@pytest.mark.timeout(1200)
+def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
+  tally = campaign.run(FIRST_SEED, SCHEDULES, jobs=min(2, os.cpu_count() or 1))
+  again = f"again with DILOCO_FIRST_SEED={FIRST_SEED}"
+  assert tally.violations == [], again
+  assert tally.unreached == [], again
+  assert tally.schedules == SCHEDULES
+  assert tally.rounds >= 20 * SCHEDULES
+  # The faults did happen.
+  for kind in (
+    *faults.AT_OPERATION,
+    *faults.AT_TIME,
+    *faults.SPOILING,
+    "kill_before@mid_fence",
+    "kill_after@CompareAndSet",
+    "kill_late@Write",
+  ):
+    assert tally.struck[kind] > 0, f"{kind}; {again}"
+
+
+def test_campaign_fails_that_never_reached_a_rare_state():
+  tally = campaign.Tally(schedules=rare.ENOUGH)
+  everything = dict.fromkeys((*rare.STATES, *rare.COUNTED), 1)
+  tally.reached.update(everything)
+  assert not tally.unreached
+  del tally.reached["restore_resumed"]
+  assert tally.unreached == ["restore_resumed"]
+  tally.schedules -= 1  # too few to tell
+  assert not tally.unreached
+
+
+def test_every_rare_state_is_asked_for_at_an_event_that_happens():
+  tally = campaign.run(0, 300, jobs=1)
+  events = {rare.STATES[name].event for name in rare.STATES if tally.seen[name]}
+  assert events == {state.event for state in rare.STATES.values()}
+
+
+# Schedules that broke a rule once, found among a million and shrunk, and a rare
+# state each of them leads to.
+FOUND = {
+  # A restore with a stale listing did not see an open cut.
+  "open cut that is not listed": (
+    '{"seed":71434,"rounds":7,"islands":3,"fragments":1,"sync_every":1,'
+    '"cuts":1.5,"set_back":true,"faults":[["stale","restorer",8.031,4.207],'
+    '["global_lost","fragment-0",4.527,4.765]]}',
+    "set_back",
+  ),
+  # When everything was killed, publications landed that were to follow one that
+  # never did; a publisher does one after the other.
+  "publications out of order": (
+    '{"seed":520547,"rounds":14,"fragments":3,"sync_every":4,"adoption":"carry",'
+    '"cuts":1.679,"set_back":1,"faults":[["slow","island-2",45.0,4.456]]}',
+    "recoveries",
+  ),
+  # A peer had heard the call of an island, which tore it and died, and died of
+  # it too when it came to answer.
+  "call torn before the answer": (
+    '{"seed":661878,"rounds":5,"islands":3,"fragments":3,"quorum":3,"faults":'
+    '[["kill_after","syncer",25.0,0.0],["kill_before","island-0",52.0,0.0],'
+    '["kill_before","island-0",32.0,0.0],["torn","island-0",57.0,0.0]]}',
+    "recoveries",
+  ),
+  # The checker asked for rows up to 0 of an island that was still stopped.
+  "island that ends at step 0": (
+    '{"seed":167534,"rounds":7,"fragments":1,"sync_every":1,"overlap_steps":1,'
+    '"quorum":3,"adoption":"carry","standby":false,"cuts":2.493,'
+    '"set_back":true,"faults":[["stop","island-0",88.0,6.947],'
+    '["head_corrupt","fragment-0",3.849,0.957]]}',
+    "mended",
+  ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
+  schedule, state = FOUND[name]
+  outcome = world.run(schedules.Schedule.from_json(schedule))
+  assert not outcome.violation
+  assert outcome.seen[state] > 0
+
+
+# Seeds that broke a rule once, each for a reason of its own.
+@pytest.mark.parametrize(
+  "seed",
+  [
+    791_388,
+    882_276,
+    359,  # merged unheard, then superseded by its leader
+    718,  # set back to the version it had, rows published since
+    5_901,  # two lives of an island overlap
+    65_307,  # a late publication begins before what the next life published
+    33_044,  # a number used twice, its head and the listing both deceive
+    2_186,  # of a publication that is overlapped, the rest is not seen yet
+    3_699_714_089,  # the same
+    3_025,  # one of a cut, discarded by a leader that is deposed
+    1_096,  # a cut lacks what no listing showed
+    3_699_712_392,  # the same, beyond what its successors name
+    40_336,  # sent again after its refusal, and let in by then
+    33_097,  # a leader deposed while it took over
+    102_329,  # one that takes part in a cut, the lease damaged
+  ],
+)
+def test_seed_that_broke_a_rule_once_does_not_any_more(seed):
+  assert not world.run(schedules.draw(seed)).violation
+
+
+def test_what_a_deposed_leader_deletes_spoils_no_cut():
+  # Stopped in the middle of a discard, it goes on when its successor's cut
+  # points to the payload.
+  seen = collections.Counter()
+  for number in range(20, 60):
+    stop = faults.Fault(faults.STOP, "syncer", float(number), 4.0)
+    outcome = world.run(
+      schedules.Schedule(
+        119893,
+        rounds=3,
+        fragments=1,
+        sync_every=1,
+        cuts=3.494,
+        set_back=True,
+        faults=(stop,),
+      )
+    )
+    assert not outcome.violation
+    seen.update(outcome.seen)
+  assert seen["left_out"] > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_single_fault_in_a_tiny_run_breaks_no_rule(seed):
+  for schedule in exhaustive.single(seed, operations=40):
+    outcome = world.run(schedule)
+    assert not outcome.violation, (outcome.violation, schedule.to_json())
+
+
+def test_pairs_of_faults_in_a_tiny_run_break_no_rule():
+  # Every 1,499th of some 800,000: a prime, so that all places are visited.
+  for schedule in exhaustive.pairs(3, operations=40, every=1499):
+    outcome = world.run(schedule)
+    assert not outcome.violation, (outcome.violation, schedule.to_json())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_run_goes_back_whatever_newest_version_is_spoiled_when(seed):
+  seen = collections.Counter()
+  # As soon as there is a cut or two, and for as long as several more take.
+  for schedule in exhaustive.spoiled(
+    seed, moments=(4.0, 5.3, 6.6, 7.9, 9.2), lasting=(0.3, 5.0, 25.0)
+  ):
+    outcome = world.run(schedule)
+    assert not outcome.violation, (outcome.violation, schedule.to_json())
+    seen.update(outcome.seen)
+  assert seen["mended"] > 0.7 * seen["set_back"] and seen["spoiled_cuts"] > 50
+
+
+def test_run_goes_back_again_and_again():
+  seen = collections.Counter()
+  for seed in range(500):
+    schedule = schedules.draw(seed)
+    if schedule.set_back:
+      outcome = world.run(schedule.replace(set_back=3))
+      assert not outcome.violation, (outcome.violation, schedule.to_json())
+      seen.update(outcome.seen)
+  assert seen["set_back"] > 100
+
+
+def test_equal_seeds_give_equal_traces():
+  for seed in (0, 7, 19, 23):
+    traces = [[], []]
+    for trace in traces:
+      world.run(schedules.draw(seed), trace)
+    assert traces[0] == traces[1]
+    assert len(traces[0]) > 100
+
+
+def test_tracing_changes_nothing():
+  for seed in range(12):
+    plain = world.run(schedules.draw(seed))
+    traced = world.run(schedules.draw(seed), [])
+    assert plain == traced
+
+
+def test_a_schedule_survives_being_printed():
+  for seed in range(50):
+    schedule = schedules.draw(seed)
+    assert schedules.Schedule.from_json(schedule.to_json()) == schedule
