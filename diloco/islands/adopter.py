@@ -16,8 +16,7 @@ import jax
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import fetching, notices, protocol, watching
-from diloco.islands import placement as placement_lib
+from diloco.islands import fetching, notices, protocol, shards, watching
 from diloco.snapshots import operations, records, store
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class Fetched:
   version: int
   merged_step: int  # last step of this island that is in it
   cut: int
-  anchor: placement_lib.HostFragment
+  anchor: shards.HostFragment
   params: Mapping[str, jax.Array]
   num_bytes: int
   digest: str  # of the values, equal on every island
@@ -55,7 +54,7 @@ class Adopter:
     self,
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
-    placement: placement_lib.Placement,
+    shardings: shards.Shardings,
     island: int,
     versions: Sequence[int],
     poll_secs: Callable[[], float],
@@ -67,17 +66,17 @@ class Adopter:
     Args:
       snapshots: the store.
       plan: the fragment plan.
-      placement: where this island's shards go.
+      shardings: of the tensors on this island.
       island: its number.
       versions: [P], versions this island already has.
       poll_secs: gives the pause between two looks at the board.
       board: where notices are.
       notices_every_secs: time between two looks at them.
     """
-    self._placement = placement
+    self._shardings = shardings
     self._island = island
     self._poll_secs = poll_secs
-    self._fetcher = fetching.Fetcher(snapshots, plan, placement)
+    self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
     self._watch = watching.Watch(
       versions,
       board,
@@ -149,7 +148,7 @@ class Adopter:
   ) -> operations.Procedure[None]:
     yield from ()
     head, anchor = found
-    params = {n: self._placement.put(t) for n, t in anchor.items()}
+    params = shards.put_fragment(anchor, self._shardings)
     num_bytes = sum(v.nbytes for t in anchor.values() for _, v in t.pieces)
     fetched = Fetched(
       head.fragment,

@@ -12,14 +12,14 @@ import numpy as np
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import placement
+from diloco.islands import shards
 from diloco.snapshots import arrays, digest, keys, records, store
 
 
 def publish_initial(
   snapshots: store.SnapshotStore,
   plan: partition.FragmentPlan,
-  initial: Sequence[placement.HostFragment],
+  initial: Sequence[shards.HostFragment],
   writer: str,
   first_fragment: int,
   *,
@@ -65,7 +65,7 @@ def write_initial(
   snapshots: store.SnapshotStore,
   plan: partition.FragmentPlan,
   fragment: int,
-  initial: placement.HostFragment,
+  initial: shards.HostFragment,
   writer: str,
 ) -> records.Head:
   """Writes the payload of a fragment's version 0; returns its head."""

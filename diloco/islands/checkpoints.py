@@ -18,8 +18,7 @@ import orbax.checkpoint as ocp
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import core, inner_step
-from diloco.islands import placement as placement_lib
+from diloco.islands import core, inner_step, shards, swap
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint
 
@@ -32,7 +31,7 @@ def to_host(
   positions: Sequence[core.Position],
 ) -> dict[str, np.ndarray]:
   """What a checkpoint holds: whole arrays by short names."""
-  params = snapshot.params
+  params, references = snapshot.progress
   leaves = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
   for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
     leaves[f"o{i:06d}"] = leaf
@@ -41,10 +40,10 @@ def to_host(
   for tensors, position in zip(plan.fragments, positions, strict=True):
     if position.published < snapshot.step:
       for tensor in tensors:
-        held = snapshot.references[tensor.name]
+        held = references[tensor.name]
         arrays[f"r{numbers[tensor.name]:06d}"] = (
           held.whole()
-          if isinstance(held, placement_lib.HostTensor)
+          if isinstance(held, shards.HostTensor)
           else np.asarray(held)
         )
   return arrays
@@ -101,16 +100,18 @@ def restore(
       )
   return marker, trainer_lib.Snapshot(
     marker.step,
-    {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},
+    swap.Progress(
+      {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},
+      {
+        n: arrays[f"r{i:06d}"]
+        for i, n in enumerate(names)
+        if f"r{i:06d}" in arrays
+      },
+    ),
     jax.tree.unflatten(
       jax.tree.structure(like.opt_state),
       [arrays[name] for name in sorted(arrays) if name.startswith("o")],
     ),
-    {
-      n: arrays[f"r{i:06d}"]
-      for i, n in enumerate(names)
-      if f"r{i:06d}" in arrays
-    },
   )
 
 

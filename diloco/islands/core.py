@@ -262,10 +262,6 @@ class IslandCore:
     """Fragments published and not yet answered by a newer version."""
     return [p for p, f in enumerate(self._fragments) if f.published]
 
-  def base_version(self, fragment: int) -> int:
-    """Global version an island's fragment started from."""
-    return self._fragments[fragment].base
-
   @property
   def positions(self) -> tuple[Position, ...]:
     """[P], how far each fragment is."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from diloco.fragments import codec as codec_lib
 from diloco.fragments import norms, partition
-from diloco.islands import placement
+from diloco.islands import shards
 from diloco.snapshots import arrays
 
 
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
 def encode(
   specs: Sequence[partition.Tensor],
   params: Mapping[str, jax.Array],
-  anchor: placement.HostFragment,
+  anchor: shards.HostFragment,
   codec: str,
 ) -> Encoded:
   """Outer gradient of each tensor: anchor minus island parameters.
@@ -52,7 +52,7 @@ def encode(
   """
   tensors, lengths = [], []
   for spec in specs:
-    held = placement.to_host(spec.name, params[spec.name])
+    held = shards.to_host(spec.name, params[spec.name])
     pieces, square = [], 0.0
     for (box, values), (_, base) in zip(
       held.pieces, anchor[spec.name].pieces, strict=True

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from diloco import timing
-from diloco.islands import fetching, heartbeat, inner_step, protocol
+from diloco.islands import fetching, heartbeat, inner_step, protocol, shards
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
@@ -46,6 +46,7 @@ class Evaluator:
     self._task = task
     self._num_fragments = trainer.plan.num_fragments
     self._placement = trainer.placement
+    self._shardings = trainer.swap.shardings
     self._fetcher = fetcher
     self._progress = progress
     self._compile_secs = times.start_secs
@@ -112,8 +113,7 @@ class Evaluator:
       found = self._newest(fragment)
       self._progress.moved()
       versions.append(found.head.version)
-      for name, held in found.content.items():
-        params[name] = self._placement.put(held)
+      params |= shards.put_fragment(found.content, self._shardings)
     return params, versions
 
   def _newest(self, fragment: int) -> protocol.Fetched:

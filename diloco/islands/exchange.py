@@ -68,6 +68,7 @@ class Exchange:
     sync, who = life.config.sync, life.identity
     self._life = life
     self._trainer = life.trainer
+    self._swap = life.trainer.swap
     self._tape = life.tape
     self._core = core.IslandCore(
       schedule.Schedule(sync.every, sync.num_fragments),
@@ -97,7 +98,7 @@ class Exchange:
     self._adopter = adopter.Adopter(
       life.snapshots,
       life.trainer.plan,
-      life.trainer.placement,
+      self._swap.shardings,
       who.island,
       [origin.base for origin in recovered.origins],
       poll_secs,
@@ -121,10 +122,6 @@ class Exchange:
   def in_flight(self) -> list[int]:
     """Fragments published and not yet answered by a newer version."""
     return self._core.in_flight
-
-  def base_version(self, fragment: int) -> int:
-    """Global version a fragment started from."""
-    return self._core.base_version(fragment)
 
   def between_steps(self) -> None:
     """Publishes, adopts and saves what is due.
@@ -169,7 +166,9 @@ class Exchange:
       case core.Adopt():
         self._adopt(action, self._fetched[action.fragment])
       case core.Rebase(fragment, step, version):
-        self._trainer.rebase(fragment)
+        anchor = self._swap.anchors[fragment]
+        params = self._trainer.state.params
+        self._swap.start_over(params, fragment, anchor, step)
         self._tape.record(
           events.REBASED, fragment=fragment, step=step, version=version
         )
@@ -178,8 +177,10 @@ class Exchange:
         self._adopter.fetch_all_anew()
 
   def _publish(self, action: core.Publish) -> None:
-    anchor = self._trainer.anchors[action.fragment]
-    copies = self._trainer.copies(action.fragment)
+    anchor = self._swap.anchors[action.fragment]
+    copies = self._swap.publish(
+      self._trainer.state.params, action.fragment, action.step
+    )
     self._tape.record(
       events.SUBMITTED,
       fragment=action.fragment,
@@ -190,14 +191,13 @@ class Exchange:
     self._publisher.submit(publisher.Publication(action, copies, anchor))
 
   def _adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
-    self._trainer.adopt(
-      action.fragment,
-      fetched.anchor,
-      action.kept_from,
-      muted_until=action.muted_until,
-      resync=action.resync,
-      params=fetched.params,
-    )
+    params = self._trainer.state.params
+    version = action.fragment, fetched.anchor
+    if action.muted_until or action.resync:
+      step = max(action.muted_until, self._trainer.step)
+      self._swap.start_over(params, *version, step, fetched.params)
+    else:
+      self._swap.adopt(params, *version, action.kept_from, fetched.params)
     crash.point("mid_adopt")
     if action.resync:
       return  # one line tells of all fragments

@@ -5,24 +5,23 @@ from typing import Any
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import placement as placement_lib
-from diloco.islands import protocol
+from diloco.islands import protocol, shards
 from diloco.snapshots import digest, operations, records, store
 
 
 class Fetcher:
-  """Fetches fragments of one plan to one placement. Thread-safe."""
+  """Fetches fragments of one plan for one mesh. Thread-safe."""
 
   def __init__(
     self,
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
-    placement: placement_lib.Placement,
+    shardings: shards.Shardings,
   ):
     """Args: from where, of what, and which shards."""
     self._store = snapshots
     self._plan = plan
-    self._placement = placement
+    self._shardings = shardings
 
   def fetch(self, fragment: int, newer_than: int) -> protocol.Fetched | None:
     """Reads a fragment's newest version, or None if there is no newer one.
@@ -55,11 +54,9 @@ class Fetcher:
       return self._read(operation.head)
     return self._store.execute(operation)
 
-  def _read(self, head: records.Head) -> placement_lib.HostFragment:
+  def _read(self, head: records.Head) -> shards.HostFragment:
     tensors = self._plan.fragments[head.fragment]
-    found = placement_lib.read_fragment(
-      self._store, head, tensors, self._placement
-    )
+    found = shards.read_fragment(self._store, head, tensors, self._shardings)
     if head.digest and head.digest != digest_of(found):
       raise errors.CorruptSnapshotError(
         f"version {head.version} of fragment {head.fragment} is not what was"
@@ -68,6 +65,6 @@ class Fetcher:
     return found
 
 
-def digest_of(fragment: Mapping[str, placement_lib.HostTensor]) -> str:
+def digest_of(fragment: Mapping[str, shards.HostTensor]) -> str:
   """Digest of a fragment's values, in plan order, as a head states it."""
   return digest.tensors((name, t.whole()) for name, t in fragment.items())

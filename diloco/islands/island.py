@@ -121,7 +121,7 @@ class Island:
     self._evaluator = evaluation.Evaluator(
       self._task,
       trainer,
-      fetching.Fetcher(self._store, trainer.plan, trainer.placement),
+      fetching.Fetcher(self._store, trainer.plan, trainer.swap.shardings),
       self.progress,
       self.times,
     )
@@ -178,7 +178,7 @@ class Island:
     bootstrap.publish_initial(
       self._store,
       plan,
-      self._trainer.anchors,
+      self._trainer.swap.anchors,
       writer=bootstrap.writer_name(spec.island, spec.incarnation),
       first_fragment=spec.island * plan.num_fragments // num_islands,
       begun=bool(checkpoint.completed(saved)),

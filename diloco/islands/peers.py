@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco import errors
-from diloco.islands import peer_protocol
-from diloco.islands import placement as placement_lib
+from diloco.islands import peer_protocol, shards
 from diloco.snapshots import arrays, digest, keys, operations, records, store
 
 _POLL_SECS = 0.05
@@ -56,7 +55,7 @@ def answer(
     if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.integer):
       scalars[name] = int(leaf)
       continue
-    held = placement_lib.to_host(name, leaf)
+    held = shards.to_host(name, leaf)
     whole = held.whole()
     if not np.isfinite(whole.astype(np.float32)).all():
       return  # it would make the caller as ill as this island is
@@ -95,7 +94,6 @@ def ask(
   snapshots: store.SnapshotStore,
   request: records.PeerRequest,
   like: Any,
-  placement: placement_lib.Placement,
   patience_secs: float,
   clock: Callable[[], float] = time.monotonic,
 ) -> peer_protocol.Heard | None:
@@ -104,8 +102,8 @@ def ask(
   Args:
     snapshots: the store.
     request: who calls, and what the answer's sender must have seen.
-    like: an optimizer state of the shapes wanted.
-    placement: where the shards go; the sender's may be another.
+    like: an optimizer state of the shapes and shardings wanted; the sender's
+      shardings may be others.
     patience_secs: how long to wait.
     clock: monotonic seconds.
 
@@ -119,7 +117,7 @@ def ask(
 
   def execute(operation: operations.Operation) -> Any:
     if isinstance(operation, operations.ReadState):
-      return _read(snapshots, operation.state, like, placement)
+      return _read(snapshots, operation.state, like)
     return snapshots.execute(operation)
 
   snapshots.perform(peer_protocol.call(request))
@@ -139,7 +137,6 @@ def _read(
   snapshots: store.SnapshotStore,
   state: records.PeerState,
   like: Any,
-  placement: placement_lib.Placement,
 ) -> Any:
   """Reads the optimizer state an answer names.
 
@@ -152,8 +149,8 @@ def _read(
     if name in state.scalars and leaf.ndim == 0:
       leaves[name] = jnp.asarray(state.scalars[name], leaf.dtype)
       continue
-    held = _read_leaf(snapshots, state, name, leaf, placement)
-    leaves[name] = placement.put(held)
+    held = _read_leaf(snapshots, state, name, leaf)
+    leaves[name] = shards.put(held, leaf.sharding)
     wholes.append((name, held.whole()))
   if digest.tensors(wholes) != state.digest:
     raise errors.CorruptSnapshotError(
@@ -168,8 +165,7 @@ def _read_leaf(
   state: records.PeerState,
   name: str,
   leaf: jax.Array,
-  placement: placement_lib.Placement,
-) -> placement_lib.HostTensor:
+) -> shards.HostTensor:
   chunk = state.chunks.get(name)
   if chunk is None or len(chunk) != leaf.ndim:
     raise errors.CorruptSnapshotError(
@@ -179,9 +175,9 @@ def _read_leaf(
   layout = arrays.Layout(leaf.shape, leaf.dtype.name, tuple(chunk))
   opened = snapshots.arrays.open(state.payload, name, layout)
   pieces = []
-  for box in placement.boxes(leaf.shape):
+  for box in shards.boxes(leaf.shape, leaf.sharding):
     values = np.empty([s.stop - s.start for s in box], leaf.dtype)
     opened.read(box, values)
     pieces.append((box, values))
-  shard_shape = placement.param(leaf.shape).shard_shape(leaf.shape)
-  return placement_lib.HostTensor(name, leaf.shape, shard_shape, tuple(pieces))
+  shard_shape = leaf.sharding.shard_shape(leaf.shape)
+  return shards.HostTensor(name, leaf.shape, shard_shape, tuple(pieces))

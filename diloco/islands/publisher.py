@@ -17,7 +17,7 @@ import jax
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, outbox, placement, protocol
+from diloco.islands import core, encoding, outbox, protocol, shards
 from diloco.snapshots import keys, operations, records, store
 from diloco.tape import events, recorder
 
@@ -30,7 +30,7 @@ class Publication:
 
   action: core.Publish
   params: Mapping[str, jax.Array]  # copies nobody else donates
-  anchor: placement.HostFragment
+  anchor: shards.HostFragment
 
 
 @dataclasses.dataclass(frozen=True)

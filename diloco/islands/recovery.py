@@ -153,7 +153,7 @@ class Recovery:
       [found.content for found in fetched],
       [origin.first_step for origin in plan.origins],
       opt_state=opt_state,
-      saved=snapshot,
+      saved=snapshot and snapshot.progress,
       carried=plan.carried,
     )
     return Recovered(
@@ -172,7 +172,9 @@ class Recovery:
     Whoever started this island knows how long it may take to be ready.
     """
     trainer = self._trainer
-    fetcher = fetching.Fetcher(self._store, trainer.plan, trainer.placement)
+    fetcher = fetching.Fetcher(
+      self._store, trainer.plan, trainer.swap.shardings
+    )
     while True:
       try:
         return operations.perform(
@@ -244,7 +246,6 @@ class Recovery:
             self._store,
             request,
             opt_state,
-            trainer.placement,
             patience_secs,
           )
         except errors.CorruptSnapshotError as error:

@@ -1,7 +1,9 @@
-"""Swapping a global version in between two steps.
+"""Local parameters against global ones: what goes out, and what is swapped in.
 
-What an island learned on a fragment while its publication was under way is in
-its parameters but not in the new version. Three ways to treat it:
+A `Swap` knows named arrays, their shardings and the fragments they are divided
+into; nothing of tasks, loops or optimizers. What an island learned on a
+fragment while its publication was under way is in its parameters but not in the
+new version. Three ways to treat it:
 
     overwrite   theta <- G
     blend       theta <- alpha theta + (1 - alpha) G
@@ -16,15 +18,18 @@ DiLoCo, arXiv 2501.18512, equation 3.
 """
 
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from diloco.islands import core
+from diloco.fragments import partition
+from diloco.islands import core, shards
 
-Params = Mapping[str, jax.Array]
+Params: TypeAlias = Mapping[str, jax.Array]
+Live: TypeAlias = dict[str, jax.Array]  # an island's parameters as they are
+Held: TypeAlias = jax.Array | shards.HostTensor
 
 _copy = jax.jit(jnp.copy)
 
@@ -48,13 +53,6 @@ def _carried(
   return local + (adopted - reference)
 
 
-def carry_over(
-  local: Params, adopted: Params, reference: Params
-) -> dict[str, jax.Array]:
-  """Computes theta + (G - R) of every tensor; nothing is donated."""
-  return {n: _carried(local[n], x, reference[n]) for n, x in adopted.items()}
-
-
 def copy_tree(tree: Any) -> Any:
   """Starts device copies of all arrays that nobody will donate."""
   return jax.tree.map(_copy, tree)
@@ -72,57 +70,191 @@ def copy_to_host_memory(tree: Any) -> Any:
   return jax.tree.map(copy, tree)
 
 
-class Swap:
-  """Applies one way of adoption; holds R where it needs it."""
+class Progress(NamedTuple):
+  """What an island had learned at one step, as it was saved.
 
-  def __init__(self, adoption: core.Adoption, blend_alpha: float):
-    """Args: the way, and alpha of "blend"."""
+  Attributes:
+    params: every tensor's value.
+    references: every tensor's value at its fragment's last publication, or
+      the global version where nothing was published since; what was learned
+      after it, `params - references`, has not left the island yet.
+  """
+
+  params: Mapping[str, Held]
+  references: Mapping[str, Held]
+
+
+class Swap:
+  """One model's end of the exchange, on its devices.
+
+  Its methods change the parameters they are given in place: the values of a
+  fragment's tensors are replaced. Nothing waits for the devices.
+
+  Attributes:
+    anchors: [P], the global versions that the fragments started from.
+    shardings: of every tensor.
+  """
+
+  def __init__(
+    self,
+    plan: partition.FragmentPlan,
+    params: Params,
+    adoption: core.Adoption,
+    blend_alpha: float,
+  ):
+    """Starts from initial parameters, which are version 0.
+
+    Args:
+      plan: how the tensors are divided into fragments.
+      params: all of the plan's tensors, on their devices.
+      adoption: the way of adoption.
+      blend_alpha: alpha of "blend".
+    """
+    self.anchors: list[shards.HostFragment] = []
+    self.shardings = shards.shardings_of(params)
+    self._plan = plan
     self._adoption = adoption
     self._alpha = jnp.float32(blend_alpha)
-    self._references: dict[int, dict[int, Params]] = {}  # by step, in order
+    # R, where the way of adoption needs it: by step, in order.
+    self._references: dict[int, dict[int, Params]] = {}
+    self._published: dict[int, Params] = {}  # last since the anchor
+    for fragment in range(plan.num_fragments):
+      values = self.values(params, fragment)
+      held = {n: shards.to_host(n, value) for n, value in values.items()}
+      # On a CPU the host copy is the device's memory, which is given away.
+      self.anchors.append({n: t.owned() for n, t in held.items()})
+      self._started(fragment, 0, values)
 
-  def copy(self, params: Params) -> dict[str, jax.Array]:
-    """Starts device copies that nobody will donate."""
-    return {name: _copy(value) for name, value in params.items()}
+  def values(self, params: Params, fragment: int) -> dict[str, jax.Array]:
+    """Those of a fragment's tensors."""
+    return {t.name: params[t.name] for t in self._plan.fragments[fragment]}
+
+  def put(self, anchor: shards.HostFragment) -> dict[str, jax.Array]:
+    """Copies a fragment's values to the devices."""
+    return shards.put_fragment(anchor, self.shardings)
 
   def rehearse(self, params: Params) -> None:
-    """Compiles what publications and adoptions of these tensors will call."""
-    copies = self.copy(params)
-    if self._adoption == "blend":
-      for name, value in params.items():
-        _blend(copies[name], value, self._alpha)
-    elif self._adoption == "carry":
-      for name, value in params.items():
-        _carry(copies[name], value, value)
+    """Compiles what publications and adoptions will call."""
+    for fragment in range(self._plan.num_fragments):
+      values = self.values(params, fragment)
+      copies = copy_tree(values)
+      for name, value in values.items():
+        if self._adoption == "blend":
+          _blend(copies[name], value, self._alpha)
+        elif self._adoption == "carry":
+          _carry(copies[name], value, value)
 
-  def started(self, fragment: int, step: int, params: Params) -> None:
-    """At `step` the island's fragment equals a global version."""
-    if self._adoption == "carry":
-      self._references[fragment] = {step: self.copy(params)}
-
-  def published(self, fragment: int, step: int, copies: Params) -> None:
-    """The island published its values of `step`, which stay undonated."""
+  def publish(self, params: Params, fragment: int, step: int) -> Params:
+    """Starts copies of a fragment's values of this step, never donated."""
+    copies: Params = copy_tree(self.values(params, fragment))
+    self._published[fragment] = copies
     if self._adoption == "carry":
       first, *published = self._references[fragment].items()
       kept = published[: core.PUBLICATIONS_KEPT - 1]
       self._references[fragment] = dict([first, *kept, (step, copies)])
+    return copies
 
   def adopt(
-    self, fragment: int, kept_from: int, local: Params, adopted: Params
-  ) -> dict[str, jax.Array]:
-    """Returns the new parameters; `local` is donated to it.
+    self,
+    params: Live,
+    fragment: int,
+    anchor: shards.HostFragment,
+    kept_from: int,
+    on_device: Params | None = None,
+  ) -> None:
+    """Swaps a global version in.
 
     Args:
+      params: the island's; what the fragment's were is donated.
       fragment: which.
+      anchor: the version's values.
       kept_from: step of R, from `core.Adopt`.
-      local: the island's values now.
-      adopted: the global version; the caller gives it away as well.
+      on_device: the version's values on the devices, to be given away;
+        otherwise they are put there now.
     """
-    if self._adoption == "overwrite":
-      return dict(adopted)
-    if self._adoption == "blend":
-      return {n: _blend(local[n], x, self._alpha) for n, x in adopted.items()}
-    reference = self._references[fragment][kept_from]
-    new = {n: _carry(local[n], x, reference[n]) for n, x in adopted.items()}
-    self._references[fragment] = {kept_from: adopted}
-    return new
+    adopted = self._take(fragment, anchor, on_device)
+    if self._adoption == "carry":
+      reference = self._references[fragment][kept_from]
+      self._references[fragment] = {kept_from: adopted}
+    for name, value in adopted.items():
+      if self._adoption == "blend":
+        params[name] = _blend(params[name], value, self._alpha)
+      elif self._adoption == "carry":
+        params[name] = _carry(params[name], value, reference[name])
+      else:
+        params[name] = value
+
+  def start_over(
+    self,
+    params: Live,
+    fragment: int,
+    anchor: shards.HostFragment,
+    first_step: int,
+    on_device: Params | None = None,
+  ) -> None:
+    """Sets a fragment to a global version: what it learned is given up.
+
+    Args:
+      params: as for `adopt`.
+      fragment: as for `adopt`.
+      anchor: as for `adopt`.
+      first_step: the step its progress counts from.
+      on_device: as for `adopt`.
+    """
+    values = self._take(fragment, anchor, on_device)
+    self._started(fragment, first_step, values)
+    params.update(values)
+
+  def restore(
+    self,
+    params: Live,
+    anchors: Sequence[shards.HostFragment],
+    first_steps: Sequence[int],
+    saved: Progress | None = None,
+    carried: Collection[int] = (),
+  ) -> None:
+    """Sets all fragments to global versions, before any step of this life.
+
+    Args:
+      params: the island's.
+      anchors: [P], global versions to start from.
+      first_steps: [P], the step each fragment's progress counts from.
+      saved: where progress that never left the island is taken from.
+      carried: fragments with such progress: theta <- theta_s + (G - R_s).
+    """
+    for fragment, anchor in enumerate(anchors):
+      self.start_over(params, fragment, anchor, first_steps[fragment])
+      if fragment in carried:
+        assert saved is not None
+        for name in anchor:
+          local = self._on_devices(name, saved.params[name])
+          reference = self._on_devices(name, saved.references[name])
+          params[name] = _carried(local, params[name], reference)
+
+  def references(self) -> dict[str, Held]:
+    """As in `Progress`; nobody donates them."""
+    found: dict[str, Held] = {}
+    for fragment, anchor in enumerate(self.anchors):
+      found.update(self._published.get(fragment, anchor))
+    return found
+
+  def _take(
+    self,
+    fragment: int,
+    anchor: shards.HostFragment,
+    on_device: Params | None,
+  ) -> Params:
+    """A version is the fragment's anchor from now on; gives its values."""
+    self.anchors[fragment] = anchor
+    self._published.pop(fragment, None)
+    return self.put(anchor) if on_device is None else on_device
+
+  def _started(self, fragment: int, step: int, values: Params) -> None:
+    """At `step` the island's fragment equals a global version."""
+    if self._adoption == "carry":
+      self._references[fragment] = {step: copy_tree(values)}
+
+  def _on_devices(self, name: str, value: Held) -> jax.Array:
+    if isinstance(value, shards.HostTensor):
+      return shards.put(value, self.shardings[name])
+    return value

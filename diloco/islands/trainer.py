@@ -7,7 +7,7 @@ code driven by a core and by a tape.
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,9 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco.fragments import partition
-from diloco.islands import inner_step, schedules, swap
+from diloco.islands import inner_step, schedules, shards, swap
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
-
-Held: TypeAlias = jax.Array | placement_lib.HostTensor
 
 
 class Snapshot(NamedTuple):
@@ -27,17 +25,13 @@ class Snapshot(NamedTuple):
 
   Attributes:
     step: inner steps done.
-    params: every tensor's value.
+    progress: parameters and references.
     opt_state: the inner optimizer's state.
-    references: every tensor's value at its fragment's last publication, or
-      the global version where nothing was published since; what was learned
-      after it, `params - references`, has not left the island yet.
   """
 
   step: int
-  params: Mapping[str, jax.Array]
+  progress: swap.Progress
   opt_state: Any
-  references: Mapping[str, Held]
 
 
 class Trainer:
@@ -78,15 +72,9 @@ class Trainer:
       jax.device_put(_step_array(0), self.placement.replicated()),
     )
     self.step = 0
-    self.anchors: list[placement_lib.HostFragment] = []
-    self._published: dict[int, swap.Params] = {}  # last since the anchor
-    self._swap = swap.Swap(config.sync.adoption, config.sync.blend_alpha)
-    for fragment, tensors in enumerate(self.plan.fragments):
-      names = [t.name for t in tensors]
-      held = {n: placement_lib.to_host(n, params[n]) for n in names}
-      # On a CPU the host copy is the device's memory, which is given away.
-      self.anchors.append({n: t.owned() for n, t in held.items()})
-      self._swap.started(fragment, 0, self._values(fragment))
+    self.swap = swap.Swap(
+      self.plan, params, config.sync.adoption, config.sync.blend_alpha
+    )
     self._stream = task.batches(
       "train",
       share=island,
@@ -107,13 +95,8 @@ class Trainer:
   def compile(self) -> None:
     """Compiles everything that steps will call."""
     self._step_fn  # noqa: B018
-    for fragment in range(self.plan.num_fragments):
-      self._swap.rehearse(self._values(fragment))
+    self.swap.rehearse(self.state.params)
     self.opt_state_copy()
-
-  def _values(self, fragment: int) -> dict[str, jax.Array]:
-    params = self.state.params
-    return {t.name: params[t.name] for t in self.plan.fragments[fragment]}
 
   def take_batch(self) -> Mapping[str, jax.Array]:
     """Returns the next batch, on the mesh."""
@@ -124,60 +107,6 @@ class Trainer:
     self.state, metrics = self._step_fn(self.state, batch)
     self.step += 1
     return metrics
-
-  def copies(self, fragment: int) -> swap.Params:
-    """Starts copies of a fragment for a publication of this step."""
-    copies = self._swap.copy(self._values(fragment))
-    self._swap.published(fragment, self.step, copies)
-    self._published[fragment] = copies
-    return copies
-
-  def adopt(
-    self,
-    fragment: int,
-    anchor: placement_lib.HostFragment,
-    kept_from: int,
-    *,
-    muted_until: int = 0,
-    resync: bool = False,
-    params: swap.Params | None = None,
-  ) -> None:
-    """Swaps a global version in.
-
-    Args:
-      fragment: which.
-      anchor: the version's values.
-      kept_from: from `core.Adopt`.
-      muted_until: from `core.Adopt`.
-      resync: from `core.Adopt`.
-      params: the version's values on the mesh, to be given away; otherwise
-        they are put there now.
-    """
-    self.anchors[fragment] = anchor
-    self._published.pop(fragment, None)
-    if params is None:
-      params = self.put(anchor)
-    if muted_until or resync:
-      self._start_over(fragment, max(muted_until, self.step), params)
-      return
-    local = self._values(fragment)
-    adopted = self._swap.adopt(fragment, kept_from, local, params)
-    self.state.params.update(adopted)
-
-  def put(self, anchor: placement_lib.HostFragment) -> swap.Params:
-    """Copies a fragment's values to the mesh."""
-    return {name: self.placement.put(held) for name, held in anchor.items()}
-
-  def rebase(self, fragment: int) -> None:
-    """Sets a fragment to its anchor: what it learned since is given up."""
-    self._published.pop(fragment, None)
-    self._start_over(fragment, self.step, self.put(self.anchors[fragment]))
-
-  def _start_over(
-    self, fragment: int, first_step: int, params: swap.Params
-  ) -> None:
-    self.state.params.update(params)
-    self._swap.started(fragment, first_step, params)
 
   def optimizer_is_finite(self) -> bool:
     """Whether the inner optimizer's state is; waits for the devices."""
@@ -201,56 +130,33 @@ class Trainer:
   def resume(
     self,
     step: int,
-    anchors: Sequence[placement_lib.HostFragment],
+    anchors: Sequence[shards.HostFragment],
     first_steps: Sequence[int],
     *,
     opt_state: Any | None = None,
-    saved: Snapshot | None = None,
+    saved: swap.Progress | None = None,
     carried: Collection[int] = (),
   ) -> None:
     """Goes on after `step`, before any step of this life.
 
     Args:
       step: inner steps done in earlier lives.
-      anchors: [P], global versions to start from.
-      first_steps: [P], the step each fragment's progress counts from.
+      anchors: as for `swap.Swap.restore`, like the others.
+      first_steps: [P].
       opt_state: of the inner optimizer; None for a new one.
-      saved: where progress that never left the island is taken from.
-      carried: fragments with such progress: theta <- theta_s + (G - R_s).
+      saved: progress that never left the island.
+      carried: fragments with such progress.
     """
-    for fragment, anchor in enumerate(anchors):
-      values = self.put(anchor)
-      self._swap.started(fragment, first_steps[fragment], values)
-      if fragment in carried:
-        assert saved is not None
-        values = swap.carry_over(
-          self._on_mesh(saved.params, anchor),
-          values,
-          self._on_mesh(saved.references, anchor),
-        )
-      self.anchors[fragment] = anchor
-      self.state.params.update(values)
-    self._published.clear()
+    params = self.state.params
+    self.swap.restore(params, anchors, first_steps, saved, carried)
     if opt_state is None:
       opt_state = self.state.opt_state
     self.step = step
     # Copies: the given state is not this trainer's to give away.
     copies = swap.copy_tree(opt_state)
-    params = self.state.params
     moved = schedules.set_step(self._optimizer, copies, params, step)
     self.state = self._placed(params, moved)
     self._stream.seek(step)
-
-  def _on_mesh(
-    self, values: Mapping[str, Held], names: Collection[str]
-  ) -> dict[str, jax.Array]:
-    found = {}
-    for name in names:
-      value = values[name]
-      if isinstance(value, placement_lib.HostTensor):
-        value = self.placement.put(value)
-      found[name] = value
-    return found
 
   def _placed(
     self, params: inner_step.FlatParams, opt_state: Any
@@ -262,15 +168,9 @@ class Trainer:
 
   def snapshot(self) -> Snapshot:
     """Starts copies of the whole state in host memory; waits for nothing."""
-    references: dict[str, Held] = {}
-    for fragment, anchor in enumerate(self.anchors):
-      references.update(self._published.get(fragment, anchor))
-    return Snapshot(
-      self.step,
-      swap.copy_to_host_memory(self.state.params),
-      self.opt_state_copy(),
-      references,
-    )
+    params = swap.copy_to_host_memory(self.state.params)
+    progress = swap.Progress(params, self.swap.references())
+    return Snapshot(self.step, progress, self.opt_state_copy())
 
   def opt_state_copy(self) -> Any:
     """Starts copies of the inner optimizer's state in host memory."""
@@ -279,9 +179,8 @@ class Trainer:
   def poison(self, fragment: int) -> None:
     """Makes a fragment's values not finite: a fault for tests of the rest."""
     params = self.state.params
-    params.update(
-      {name: x * jnp.nan for name, x in self._values(fragment).items()}
-    )
+    for name, value in self.swap.values(params, fragment).items():
+      params[name] = value * jnp.nan
 
   def bare_loop(self, num_steps: int, state: Any) -> Any:
     """Steps from `state` without an island around, for comparison.

@@ -8,8 +8,7 @@ import orbax.checkpoint as ocp
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.islands import bootstrap, checkpoints, core, encoding
-from diloco.islands import placement as placement_lib
+from diloco.islands import bootstrap, checkpoints, core, encoding, shards
 from diloco.islands import trainer as trainer_lib
 from diloco.replay import scratch as scratch_lib
 from diloco.replay import script
@@ -43,6 +42,7 @@ class Performer:
       config, self._task, life.island, topology, jax.devices()
     )
     self._plan = self._trainer.plan
+    self._swap = self._trainer.swap
     self._bases: list[int] = []
     self._writer = ocp.StandardCheckpointer()
 
@@ -52,7 +52,7 @@ class Performer:
       self._scratch.snapshots,
       self._plan,
       fragment,
-      self._trainer.anchors[fragment],
+      self._swap.anchors[fragment],
       bootstrap.writer_name(*self._life),
     )
     self._scratch.write_head(head)
@@ -67,7 +67,7 @@ class Performer:
       [self._read(p, v) for p, v in enumerate(beginning.versions)],
       beginning.first_steps,
       opt_state=lent.opt_state if lent is not None else None,
-      saved=saved if beginning.carried else None,
+      saved=saved and saved.progress,
       carried=beginning.carried,
     )
     self._trainer.compile()
@@ -98,19 +98,19 @@ class Performer:
     return norms
 
   def _do(self, operation: script.Operation) -> None:
-    trainer = self._trainer
+    trainer, params = self._trainer, self._trainer.state.params
     match operation:
-      case script.Adopt():
-        self._bases[operation.fragment] = operation.version
-        trainer.adopt(
-          operation.fragment,
-          self._read(operation.fragment, operation.version),
-          operation.kept_from,
-          muted_until=operation.muted_until,
-          resync=operation.resync,
-        )
-      case script.Rebase(_, fragment):
-        trainer.rebase(fragment)
+      case script.Adopt(_, fragment, version):
+        self._bases[fragment] = version
+        anchor = self._read(fragment, version)
+        if operation.muted_until or operation.resync:
+          step = max(operation.muted_until, trainer.step)
+          self._swap.start_over(params, fragment, anchor, step)
+        else:
+          self._swap.adopt(params, fragment, anchor, operation.kept_from)
+      case script.Rebase(step, fragment):
+        anchor = self._swap.anchors[fragment]
+        self._swap.start_over(params, fragment, anchor, step)
       case script.Mend(_, source):
         healthy = self._restore(source)
         trainer.mend_optimizer(healthy.opt_state if healthy else None)
@@ -128,13 +128,15 @@ class Performer:
         f"its fragment started from version {self._bases[fragment]}",
         "the tape contradicts itself; restore it",
       )
-    copies = self._trainer.copies(fragment)
+    copies = self._swap.publish(
+      self._trainer.state.params, fragment, publish.step
+    )
     if not publish.wanted:
       return None
     encoded = encoding.encode(
       self._plan.fragments[fragment],
       copies,
-      self._trainer.anchors[fragment],
+      self._swap.anchors[fragment],
       self._config.sync.codec,
     )
     steps = publish.step - publish.first_step
@@ -156,12 +158,12 @@ class Performer:
     self._scratch.write_contribution(record, encoded.tensors)
     return encoded.norms
 
-  def _read(self, fragment: int, version: int) -> placement_lib.HostFragment:
-    return placement_lib.read_fragment(
+  def _read(self, fragment: int, version: int) -> shards.HostFragment:
+    return shards.read_fragment(
       self._scratch.snapshots,
       self._scratch.read_head(fragment, version),
       self._plan.fragments[fragment],
-      self._trainer.placement,
+      self._swap.shardings,
     )
 
   def _save(self, state: script.StateId) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from diloco import config as config_lib
-from diloco.islands import placement
+from diloco.islands import shards
 from diloco.islands import trainer as trainer_lib
 
 LEARNING_RATE = 0.5
@@ -99,18 +99,39 @@ def step(trainer, count=1):
   return metrics
 
 
+def publish(trainer, name):
+  """Copies of this leaf for a publication of this step."""
+  return trainer.swap.publish(
+    trainer.state.params, FRAGMENT[name], trainer.step
+  )
+
+
+def adopt(trainer, name, value, kept_from=0, **how):
+  """Swaps a version of this leaf in."""
+  trainer.swap.adopt(
+    trainer.state.params, FRAGMENT[name], anchor(name, value), kept_from, **how
+  )
+
+
+def start_over(trainer, name, value, first_step):
+  """Sets this leaf to a version."""
+  trainer.swap.start_over(
+    trainer.state.params, FRAGMENT[name], anchor(name, value), first_step
+  )
+
+
 def anchor(name, value):
   """A version of the fragment of this leaf."""
   shape = {"a": (2,), "b": (3,)}[name]
   values = jnp.full(shape, value, jnp.float32)
-  return {name: placement.to_host(name, values).owned()}
+  return {name: shards.to_host(name, values).owned()}
 
 
 def held(tensors):
   """The one value that all elements of a leaf have, by leaf."""
   found = {}
   for name, value in tensors.items():
-    if isinstance(value, placement.HostTensor):
+    if isinstance(value, shards.HostTensor):
       value = value.whole()
     (found[name],) = set(np.asarray(value).tolist())
   return found

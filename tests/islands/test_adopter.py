@@ -3,13 +3,13 @@
 import threading
 import time
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cut_builder import PLAN, CutRun, filled, spoil
 
 from diloco import workers
-from diloco.islands import adopter, fetching, notices, placement, watching
+from diloco.islands import adopter, fetching, notices, shards, watching
 from diloco.snapshots import keys, operations, records
 
 _PATIENCE_SECS = 20.0
@@ -29,7 +29,7 @@ def make(run):
       adopter.Adopter(
         run.store,
         PLAN,
-        placement.Placement((1,), jax.devices()[:1]),
+        dict.fromkeys("ab", jnp.zeros(4).sharding),
         island=0,
         versions=versions,
         poll_secs=lambda: 0.005,
@@ -154,10 +154,10 @@ def test_error_nobody_expected_is_raised_on_the_thread_that_asks(
   monkeypatch.setattr(watching, "_RETRY_SECS", (0.0, 0.0))
   monkeypatch.setattr(watching, "_DAMAGED_SECS", (0.0, 0.0))
 
-  def put(self, tensor):
+  def put(tensor, sharding):
     raise RuntimeError("RESOURCE_EXHAUSTED: out of device memory")
 
-  monkeypatch.setattr(placement.Placement, "put", put)
+  monkeypatch.setattr(shards, "put", put)
   run.commit(0, 1, {0: 8}, value=1.0)
   thread = make([0, 0])
   thread._worker.join()

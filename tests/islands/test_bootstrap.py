@@ -10,7 +10,7 @@ from diloco.snapshots import keys, records, store
 
 
 class Part:
-  """A tensor this host holds all of, as `placement.HostFragment` has it."""
+  """A tensor this host holds all of, as `shards.HostFragment` has it."""
 
   def __init__(self, values):
     self.shard_shape = values.shape

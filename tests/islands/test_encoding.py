@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from diloco.fragments import partition
-from diloco.islands import encoding, placement
+from diloco.islands import encoding, shards
 from diloco.syncer import merge, passes, sources
 
 CASES = {
@@ -23,7 +23,7 @@ def test_norm_is_that_of_the_values_as_encoded(name, codec):
   anchor = np.asarray(CASES[name], np.float32)
   spec = partition.Tensor("w", anchor.shape, "rda")
   zeros = jnp.zeros(anchor.shape)
-  held = {"w": placement.to_host("w", jnp.asarray(anchor)).owned()}
+  held = {"w": shards.to_host("w", jnp.asarray(anchor)).owned()}
   encoded = encoding.encode([spec], {"w": zeros}, held, codec)
   (_, values), *_ = encoded.tensors[0].pieces
   (found,) = passes.measure([sources.MemorySource(values)])

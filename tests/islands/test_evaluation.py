@@ -45,16 +45,18 @@ def run(tmp_path):
 @pytest.fixture
 def evaluator(run):
   mesh = placement.Placement((1,), jax.devices()[:1])
+  shardings = dict.fromkeys("ab", mesh.replicated())
   trainer = types.SimpleNamespace(
     plan=PLAN,
     placement=mesh,
+    swap=types.SimpleNamespace(shardings=shardings),
     tree=types.SimpleNamespace(unflatten=lambda flat: flat),
   )
   waited = []
   made = evaluation.Evaluator(
     Task(),
     trainer,
-    fetching.Fetcher(run.store, PLAN, mesh),
+    fetching.Fetcher(run.store, PLAN, shardings),
     heartbeat.Progress(),
     timing.derive(config_lib.ControllerConfig(), 0.0),
     sleep=waited.append,

@@ -335,7 +335,7 @@ def test_version_at_hand_is_adopted_and_told(make):
     "lost_from_step": 2,
     "lost_to_step": 3,
   }
-  assert island.exchange.base_version(FRAGMENT["a"]) == 1
+  assert island.exchange._core.positions[FRAGMENT["a"]].base == 1
   assert island.exchange.in_flight == []
   island.hear(fetched("a", 1, 9.0))  # not newer
   assert island.values()["a"] == 7
@@ -349,7 +349,7 @@ def test_version_that_came_after_a_cut_waits_for_the_islands_part(make):
   island.hear(fetched("a", 1, 7.0, merged_step=2, cut=5))
   (job,) = island.saver.given
   assert (job.serial, job.cut, job.part) == (1, 5, True)
-  assert held(job.snapshot.params) == before
+  assert held(job.snapshot.progress.params) == before
   assert job.positions[FRAGMENT["a"]] == core.Position(0, 0, 2)
   assert job.ticket == ("ticket", job.positions, 1)
   assert island.values()["a"] == 7

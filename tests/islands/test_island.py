@@ -46,12 +46,12 @@ def _heads(snapshots, config):
 def _settle(island, config, run_dir):
   """Lets an island adopt whatever the heads hold now."""
   snapshots = store.SnapshotStore(process.store_url(run_dir))
-  core = island._exchange
+  core = island._exchange._core
 
   def adopted():
     island.idle()
     heads = _heads(snapshots, config)
-    return all(core.base_version(h.fragment) == h.version for h in heads)
+    return [p.base for p in core.positions] == [h.version for h in heads]
 
   _wait_for(adopted)
 

@@ -150,7 +150,7 @@ def test_old_version_is_not_adopted_again():
   _step(state, ready=[core.Ready(0, 3, 0)])
   again = _step(state, ready=[core.Ready(0, 3, 0)])
   assert not [a for a in again if isinstance(a, core.Adopt)]
-  assert state.base_version(0) == 3
+  assert state.positions[0].base == 3
 
 
 def test_restarted_island_publishes_every_fragment_within_h_steps():

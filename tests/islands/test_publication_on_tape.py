@@ -3,13 +3,12 @@
 import errno
 import threading
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from diloco.fragments import partition
-from diloco.islands import core, placement, publisher
+from diloco.islands import core, publisher, shards
 from diloco.snapshots import store
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "mean")], 1)
@@ -46,9 +45,8 @@ def publish(snapshots, tape):
   thread = publisher.Publisher(
     snapshots, PLAN, publisher.Identity(0, 1, 10, 0), "f32", tape
   )
-  mesh = placement.Placement((1,), jax.devices())
-  values = jax.device_put(jnp.ones(4), mesh.param((4,)))
-  held = placement.to_host("w", values + 1).owned()
+  values = jnp.ones(4)
+  held = shards.to_host("w", values + 1).owned()
 
   def submit():
     action = core.Publish(0, 0, 0, 8, "schedule")

@@ -8,7 +8,7 @@ import pytest
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, outbox, placement, publisher
+from diloco.islands import core, encoding, outbox, publisher, shards
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, reader, recorder
 
@@ -34,7 +34,7 @@ class _Gate:
 
 def _publication(first_step, step, base=0):
   params = {"w": jnp.arange(4.0) * step}
-  anchor = {"w": placement.to_host("w", jnp.zeros(4)).owned()}
+  anchor = {"w": shards.to_host("w", jnp.zeros(4)).owned()}
   action = core.Publish(0, base, first_step, step, "schedule")
   return publisher.Publication(action, params, anchor)
 

@@ -9,6 +9,7 @@ import types
 
 import cut_builder
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
@@ -19,7 +20,6 @@ from diloco.islands import (
   checkpoints,
   core,
   notices,
-  placement,
   publisher,
   recovery,
 )
@@ -107,7 +107,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   assert second._trainer._stream.position == 6
   for before, after in zip(moments, _moments(second), strict=True):
     np.testing.assert_array_equal(before, after)
-  anchors = second._trainer.anchors
+  anchors = second._trainer.swap.anchors
   for name, held in anchors[0].items():
     expected = at_six[name] + (held.whole() - at_four[name])
     np.testing.assert_array_equal(_values(second)[name], expected)
@@ -146,8 +146,9 @@ def test_island_that_comes_back_waits_until_the_store_can_be_read(tmp_path):
     if len(waits) == 2:
       run.store.write(keys.head_key(1), whole)
 
-  mesh = placement.Placement((1,), jax.devices()[:1])
-  trainer = types.SimpleNamespace(plan=cut_builder.PLAN, placement=mesh)
+  shardings = dict.fromkeys("ab", jnp.zeros(4).sharding)
+  swap = types.SimpleNamespace(shardings=shardings)
+  trainer = types.SimpleNamespace(plan=cut_builder.PLAN, swap=swap)
   found = recovery.Recovery(
     tmp_path, run.store, trainer, island=0, incarnation=2, sleep=sleep
   )._look()
@@ -329,10 +330,10 @@ def test_restored_state_steps_on_to_the_same_bits(tmp_path, topology):
   _, restored = checkpoints.restore(path, second.state)
   second.resume(
     3,
-    second.anchors,
+    second.swap.anchors,
     [0] * 4,
     opt_state=restored.opt_state,
-    saved=restored,
+    saved=restored.progress,
     carried=range(4),
   )
   for one, other in zip(expected, step_on(second), strict=True):
@@ -469,9 +470,9 @@ def test_version_at_hand_when_an_island_is_told_is_not_adopted_alone(
   island.poison(2)
   exchange = island._exchange
   take = exchange._adopter.take
-  anchor = exchange._trainer.anchors[0]
+  anchor = exchange._swap.anchors[0]
   at_hand = adopter.Fetched(
-    0, 0, 0, 0, anchor, exchange._trainer.put(anchor), 0, "", 0.0
+    0, 0, 0, 0, anchor, exchange._swap.put(anchor), 0, "", 0.0
   )
   told = [adopter.News(None, [at_hand], notices.Notices(offences=1))]
   monkeypatch.setattr(
@@ -510,7 +511,7 @@ def test_damaged_answer_of_one_peer_makes_room_for_anothers(
     snapshots.write(keys.member_key(m), member)
   answers = []
 
-  def ask(store, request, like, where, patience_secs):
+  def ask(store, request, like, patience_secs):
     assert store.names(keys.PEER_STATES) == []
     assert (request.island, request.versions) == (1, [3, 4])
     assert patience_secs == (6 + 2 * 2) * 2.0 + 4 * 0.5
@@ -521,9 +522,7 @@ def test_damaged_answer_of_one_peer_makes_room_for_anothers(
     return "state", "moments"
 
   monkeypatch.setattr(recovery.peers, "ask", ask)
-  trainer = types.SimpleNamespace(
-    state=types.SimpleNamespace(opt_state=None), placement=None
-  )
+  trainer = types.SimpleNamespace(state=types.SimpleNamespace(opt_state=None))
   coming = recovery.Recovery(
     tmp_path, snapshots, trainer, island=1, incarnation=2, sleep=lambda _: None
   )

@@ -265,7 +265,7 @@ def test_island_that_leaves_waits_for_no_store(disk, monkeypatch):
 def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
   trainer = quadratic.make_trainer(quadratic.Task(0.5))
   quadratic.step(trainer, 2)
-  trainer.copies(quadratic.FRAGMENT["b"])
+  quadratic.publish(trainer, "b")
   quadratic.step(trainer)
   settled = types.SimpleNamespace(
     identity=publisher.Identity(0, 1, 10), wait_settled=lambda ticket: True
@@ -281,8 +281,12 @@ def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
   _, found = checkpoints.restore(path, trainer.state)
   change, velocity = quadratic.moved(0, 3, 0.5)
   assert found.step == 3
-  assert quadratic.held(found.params) == {"a": change, "b": 1 + change}
+  learned = found.progress
+  assert quadratic.held(learned.params) == {"a": change, "b": 1 + change}
   published, _ = quadratic.moved(0, 2, 0.5)
-  assert quadratic.held(found.references) == {"a": 0, "b": 1 + published}
+  assert quadratic.held(learned.references) == {
+    "a": 0,
+    "b": 1 + published,
+  }
   leaves = [x for x in jax.tree.leaves(found.opt_state) if np.ndim(x)]
   assert {float(x[0]) for x in leaves} == {velocity}

@@ -4,23 +4,56 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.islands import core, swap
+from diloco.fragments import partition
+from diloco.islands import core, shards, swap
 
-F = 3  # the fragment
+PLAN = partition.partition(
+  [partition.Tensor("w", (2,), "mean"), partition.Tensor("v", (1,), "mean")], 2
+)
+F, OTHER = 0, 1  # the fragments of "w" and of "v"
 
 
-def params(*values):
-  return {"w": jnp.asarray(values, jnp.float32)}
+class Model:
+  """Two tensors, each a fragment, and a `Swap` of them."""
+
+  def __init__(self, adoption, alpha=0.5, start=0.0):
+    self.params = {
+      "w": jnp.full((2,), start, jnp.float32),
+      "v": jnp.full((1,), start, jnp.float32),
+    }
+    self.swap = swap.Swap(PLAN, self.params, adoption, alpha)
+
+  def learn(self, *values, name="w"):
+    self.params[name] = jnp.asarray(values, jnp.float32)
+
+  def publish(self, step, fragment=F):
+    return self.swap.publish(self.params, fragment, step)
+
+  def adopt(self, kept_from, *values, name="w"):
+    """Gives the values after it."""
+    fragment = F if name == "w" else OTHER
+    self.swap.adopt(
+      self.params, fragment, anchor(*values, name=name), kept_from
+    )
+    return np.asarray(self.params[name]).tolist()
 
 
-def values(found):
-  return np.asarray(found["w"]).tolist()
+def anchor(*values, name="w"):
+  array = jnp.asarray(values, jnp.float32)
+  return {name: shards.to_host(name, array).owned()}
+
+
+def test_each_tensor_of_the_plan_is_its_own_fragment():
+  assert [[t.name for t in tensors] for tensors in PLAN.fragments] == [
+    ["w"],
+    ["v"],
+  ]
 
 
 def test_overwrite_takes_the_global_version_as_it_is():
-  made = swap.Swap("overwrite", 0.25)
-  made.started(F, 0, params(1, 2))
-  assert values(made.adopt(F, 0, params(5, 6), params(8, 16))) == [8, 16]
+  made = Model("overwrite", 0.25)
+  made.learn(1, 2)
+  assert made.adopt(0, 8, 16) == [8, 16]
 
 
 @pytest.mark.parametrize(
@@ -28,64 +61,76 @@ def test_overwrite_takes_the_global_version_as_it_is():
 )
 def test_blend_weighs_the_islands_own_values_with_alpha(alpha, expected):
   # alpha * local + (1 - alpha) * global, Streaming DiLoCo, equation 3.
-  made = swap.Swap("blend", alpha)
-  assert values(made.adopt(F, 0, params(4, 4), params(8, 16))) == expected
+  made = Model("blend", alpha)
+  made.learn(4, 4)
+  assert made.adopt(0, 8, 16) == expected
 
 
 def test_carry_adds_what_was_learned_since_the_reference():
-  made = swap.Swap("carry", 0.5)
-  made.started(F, 0, params(1, 1))
-  made.published(F, 4, params(2, 3))
   # theta + (G - R): with R of step 4, then with R of step 0.
-  assert values(made.adopt(F, 4, params(5, 5), params(10, 20))) == [13, 22]
-  made.started(F, 0, params(1, 1))
-  assert values(made.adopt(F, 0, params(5, 5), params(10, 20))) == [14, 24]
+  for kept_from, expected in ((4, [13, 22]), (0, [14, 24])):
+    made = Model("carry", start=1)
+    made.learn(2, 3)
+    made.publish(4)
+    made.learn(5, 5)
+    assert made.adopt(kept_from, 10, 20) == expected
 
 
 def test_carry_refers_to_what_it_adopted_last():
-  made = swap.Swap("carry", 0.5)
-  made.started(F, 0, params(1))
-  made.published(F, 4, params(2))
-  local = made.adopt(F, 4, params(5), params(10))
-  assert values(local) == [13]
+  made = Model("carry")
+  made.learn(2, 2)
+  made.publish(4)
+  made.learn(5, 5)
+  assert made.adopt(4, 10, 10) == [13, 13]
   # Nothing was published since: what it learned is local less the adopted.
-  assert values(made.adopt(F, 4, params(20), params(100))) == [110]
+  made.learn(20, 20)
+  assert made.adopt(4, 100, 100) == [110, 110]
 
 
 def test_carry_keeps_the_first_reference_and_the_newest_publications():
-  made = swap.Swap("carry", 0.5)
-  made.started(F, 0, params(0))
   steps = range(1, core.PUBLICATIONS_KEPT + 3)
-  for step in steps:
-    made.published(F, step, params(step))
-  for kept in (0, 1, core.PUBLICATIONS_KEPT - 1, steps[-1]):
-    made_again = swap.Swap("carry", 0.5)
-    made_again.started(F, 0, params(0))
+
+  def published():
+    made = Model("carry")
     for step in steps:
-      made_again.published(F, step, params(step))
-    adopted = made_again.adopt(F, kept, params(100), params(1000))
-    assert values(adopted) == [100 + 1000 - kept]
+      made.learn(step, step)
+      made.publish(step)
+    made.learn(100, 100)
+    return made
+
+  for kept in (0, 1, core.PUBLICATIONS_KEPT - 1, steps[-1]):
+    assert published().adopt(kept, 1000, 1000) == [1100 - kept] * 2
   with pytest.raises(KeyError):
-    made.adopt(F, core.PUBLICATIONS_KEPT + 1, params(0), params(0))
+    published().adopt(core.PUBLICATIONS_KEPT + 1, 0, 0)
 
 
 def test_fragments_have_references_of_their_own():
-  made = swap.Swap("carry", 0.5)
-  made.started(0, 0, params(1))
-  made.started(1, 0, params(2))
-  made.published(1, 4, params(3))
-  assert values(made.adopt(0, 0, params(5), params(10))) == [14]
-  assert values(made.adopt(1, 4, params(5), params(10))) == [12]
+  made = Model("carry", start=1)
+  made.learn(3, name="v")
+  made.publish(4, OTHER)
+  made.learn(5, 5)
+  made.learn(5, name="v")
+  assert made.adopt(0, 10, 10) == [14, 14]
+  assert made.adopt(4, 10, name="v") == [12]
 
 
-def test_carry_over_gives_nothing_away():
-  local, adopted, reference = params(5), params(10), params(2)
-  assert values(swap.carry_over(local, adopted, reference)) == [13]
-  assert values(local) == [5] and values(adopted) == [10]
+def test_progress_that_never_left_is_put_on_top_and_nothing_is_given_away():
+  saved = swap.Progress(
+    {"w": jnp.full((2,), 5.0), "v": jnp.full((1,), 7.0)},
+    {"w": anchor(2, 2)["w"], "v": jnp.full((1,), 1.0)},
+  )
+  made = Model("carry")
+  versions = [anchor(10, 20), anchor(30, name="v")]
+  made.swap.restore(made.params, versions, [3, 4], saved, carried=[F])
+  assert np.asarray(made.params["w"]).tolist() == [13, 23]
+  assert np.asarray(made.params["v"]).tolist() == [30]
+  assert np.asarray(saved.params["w"]).tolist() == [5, 5]
+  made.learn(14, 24)
+  assert made.adopt(3, 10, 20) == [14, 24]
 
 
 def test_copies_outlive_what_they_were_made_of():
-  original = params(7)
-  copies = swap.Swap("overwrite", 0.0).copy(original)
-  original["w"].delete()
-  assert values(copies) == [7]
+  made = Model("overwrite", start=7)
+  copies = made.publish(0)
+  made.params["w"].delete()
+  assert np.asarray(copies["w"]).tolist() == [7, 7]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import quadratic
-from quadratic import FRAGMENT, anchor, held, step
+from quadratic import FRAGMENT, adopt, anchor, held, publish, start_over, step
 from quadratic import make_trainer as make
 
 from diloco.islands import trainer
@@ -19,7 +19,7 @@ def test_trainer_begins_at_version_zero():
   made = make()
   assert made.step == 0 and values(made) == {"a": 0, "b": 1}
   for name, fragment in FRAGMENT.items():
-    assert held(made.anchors[fragment]) == {name: {"a": 0, "b": 1}[name]}
+    assert held(made.swap.anchors[fragment]) == {name: {"a": 0, "b": 1}[name]}
   found = [(t.name, t.merge) for (t,) in made.plan.fragments]
   assert found == [("b", "mean"), ("a", "rda")]
 
@@ -52,7 +52,7 @@ def test_compiling_takes_no_batch_and_no_step():
 def test_copies_for_a_publication_are_of_that_very_step():
   made = make()
   step(made, 2)
-  copies = made.copies(FRAGMENT["a"])
+  copies = publish(made, "a")
   step(made, 2)
   assert held(copies) == {"a": quadratic.moved(0, 2)[0]}
 
@@ -69,12 +69,12 @@ ADOPTED = {
 def test_version_is_adopted_in_the_runs_way(way):
   made = make(adoption=way, blend_alpha=0.25)
   step(made, 2)
-  made.copies(FRAGMENT["a"])
+  publish(made, "a")
   step(made, 2)
-  made.adopt(FRAGMENT["a"], anchor("a", 10.0), kept_from=2)
+  adopt(made, "a", 10.0, 2)
   assert values(made) == {"a": ADOPTED[way], "b": -4}
-  assert held(made.anchors[FRAGMENT["a"]]) == {"a": 10}
-  assert held(made.anchors[FRAGMENT["b"]]) == {"b": 1}
+  assert held(made.swap.anchors[FRAGMENT["a"]]) == {"a": 10}
+  assert held(made.swap.anchors[FRAGMENT["b"]]) == {"b": 1}
   step(made)  # it trains on from there
   assert values(made) == {"a": ADOPTED[way] - 2.5, "b": -6.5}
 
@@ -82,60 +82,59 @@ def test_version_is_adopted_in_the_runs_way(way):
 def test_adopted_values_that_are_on_the_mesh_already_are_taken():
   made = make(adoption="overwrite")
   params = {"a": jnp.full((2,), 7.0)}
-  made.adopt(FRAGMENT["a"], anchor("a", 7.0), 0, params=params)
+  adopt(made, "a", 7.0, on_device=params)
   assert values(made)["a"] == 7
-  assert held(made.anchors[FRAGMENT["a"]]) == {"a": 7}
+  assert held(made.swap.anchors[FRAGMENT["a"]]) == {"a": 7}
 
 
-@pytest.mark.parametrize("how", [{"resync": True}, {"muted_until": 6}])
-def test_resync_and_muting_take_the_version_and_count_from_there(how):
+@pytest.mark.parametrize("first", [3, 6])
+def test_who_starts_over_takes_the_version_and_counts_from_there(first):
   made = make(adoption="carry")
   step(made, 3)
-  made.adopt(FRAGMENT["a"], anchor("a", 10.0), 0, **how)
+  start_over(made, "a", 10.0, first)
   assert values(made)["a"] == 10
-  first = how.get("muted_until", 3)
   step(made)  # x is 4
-  made.adopt(FRAGMENT["a"], anchor("a", 20.0), kept_from=first)
+  adopt(made, "a", 20.0, first)
   # What it learned since: 8 - 10.
   assert values(made)["a"] == 18
 
 
-def test_rebase_gives_up_what_was_learned_since_the_anchor():
+def test_who_starts_over_from_the_anchor_gives_up_what_was_learned_since():
   made = make(adoption="carry")
-  made.adopt(FRAGMENT["a"], anchor("a", 10.0), 0)
+  adopt(made, "a", 10.0)
   step(made, 2)
-  made.copies(FRAGMENT["a"])
-  made.rebase(FRAGMENT["a"])
+  publish(made, "a")
+  start_over(made, "a", 10.0, 2)
   assert values(made) == {"a": 10, "b": -0.5}
-  assert held(made.snapshot().references)["a"] == 10
+  assert held(made.snapshot().progress.references)["a"] == 10
   step(made)
-  made.adopt(FRAGMENT["a"], anchor("a", 0.0), kept_from=2)
+  adopt(made, "a", 0.0, 2)
   assert values(made)["a"] == -1.5
 
 
 def test_snapshot_is_of_its_step_whatever_comes_after():
   made = make(quadratic.Task(0.5))
   step(made, 2)
-  made.copies(FRAGMENT["b"])
+  publish(made, "b")
   step(made)
   change, velocity = quadratic.moved(0, 3, 0.5)
   taken = made.snapshot()
   step(made, 2)
-  made.adopt(FRAGMENT["b"], anchor("b", 9.0), 0)
+  adopt(made, "b", 9.0)
   assert taken.step == 3
-  assert held(taken.params) == {"a": change, "b": 1 + change}
+  assert held(taken.progress.params) == {"a": change, "b": 1 + change}
   # Last published of b, and where a began.
   published, _ = quadratic.moved(0, 2, 0.5)
-  assert held(taken.references) == {"a": 0, "b": 1 + published}
+  assert held(taken.progress.references) == {"a": 0, "b": 1 + published}
   moments = [x for x in jax.tree.leaves(taken.opt_state) if x.ndim]
   assert {float(x[0]) for x in moments} == {velocity}
-  assert held(made.snapshot().references)["b"] == 9
+  assert held(made.snapshot().progress.references)["b"] == 9
 
 
 def test_life_goes_on_from_versions_and_what_was_not_published():
   before = make(quadratic.Task(0.5))
   step(before, 2)
-  before.copies(FRAGMENT["a"])
+  publish(before, "a")
   step(before, 2)
   saved = before.snapshot()
   made = make(quadratic.Task(0.5), adoption="carry")
@@ -145,17 +144,17 @@ def test_life_goes_on_from_versions_and_what_was_not_published():
     anchors,
     [2, 2],
     opt_state=saved.opt_state,
-    saved=saved,
+    saved=saved.progress,
     carried=[FRAGMENT["a"]],
   )
   learned = quadratic.moved(0, 4, 0.5)[0] - quadratic.moved(0, 2, 0.5)[0]
   assert made.step == 4 and made.state.step == 4
   assert values(made) == {"a": 10 + learned, "b": 10}
-  assert held(made.snapshot().references) == {"a": 10, "b": 10}
+  assert held(made.snapshot().progress.references) == {"a": 10, "b": 10}
   step(made)  # with the fifth batch, and the momentum of the fourth
   change, _ = quadratic.moved(4, 5, 0.5, quadratic.moved(0, 4, 0.5)[1])
   assert values(made) == {"a": 10 + learned + change, "b": 10 + change}
-  made.adopt(FRAGMENT["a"], anchor("a", 0.0), kept_from=2)
+  adopt(made, "a", 0.0, 2)
   assert values(made)["a"] == learned + change
 
 
@@ -164,7 +163,7 @@ def test_given_optimizer_state_is_copied_and_another_is_left_as_it_is():
   step(donor, 3)
   state = donor.opt_state_copy()
   made = make(quadratic.Task(0.5))
-  anchors = list(made.anchors)
+  anchors = list(made.swap.anchors)
   made.resume(3, anchors, [3, 3], opt_state=state)
   step(made, 2)
   for leaf in jax.tree.leaves(state):

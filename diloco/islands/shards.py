@@ -1,0 +1,141 @@
+"""One process's part of an array: shards in host memory, and on the devices.
+
+A `HostTensor` is what this process holds of a tensor in host memory: each shard
+once, with its box. Nothing here knows how a sharding came to be; an array's own
+says it.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+from diloco.fragments import partition
+from diloco.snapshots import arrays, records, store
+
+Sharding: TypeAlias = jax.sharding.Sharding
+Shardings: TypeAlias = Mapping[str, Sharding]  # by tensor name
+
+
+@dataclasses.dataclass(frozen=True)
+class HostTensor:
+  """One tensor's shards on this host, each box once."""
+
+  name: str
+  shape: tuple[int, ...]
+  shard_shape: tuple[int, ...]
+  pieces: tuple[tuple[arrays.Index, np.ndarray], ...]
+
+  def owned(self) -> "HostTensor":
+    """The same values in memory of their own."""
+    pieces = tuple((box, np.array(values)) for box, values in self.pieces)
+    return dataclasses.replace(self, pieces=pieces)
+
+  def whole(self) -> np.ndarray:
+    """The whole tensor, if this process holds all of it."""
+    if len(self.pieces) == 1:
+      return self.pieces[0][1]
+    values = np.empty(self.shape, self.pieces[0][1].dtype)
+    for box, piece in self.pieces:
+      values[box] = piece
+    return values
+
+
+HostFragment = Mapping[str, HostTensor]
+
+
+def shardings_of(
+  values: Mapping[str, jax.Array],
+) -> dict[str, Sharding]:
+  """How each of some arrays is divided over its devices."""
+  return {name: value.sharding for name, value in values.items()}
+
+
+def boxes(shape: Sequence[int], sharding: Sharding) -> list[arrays.Index]:
+  """The distinct boxes of an array that this process holds."""
+  found = sharding.addressable_devices_indices_map(tuple(shape))
+  all_boxes = [_bounds(index, shape) for index in found.values()]
+  by_start = {_start(box): box for box in all_boxes}
+  return [by_start[start] for start in sorted(by_start)]
+
+
+def put(tensor: HostTensor, sharding: Sharding) -> jax.Array:
+  """Puts host shards on the devices that hold them.
+
+  On a CPU a device may read the host's memory in place, whatever it is asked
+  for. JAX writes over no memory of the host's, also when such an array is
+  donated; who owns the host's copy must not either.
+  """
+  by_start = {_start(box): values for box, values in tensor.pieces}
+  indices = sharding.addressable_devices_indices_map(tensor.shape)
+  shards = [
+    jax.device_put(by_start[_start(_bounds(index, tensor.shape))], device)
+    for device, index in indices.items()
+  ]
+  return jax.make_array_from_single_device_arrays(
+    tensor.shape, sharding, shards
+  )
+
+
+def put_fragment(
+  fragment: HostFragment, shardings: Shardings
+) -> dict[str, jax.Array]:
+  """Puts all tensors of a fragment on the devices that hold them."""
+  return {name: put(held, shardings[name]) for name, held in fragment.items()}
+
+
+def to_host(name: str, array: jax.Array) -> HostTensor:
+  """Copies the shards this process holds to host memory, each box once."""
+  pieces = {}
+  for shard in array.addressable_shards:
+    box = _bounds(shard.index, array.shape)
+    if _start(box) not in pieces:
+      pieces[_start(box)] = (box, np.asarray(shard.data))
+  return HostTensor(
+    name,
+    array.shape,
+    array.sharding.shard_shape(array.shape),
+    tuple(pieces[start] for start in sorted(pieces)),
+  )
+
+
+def read_fragment(
+  snapshots: store.SnapshotStore,
+  head: records.Head,
+  tensors: Sequence[partition.Tensor],
+  shardings: Shardings,
+) -> dict[str, HostTensor]:
+  """Reads from a global version only the shards this process holds."""
+  found, reads = {}, []
+  for tensor, chunk_shape in zip(tensors, head.chunks, strict=True):
+    layout = arrays.Layout(tensor.shape, "float32", tuple(chunk_shape))
+    opened = snapshots.arrays.open(
+      f"{head.payload}/params", tensor.name, layout
+    )
+    sharding = shardings[tensor.name]
+    pieces = []
+    for box in boxes(tensor.shape, sharding):
+      values = np.empty([s.stop - s.start for s in box], np.float32)
+      reads.append(opened.begin_read(values, box))
+      pieces.append((box, values))
+    found[tensor.name] = HostTensor(
+      tensor.name,
+      tensor.shape,
+      sharding.shard_shape(tensor.shape),
+      tuple(pieces),
+    )
+  for read in reads:
+    read.finish()
+  return found
+
+
+def _bounds(index: arrays.Index, shape: Sequence[int]) -> arrays.Index:
+  return tuple(
+    slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)
+  )
+
+
+def _start(box: arrays.Index) -> tuple[int, ...]:
+  return tuple(s.start for s in box)
