@@ -303,6 +303,7 @@ class Fates:
       keeper = self._keepers.get(syncer.life) if syncer else None
       if (
         keeper
+        and kind != "corrupt_record"  # its name does not tell its rows
         and keeper.heads[record.fragment] is self.versions[record.fragment][-1]
       ):
         raise Violation(f"{record.key} is merged, and was discarded as {kind}")
