@@ -73,7 +73,7 @@ class Fates:
     """A record is there once more: it may be judged otherwise now."""
     if content.fate:
       self.seen["sent_again"] += 1
-      content.fate = ""
+      content.judged, content.fate = (content.fate, content.fate_of), ""
       for span in content.spans:
         self.ledger.take_back(content.island, content.fragment, span)
 
@@ -86,6 +86,11 @@ class Fates:
     if content.fate and content.fate_of[0] == record.epoch:
       return
     island, fragment = record.island, record.fragment
+    if content.judged and not life.alive:
+      # Whoever judged it first has died, and now its deletion takes effect.
+      content.fate, content.fate_of = content.judged
+      span = record.first_step, record.step
+      return self.ledger.name(island, fragment, *span, content.fate)
     merged = self.versions[fragment][-1].rows.get(island, ())
     settled = values.union(self.ledger.settled(island, fragment, merged))
     if not any(f <= record.first_step and record.step <= e for f, e in settled):

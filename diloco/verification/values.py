@@ -29,6 +29,7 @@ class Delta:
     sent: moment it was handed over to be published, as a number that grows.
     fate: what became of it so far: "" or a reason, or "merged".
     fate_of: epoch and token of whoever decided that.
+    judged: fate and its `fate_of` before its record was sent once more.
     discarded: whether any leader has discarded it.
   """
 
@@ -42,6 +43,7 @@ class Delta:
     "fragment",
     "incarnation",
     "island",
+    "judged",
     "norm",
     "sent",
     "spans",
@@ -68,6 +70,7 @@ class Delta:
     self.norm = norm
     self.sent = 0
     self.fate = ""
+    self.judged: tuple[str, tuple[int, int]] | None = None
     self.fate_of = (-1, -1)
     self.discarded = False
 
