@@ -231,6 +231,8 @@ class Syncer:
           self.cuts.take_part(action.number, self.heads.records)
         elif kind is core_lib.Quarantine:
           self.world.checker.seen["quarantined"] += 1
+          if action.suspended_secs:
+            self.world.disturbed(action.suspended_secs)
           yield from self.chores.accuse(action)
         elif kind is core_lib.Remind:
           yield from self.chores.remind(action.island)
