@@ -68,6 +68,7 @@ class SyncConfig:
   """Fragments, rounds and their merging."""
 
   num_fragments: int = 24  # P
+  split_tensors: bool = False  # large leaves are cut, so that P are balanced
   every: int = 24  # H, inner steps
   overlap_steps: int = 2  # tau
   quorum: int = 1  # K

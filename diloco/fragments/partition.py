@@ -1,8 +1,11 @@
-"""Fragments: disjoint sets of parameter leaves synchronised together.
+"""Fragments: disjoint sets of tensors synchronised together.
 
 A fragment plan divides the tensors of a model into P fragments of nearly equal
-size. Every island and the syncer must hold the identical plan, so it carries a
-hash, is stored with the run, and a mismatch is refused.
+size. A tensor is a parameter leaf or, where leaves are split, a part of one
+along an axis: a model of a few stacked leaves, or with one large embedding,
+still makes balanced fragments then. Every island and the syncer must hold the
+identical plan, so it carries a hash, is stored with the run, and a mismatch is
+refused.
 
 Reference: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512, section 2.3 (there: strided blocks of layers; here: balanced
@@ -11,26 +14,48 @@ tensors, whose peak bandwidth is lower and whose quality is no different).
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco import errors
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """One parameter leaf: its '/'-joined path, shape and way to merge."""
+  """What is exchanged as one: a parameter leaf, or a part of one.
+
+  Attributes:
+    name: the leaf's '/'-joined path; of a part, with its range behind it.
+    shape: its own.
+    merge: "rda" or "mean".
+    part: what it is of which leaf; None for a whole one.
+  """
 
   name: str
   shape: tuple[int, ...]
-  merge: str  # "rda" or "mean"
+  merge: str
+  part: "Part | None" = None
+
+  @property
+  def leaf(self) -> str:
+    """Path of the parameter leaf it belongs to."""
+    return self.part.leaf if self.part else self.name
 
   @property
   def size(self) -> int:
     """Number of elements."""
     return math.prod(self.shape)
+
+
+class Part(NamedTuple):
+  """Where a part lies in its leaf: from `start`, as long as its shape says."""
+
+  leaf: str
+  axis: int
+  start: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +81,7 @@ class FragmentPlan:
   def to_json(self) -> dict[str, Any]:
     """Returns the plan as plain lists, with its hash."""
     fragments = [
-      [[t.name, list(t.shape), t.merge] for t in tensors]
-      for tensors in self.fragments
+      [_fields(tensor) for tensor in tensors] for tensors in self.fragments
     ]
     return {"fragments": fragments, "hash": self.hash}
 
@@ -66,7 +90,10 @@ class FragmentPlan:
     """Rebuilds a plan; a hash that does not match its content is refused."""
     plan = cls(
       tuple(
-        tuple(Tensor(n, tuple(shape), merge) for n, shape, merge in tensors)
+        tuple(
+          Tensor(name, tuple(shape), merge, Part(*part[0]) if part else None)
+          for name, shape, merge, *part in tensors
+        )
         for tensors in data["fragments"]
       )
     )
@@ -78,15 +105,21 @@ class FragmentPlan:
 
   @property
   def hash(self) -> str:
-    """Hex digest over names, shapes, merge kinds and their grouping."""
+    """Hex digest over names, shapes, merge kinds, parts and grouping."""
     content = [
-      [(t.name, t.shape, t.merge) for t in tensors]
-      for tensors in self.fragments
+      [_fields(tensor) for tensor in tensors] for tensors in self.fragments
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def partition(tensors: Iterable[Tensor], num_fragments: int) -> FragmentPlan:
+def _fields(tensor: Tensor) -> list[Any]:
+  fields: list[Any] = [tensor.name, list(tensor.shape), tensor.merge]
+  return [*fields, list(tensor.part)] if tensor.part else fields
+
+
+def partition(
+  tensors: Iterable[Tensor], num_fragments: int, *, split: bool = False
+) -> FragmentPlan:
   """Divides tensors into balanced fragments.
 
   Longest processing time first: tensors by size descending, ties by name, each
@@ -96,6 +129,11 @@ def partition(tensors: Iterable[Tensor], num_fragments: int) -> FragmentPlan:
   Args:
     tensors: all parameter leaves of the model, in any order.
     num_fragments: P, at least 1 and at most the number of tensors.
+    split: whether leaves larger than a third of a P-th of the model are cut
+      into parts no larger than that, as far as one of their axes allows; the
+      largest fragment is then at most 4/3 of the mean. Parts of a leaf that is
+      merged elementwise come to what the whole one would; a radial-directional
+      merge sees each part as a vector of its own.
 
   Returns:
     The plan; equal for any order of `tensors`.
@@ -111,12 +149,19 @@ def partition(tensors: Iterable[Tensor], num_fragments: int) -> FragmentPlan:
       f"only {len(names)} distinct names among them",
       "give every parameter leaf its own path",
     )
+  what = "parameter tensors"
+  if split and num_fragments > 1:
+    # Longest processing time first is then off the mean by a third at most.
+    limit = sum(tensor.size for tensor in ordered) / num_fragments / 3
+    ordered = [part for tensor in ordered for part in _parts(tensor, limit)]
+    ordered.sort(key=lambda t: (-t.size, t.name))
+    what = "parts of parameter tensors"
   if not 1 <= num_fragments <= len(ordered):
     raise errors.UserError(
       f"config.sync.num_fragments = {num_fragments}",
-      f"the model has {len(ordered)} parameter tensors and every fragment"
-      " needs one",
-      f"set config.sync.num_fragments between 1 and {len(ordered)}",
+      f"the model has {len(ordered)} {what} and every fragment needs one",
+      f"set config.sync.num_fragments between 1 and {len(ordered)}"
+      + ("" if split else ", or config.sync.split_tensors to True"),
     )
   bins: list[list[Tensor]] = [[] for _ in range(num_fragments)]
   sizes = [0] * num_fragments
@@ -127,3 +172,26 @@ def partition(tensors: Iterable[Tensor], num_fragments: int) -> FragmentPlan:
   return FragmentPlan(
     tuple(tuple(sorted(b, key=lambda t: t.name)) for b in bins)
   )
+
+
+def _parts(tensor: Tensor, limit: float) -> list[Tensor]:
+  """Nearly equal parts of a leaf, none above `limit` elements if possible."""
+  if tensor.size <= max(limit, 1):
+    return [tensor]
+  # The first axis that can be cut finely enough: stacked layers, or rows.
+  thin = [
+    axis for axis, n in enumerate(tensor.shape) if tensor.size / n <= limit
+  ]
+  axis = thin[0] if thin else tensor.shape.index(max(tensor.shape))
+  rows = tensor.shape[axis]
+  count = math.ceil(rows / max(1, int(limit * rows / tensor.size)))
+  bounds = [rows * i // count for i in range(count + 1)]
+  before = ":," * axis
+  found = []
+  for start, stop in itertools.pairwise(bounds):
+    shape = list(tensor.shape)
+    shape[axis] = stop - start
+    name = f"{tensor.name}[{before}{start}:{stop}]"
+    part = Part(tensor.name, axis, start)
+    found.append(Tensor(name, tuple(shape), tensor.merge, part))
+  return found if count > 1 else [tensor]

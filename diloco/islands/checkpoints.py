@@ -9,7 +9,7 @@ numbers but those its number determines, so there is no generator to save.
 
 import pathlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def to_host(
   for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
     leaves[f"o{i:06d}"] = leaf
   arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-  numbers = {name: i for i, name in enumerate(sorted(params))}
+  numbers = _numbers(tensor.name for f in plan.fragments for tensor in f)
   for tensors, position in zip(plan.fragments, positions, strict=True):
     if position.published < snapshot.step:
       for tensor in tensors:
@@ -47,6 +47,11 @@ def to_host(
           else np.asarray(held)
         )
   return arrays
+
+
+def _numbers(tensors: Iterable[str]) -> dict[str, int]:
+  """What the references of tensors are named after."""
+  return {name: i for i, name in enumerate(sorted(tensors))}
 
 
 def write(
@@ -69,13 +74,16 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 
 def restore(
-  path: pathlib.Path, like: inner_step.TrainState
+  path: pathlib.Path,
+  like: inner_step.TrainState,
+  tensors: Mapping[str, jax.ShapeDtypeStruct],
 ) -> tuple[checkpoint.Checkpoint, trainer_lib.Snapshot]:
   """Reads a checkpoint back.
 
   Args:
     path: its directory.
     like: a state of the shapes and shardings wanted.
+    tensors: what the plan's tensors are, from `swap.Swap.tensors`.
 
   Returns:
     Its marker and the snapshot.
@@ -85,12 +93,17 @@ def restore(
   """
   marker = checkpoint.verify(path)
   names = sorted(like.params)
-  wanted = {f"p{i:06d}": like.params[n] for i, n in enumerate(names)}
+  wanted: dict[str, Any] = {
+    f"p{i:06d}": like.params[n] for i, n in enumerate(names)
+  }
   for i, leaf in enumerate(jax.tree.leaves(like.opt_state)):
     wanted[f"o{i:06d}"] = leaf
-  for i, name in enumerate(names):
-    if f"r{i:06d}" in marker.leaves:
-      wanted[f"r{i:06d}"] = like.params[name]
+  references = {
+    f"r{i:06d}": name
+    for name, i in _numbers(tensors).items()
+    if f"r{i:06d}" in marker.leaves
+  }
+  wanted |= {short: tensors[name] for short, name in references.items()}
   arrays = _read(path, wanted)
   found = checksums({name: np.asarray(a) for name, a in arrays.items()})
   for name in sorted({*found, *marker.leaves}):
@@ -102,11 +115,7 @@ def restore(
     marker.step,
     swap.Progress(
       {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},
-      {
-        n: arrays[f"r{i:06d}"]
-        for i, n in enumerate(names)
-        if f"r{i:06d}" in arrays
-      },
+      {name: arrays[short] for short, name in references.items()},
     ),
     jax.tree.unflatten(
       jax.tree.structure(like.opt_state),
@@ -115,9 +124,7 @@ def restore(
   )
 
 
-def _read(
-  path: pathlib.Path, wanted: Mapping[str, jax.Array]
-) -> dict[str, Any]:
+def _read(path: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
   abstract = {
     name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
     for name, x in wanted.items()

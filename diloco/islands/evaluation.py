@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from diloco import timing
-from diloco.islands import fetching, heartbeat, inner_step, protocol, shards
+from diloco.islands import fetching, heartbeat, inner_step, protocol
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
@@ -46,7 +46,7 @@ class Evaluator:
     self._task = task
     self._num_fragments = trainer.plan.num_fragments
     self._placement = trainer.placement
-    self._shardings = trainer.swap.shardings
+    self._swap = trainer.swap
     self._fetcher = fetcher
     self._progress = progress
     self._compile_secs = times.start_secs
@@ -107,14 +107,14 @@ class Evaluator:
       return self._eval_fn(params, placed)
 
   def _read_global(self) -> tuple[inner_step.FlatParams, list[int]]:
-    params: inner_step.FlatParams = {}
+    tensors: dict[str, jax.Array] = {}
     versions = []
     for fragment in range(self._num_fragments):
       found = self._newest(fragment)
       self._progress.moved()
       versions.append(found.head.version)
-      params |= shards.put_fragment(found.content, self._shardings)
-    return params, versions
+      tensors |= self._swap.put(found.content)
+    return self._swap.assemble(tensors), versions
 
   def _newest(self, fragment: int) -> protocol.Fetched:
     for _ in range(_READ_ATTEMPTS - 1):

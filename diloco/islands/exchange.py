@@ -236,7 +236,9 @@ class Exchange:
     folder = checkpoint.directory(self._life.run_dir, who.island)
     for path in checkpoint.completed(folder):
       try:
-        marker, saved = checkpoints.restore(path, self._trainer.state)
+        marker, saved = checkpoints.restore(
+          path, self._trainer.state, self._swap.tensors
+        )
       except errors.CorruptSnapshotError as error:
         logger.warning("passed_over reason=%s", error)
         continue

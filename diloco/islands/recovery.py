@@ -196,7 +196,9 @@ class Recovery:
         if not self._is_of_this_timeline(path, marker, epoch):
           self._pass_over(f"checkpoint {path.name} is from before a roll-back")
           continue
-        marker, snapshot = checkpoints.restore(path, self._trainer.state)
+        marker, snapshot = checkpoints.restore(
+          path, self._trainer.state, self._trainer.swap.tensors
+        )
       except errors.CorruptSnapshotError as error:
         self._pass_over(str(error))
         continue

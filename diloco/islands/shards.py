@@ -53,6 +53,20 @@ def shardings_of(
   return {name: value.sharding for name, value in values.items()}
 
 
+def along(sharding: Sharding, axis: int) -> Sharding:
+  """That of a part along an axis: undivided there, as the whole elsewhere."""
+  if not isinstance(sharding, jax.sharding.NamedSharding):
+    return sharding
+  spec = list(sharding.spec)
+  if axis < len(spec):
+    spec[axis] = None
+  return jax.sharding.NamedSharding(
+    sharding.mesh,
+    jax.sharding.PartitionSpec(*spec),
+    memory_kind=sharding.memory_kind,
+  )
+
+
 def boxes(shape: Sequence[int], sharding: Sharding) -> list[arrays.Index]:
   """The distinct boxes of an array that this process holds."""
   found = sharding.addressable_devices_indices_map(tuple(shape))

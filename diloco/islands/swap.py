@@ -18,7 +18,7 @@ DiLoCo, arXiv 2501.18512, equation 3.
 """
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -53,6 +53,37 @@ def _carried(
   return local + (adopted - reference)
 
 
+@functools.partial(jax.jit, static_argnames=("size", "axis", "sharding"))
+def _cut(
+  whole: jax.Array, start: Any, size: int, axis: int, sharding: shards.Sharding
+) -> jax.Array:
+  part = jax.lax.dynamic_slice_in_dim(whole, start, size, axis)
+  return jax.lax.with_sharding_constraint(part, sharding)
+
+
+@functools.partial(
+  jax.jit, donate_argnums=0, static_argnames=("axis", "sharding")
+)
+def _insert(
+  whole: jax.Array,
+  part: jax.Array,
+  start: Any,
+  axis: int,
+  sharding: shards.Sharding,
+) -> jax.Array:
+  new = jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis)
+  return jax.lax.with_sharding_constraint(new, sharding)
+
+
+@functools.partial(jax.jit, static_argnames=("axis", "sharding"))
+def _join(
+  parts: Sequence[jax.Array], axis: int, sharding: shards.Sharding
+) -> jax.Array:
+  return jax.lax.with_sharding_constraint(
+    jnp.concatenate(parts, axis), sharding
+  )
+
+
 def copy_tree(tree: Any) -> Any:
   """Starts device copies of all arrays that nobody will donate."""
   return jax.tree.map(_copy, tree)
@@ -74,21 +105,22 @@ class Progress(NamedTuple):
   """What an island had learned at one step, as it was saved.
 
   Attributes:
-    params: every tensor's value.
+    params: every leaf's value.
     references: every tensor's value at its fragment's last publication, or
       the global version where nothing was published since; what was learned
       after it, `params - references`, has not left the island yet.
   """
 
-  params: Mapping[str, Held]
+  params: Params
   references: Mapping[str, Held]
 
 
 class Swap:
   """One model's end of the exchange, on its devices.
 
-  Its methods change the parameters they are given in place: the values of a
-  fragment's tensors are replaced. Nothing waits for the devices.
+  Parameters are given by leaf, fragments by tensor, which is a leaf or a part
+  of one. Its methods change the parameters they are given in place: leaves that
+  a fragment has part of are replaced. Nothing waits for the devices.
 
   Attributes:
     anchors: [P], the global versions that the fragments started from.
@@ -106,12 +138,19 @@ class Swap:
 
     Args:
       plan: how the tensors are divided into fragments.
-      params: all of the plan's tensors, on their devices.
+      params: all leaves, on their devices.
       adoption: the way of adoption.
       blend_alpha: alpha of "blend".
     """
     self.anchors: list[shards.HostFragment] = []
-    self.shardings = shards.shardings_of(params)
+    self._leaves = shards.shardings_of(params)
+    self.shardings = {
+      t.name: shards.along(self._leaves[t.leaf], t.part.axis)
+      if t.part
+      else self._leaves[t.name]
+      for tensors in plan.fragments
+      for t in tensors
+    }
     self._plan = plan
     self._adoption = adoption
     self._alpha = jnp.float32(blend_alpha)
@@ -125,9 +164,63 @@ class Swap:
       self.anchors.append({n: t.owned() for n, t in held.items()})
       self._started(fragment, 0, values)
 
+  @property
+  def tensors(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """What each tensor of the plan is on these devices."""
+    return {
+      t.name: jax.ShapeDtypeStruct(
+        t.shape, jnp.float32, sharding=self.shardings[t.name]
+      )
+      for tensors in self._plan.fragments
+      for t in tensors
+    }
+
   def values(self, params: Params, fragment: int) -> dict[str, jax.Array]:
     """Those of a fragment's tensors."""
-    return {t.name: params[t.name] for t in self._plan.fragments[fragment]}
+    tensors = self._plan.fragments[fragment]
+    return {t.name: self._value(params, t) for t in tensors}
+
+  def _value(self, params: Params, tensor: partition.Tensor) -> jax.Array:
+    whole, part = params[tensor.leaf], tensor.part
+    if part is None:
+      return whole
+    size = tensor.shape[part.axis]
+    sharding = self.shardings[tensor.name]
+    return _cut(whole, part.start, size, part.axis, sharding)
+
+  def _replace(
+    self, params: Live, tensor: partition.Tensor, value: jax.Array
+  ) -> None:
+    part = tensor.part
+    if part is not None:
+      sharding = self._leaves[part.leaf]
+      whole = params[part.leaf]
+      value = _insert(whole, value, part.start, part.axis, sharding)
+    params[tensor.leaf] = value
+
+  def change(
+    self, params: Live, fragment: int, make: Callable[[jax.Array], jax.Array]
+  ) -> None:
+    """Replaces each tensor of a fragment by what `make` gives for it."""
+    for tensor in self._plan.fragments[fragment]:
+      self._replace(params, tensor, make(self._value(params, tensor)))
+
+  def assemble(self, tensors: Params) -> Live:
+    """Gives the leaves of which these are all tensors."""
+    parts_of: dict[str, list[tuple[partition.Part, str]]] = {}
+    leaves = {}
+    for fragment in self._plan.fragments:
+      for tensor in fragment:
+        if tensor.part is None:
+          leaves[tensor.name] = tensors[tensor.name]
+        else:
+          found = parts_of.setdefault(tensor.leaf, [])
+          found.append((tensor.part, tensor.name))
+    for leaf, found in parts_of.items():
+      found.sort(key=lambda item: item[0].start)
+      parts = [tensors[name] for _, name in found]
+      leaves[leaf] = _join(parts, found[0][0].axis, self._leaves[leaf])
+    return leaves
 
   def put(self, anchor: shards.HostFragment) -> dict[str, jax.Array]:
     """Copies a fragment's values to the devices."""
@@ -135,14 +228,17 @@ class Swap:
 
   def rehearse(self, params: Params) -> None:
     """Compiles what publications and adoptions will call."""
-    for fragment in range(self._plan.num_fragments):
-      values = self.values(params, fragment)
-      copies = copy_tree(values)
-      for name, value in values.items():
+    for tensors in self._plan.fragments:
+      for tensor in tensors:
+        value = self._value(params, tensor)
+        copy = _copy(value)
         if self._adoption == "blend":
-          _blend(copies[name], value, self._alpha)
+          _blend(copy, value, self._alpha)
         elif self._adoption == "carry":
-          _carry(copies[name], value, value)
+          _carry(copy, value, value)
+        if tensor.part is not None:
+          spare = {tensor.leaf: _copy(params[tensor.leaf])}
+          self._replace(spare, tensor, value)
 
   def publish(self, params: Params, fragment: int, step: int) -> Params:
     """Starts copies of a fragment's values of this step, never donated."""
@@ -176,13 +272,14 @@ class Swap:
     if self._adoption == "carry":
       reference = self._references[fragment][kept_from]
       self._references[fragment] = {kept_from: adopted}
-    for name, value in adopted.items():
+    for tensor in self._plan.fragments[fragment]:
+      value = adopted[tensor.name]
       if self._adoption == "blend":
-        params[name] = _blend(params[name], value, self._alpha)
+        value = _blend(self._value(params, tensor), value, self._alpha)
       elif self._adoption == "carry":
-        params[name] = _carry(params[name], value, reference[name])
-      else:
-        params[name] = value
+        local = self._value(params, tensor)
+        value = _carry(local, value, reference[tensor.name])
+      self._replace(params, tensor, value)
 
   def start_over(
     self,
@@ -203,7 +300,8 @@ class Swap:
     """
     values = self._take(fragment, anchor, on_device)
     self._started(fragment, first_step, values)
-    params.update(values)
+    for tensor in self._plan.fragments[fragment]:
+      self._replace(params, tensor, values[tensor.name])
 
   def restore(
     self,
@@ -226,10 +324,13 @@ class Swap:
       self.start_over(params, fragment, anchor, first_steps[fragment])
       if fragment in carried:
         assert saved is not None
-        for name in anchor:
-          local = self._on_devices(name, saved.params[name])
-          reference = self._on_devices(name, saved.references[name])
-          params[name] = _carried(local, params[name], reference)
+        for tensor in self._plan.fragments[fragment]:
+          local = self._value(saved.params, tensor)
+          adopted = self._value(params, tensor)
+          held = saved.references[tensor.name]
+          reference = self._on_devices(tensor.name, held)
+          value = _carried(local, adopted, reference)
+          self._replace(params, tensor, value)
 
   def references(self) -> dict[str, Held]:
     """As in `Progress`; nobody donates them."""

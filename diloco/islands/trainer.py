@@ -61,7 +61,9 @@ class Trainer:
     self.placement = placement_lib.Placement(topology, devices)
     self.tree = inner_step.ParamTree(task, config.seed)
     self.plan = partition.partition(
-      self.tree.tensors(), config.sync.num_fragments
+      self.tree.tensors(),
+      config.sync.num_fragments,
+      split=config.sync.split_tensors,
     )
     self._schedule_steps = schedule_steps(config, task, island)
     self._optimizer = task.optimizer(self._schedule_steps)
@@ -178,9 +180,7 @@ class Trainer:
 
   def poison(self, fragment: int) -> None:
     """Makes a fragment's values not finite: a fault for tests of the rest."""
-    params = self.state.params
-    for name, value in self.swap.values(params, fragment).items():
-      params[name] = value * jnp.nan
+    self.swap.change(self.state.params, fragment, lambda x: x * jnp.nan)
 
   def bare_loop(self, num_steps: int, state: Any) -> Any:
     """Steps from `state` without an island around, for comparison.

@@ -193,7 +193,7 @@ class Performer:
     if state is None:
       return None
     path = self._scratch.state_path(state)
-    return checkpoints.restore(path, self._trainer.state)[1]
+    return checkpoints.restore(path, self._trainer.state, self._swap.tensors)[1]
 
   def close(self) -> None:
     """Releases everything."""

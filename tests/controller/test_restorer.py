@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 
@@ -8,7 +9,15 @@ from cut_builder import PLAN, CutRun, is_readable, run_with_a_cut, spoil
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.controller import restorer
-from diloco.snapshots import arrays, cuts, keys, records, restore, store
+from diloco.snapshots import (
+  arrays,
+  checkpoint,
+  cuts,
+  keys,
+  records,
+  restore,
+  store,
+)
 from diloco.tape import reader
 
 CONFIG = config_lib.from_mapping({"outer": {"momentum": 0.9}})
@@ -193,6 +202,17 @@ def tamper_with_marker(machine):
   path.write_text(json.dumps(content))
 
 
+def save_another_state(machine):
+  """Sound, and of the very same step, but not the one of the cut."""
+  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*/state")
+  marker = checkpoint.read_marker(path.parent)
+  path.write_bytes(b"another")
+  files = checkpoint.file_checksums(path.parent)
+  (path.parent / checkpoint.MARKER).unlink()
+  checkpoint.commit(path.parent, dataclasses.replace(marker, files=files))
+  assert checkpoint.verify(path.parent).step == marker.step
+
+
 def lose_cut_tensor(machine):
   cut = machine.run.perform(restore.verified(1))
   machine.run.store.delete_tree(cut.heads[0].payload)
@@ -212,6 +232,7 @@ def lead_out_of_the_run(machine):
     lose_saved_state,
     tamper_with_saved_state,
     tamper_with_marker,
+    save_another_state,
     lose_cut_tensor,
     lead_out_of_the_run,
   ],

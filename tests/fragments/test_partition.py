@@ -2,6 +2,7 @@ import itertools
 import math
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -97,3 +98,65 @@ def test_impossible_number_of_fragments_is_refused(num_fragments):
 
 def test_scalars_count_as_one_element():
   assert partition.Tensor("s", (), "rda").size == math.prod(())
+
+
+@hypothesis.given(
+  st.lists(
+    st.lists(st.integers(1, 40), min_size=0, max_size=3), min_size=1, max_size=8
+  ),
+  st.integers(1, 12),
+)
+@hypothesis.settings(deadline=None)
+def test_parts_tile_their_leaf_and_balance_the_fragments(shapes, num_fragments):
+  leaves = [
+    partition.Tensor(f"w{i}", tuple(shape), "mean")
+    for i, shape in enumerate(shapes)
+  ]
+  num_fragments = min(num_fragments, len(leaves))
+  plan = partition.partition(leaves, num_fragments, split=True)
+  covered = {leaf.name: np.zeros(leaf.shape, int) for leaf in leaves}
+  tensors = [t for fragment in plan.fragments for t in fragment]
+  for t in tensors:
+    box = [slice(None)] * len(t.shape)
+    if t.part:
+      stop = t.part.start + t.shape[t.part.axis]
+      box[t.part.axis] = slice(t.part.start, stop)
+    part = covered[t.leaf][tuple(box)]
+    assert part.shape == t.shape
+    covered[t.leaf][tuple(box)] += 1
+  assert all((count == 1).all() for count in covered.values())
+  assert partition.FragmentPlan.from_json(plan.to_json()) == plan
+  mean = plan.num_params / num_fragments
+  if max(t.size for t in tensors) <= mean / 3:
+    sizes = [plan.size(p) for p in range(num_fragments)]
+    assert max(sizes) <= 4 / 3 * mean
+
+
+@pytest.mark.parametrize("num_fragments", [2, 8, 24])
+@pytest.mark.parametrize(
+  "shapes",
+  [
+    # Twelve stacked layers and an embedding; a table of 100 M elements.
+    {
+      "q": (12, 64, 64),
+      "up": (12, 64, 256),
+      "down": (12, 256, 64),
+      "e": (999, 64),
+    },
+    {"table": (262_144, 384), "body": (12, 384, 384), "scale": (384,)},
+  ],
+)
+def test_few_large_leaves_make_balanced_fragments(shapes, num_fragments):
+  leaves = [partition.Tensor(n, shape, "mean") for n, shape in shapes.items()]
+  plan = partition.partition(leaves, num_fragments, split=True)
+  sizes = [plan.size(p) for p in range(num_fragments)]
+  assert max(sizes) <= 4 / 3 * sum(sizes) / num_fragments
+
+
+def test_more_fragments_than_parts_are_refused_in_a_line():
+  leaf = partition.Tensor("w", (3, 2), "mean")
+  with pytest.raises(errors.UserError, match="split_tensors to True"):
+    partition.partition([leaf], 2)
+  assert partition.partition([leaf], 3, split=True).num_fragments == 3
+  with pytest.raises(errors.UserError, match=r"has 3 parts.*between 1 and 3$"):
+    partition.partition([leaf], 4, split=True)

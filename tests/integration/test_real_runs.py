@@ -363,6 +363,7 @@ def test_islands_of_different_meshes_adopt_bit_equal_values(make_run):
       ),
       "pace_step_secs": 0.04,
     },
+    sync={"num_fragments": 4, "every": 8, "split_tensors": True},
   )
   code, _, err = run.start().finish()
   assert code == 0, err

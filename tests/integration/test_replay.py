@@ -27,7 +27,7 @@ def run_dir(tmp_path_factory):
   """A run whose island 1 and whose leading syncer were killed."""
   run = Run(
     tmp_path_factory.mktemp("replay"),
-    sync={"num_fragments": 4, "every": 8, "adoption": "carry"},
+    sync={"num_fragments": 4, "every": 8, "split_tensors": True},
     outer={"learning_rate": 0.9, "momentum": 0.5},
     faults=(
       {"target": "island-1", "at_fraction": 0.3, "kind": "sigkill"},

@@ -10,7 +10,14 @@ from cut_builder import PLAN, CutRun, filled
 
 from diloco import config as config_lib
 from diloco import errors, timing
-from diloco.islands import evaluation, fetching, heartbeat, placement, programs
+from diloco.islands import (
+  evaluation,
+  fetching,
+  heartbeat,
+  placement,
+  programs,
+  shards,
+)
 from diloco.snapshots import arrays, keys
 
 
@@ -49,7 +56,10 @@ def evaluator(run):
   trainer = types.SimpleNamespace(
     plan=PLAN,
     placement=mesh,
-    swap=types.SimpleNamespace(shardings=shardings),
+    swap=types.SimpleNamespace(
+      put=lambda held: shards.put_fragment(held, shardings),
+      assemble=lambda tensors: tensors,
+    ),
     tree=types.SimpleNamespace(unflatten=lambda flat: flat),
   )
   waited = []

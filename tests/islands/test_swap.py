@@ -1,11 +1,14 @@
 """Values after an adoption, computed by hand for each way of adopting."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from diloco.fragments import partition
-from diloco.islands import core, shards, swap
+from diloco.islands import core, placement, shards, swap
 
 PLAN = partition.partition(
   [partition.Tensor("w", (2,), "mean"), partition.Tensor("v", (1,), "mean")], 2
@@ -134,3 +137,112 @@ def test_copies_outlive_what_they_were_made_of():
   copies = made.publish(0)
   made.params["w"].delete()
   assert np.asarray(copies["w"]).tolist() == [7, 7]
+
+
+# Parts of leaves
+
+STACKED = (6, 4)
+SPLIT = partition.partition(
+  [
+    partition.Tensor("w", STACKED, "mean"),
+    partition.Tensor("v", (4, 2), "mean"),
+  ],
+  2,
+  split=True,
+)
+
+
+class Split:
+  """Two leaves, of which each fragment has parts, on any mesh."""
+
+  def __init__(self, adoption, model):
+    where = placement.Placement((1, model), jax.devices()[:model])
+    spec = jax.sharding.PartitionSpec("model" if model > 1 else None)
+    sharding = jax.sharding.NamedSharding(where.mesh, spec)
+    self.sharding = sharding
+    self.params = {
+      "w": jax.device_put(self.numbers(STACKED, 0), sharding),
+      "v": jax.device_put(self.numbers((4, 2), 100), sharding),
+    }
+    self.before = {n: np.asarray(x) for n, x in self.params.items()}
+    self.swap = swap.Swap(SPLIT, self.params, adoption, 0.25)
+
+  def numbers(self, shape, first):
+    size = int(np.prod(shape))
+    return np.arange(first, first + size, dtype=np.float32).reshape(shape)
+
+  def version(self, fragment, factor):
+    """A global version: what the fragment was, times `factor`."""
+    held = self.swap.anchors[fragment]
+    return {
+      name: dataclasses.replace(
+        t, pieces=tuple((box, x * np.float32(factor)) for box, x in t.pieces)
+      )
+      for name, t in held.items()
+    }
+
+
+def box_of(tensor):
+  box = [slice(None)] * len(tensor.shape)
+  if tensor.part:
+    stop = tensor.part.start + tensor.shape[tensor.part.axis]
+    box[tensor.part.axis] = slice(tensor.part.start, stop)
+  return tuple(box)
+
+
+@pytest.mark.parametrize("model", [1, 2])
+@pytest.mark.parametrize("adoption", ["overwrite", "blend", "carry"])
+def test_parts_are_swapped_in_where_they_belong(adoption, model):
+  made = Split(adoption, model)
+  assert all(len(tensors) > 1 for tensors in SPLIT.fragments)
+  copies = made.swap.publish(made.params, 0, 3)
+  for name in made.params:
+    made.params[name] += 1
+  made.swap.adopt(made.params, 0, made.version(0, 10), 3)
+  for tensor in SPLIT.fragments[0]:
+    was = made.before[tensor.leaf][box_of(tensor)]
+    np.testing.assert_array_equal(copies[tensor.name], was)
+    local, adopted = was + 1, 10 * was
+    expected = {
+      "overwrite": adopted,
+      "blend": 0.25 * local + 0.75 * adopted,
+      "carry": local + (adopted - was),
+    }[adoption]
+    found = np.asarray(made.params[tensor.leaf])[box_of(tensor)]
+    np.testing.assert_array_equal(found, expected)
+  for tensor in SPLIT.fragments[1]:
+    was = made.before[tensor.leaf][box_of(tensor)]
+    found = np.asarray(made.params[tensor.leaf])[box_of(tensor)]
+    np.testing.assert_array_equal(found, was + 1)
+  for leaf in made.params.values():
+    assert leaf.sharding.is_equivalent_to(made.sharding, leaf.ndim)
+
+
+@pytest.mark.parametrize("model", [1, 2])
+def test_leaves_are_assembled_from_all_parts(model):
+  made = Split("overwrite", model)
+  tensors = {}
+  for fragment in range(2):
+    tensors |= made.swap.put(made.swap.anchors[fragment])
+  assert tensors.keys() == made.swap.tensors.keys()
+  leaves = made.swap.assemble(tensors)
+  assert leaves.keys() == made.params.keys()
+  for name, leaf in leaves.items():
+    np.testing.assert_array_equal(leaf, made.before[name])
+    assert leaf.sharding.is_equivalent_to(made.sharding, leaf.ndim)
+
+
+def test_progress_on_parts_that_never_left_is_put_on_top():
+  made = Split("carry", 2)
+  made.swap.publish(made.params, 0, 3)
+  for name in made.params:
+    made.params[name] += 1
+  saved = swap.Progress(dict(made.params), made.swap.references())
+  again = Split("carry", 2)
+  versions = [again.version(p, 10) for p in range(2)]
+  again.swap.restore(again.params, versions, [3, 4], saved, carried=[0])
+  for fragment, tensors in enumerate(SPLIT.fragments):
+    for tensor in tensors:
+      was = made.before[tensor.leaf][box_of(tensor)]
+      found = np.asarray(again.params[tensor.leaf])[box_of(tensor)]
+      np.testing.assert_array_equal(found, 10 * was + (fragment == 0))
