@@ -14,7 +14,7 @@ from typing import Any, Literal
 from diloco import errors, typed
 from diloco.fragments import codec
 
-_TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6})?")
+_TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,3}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _validate_fleet(fleet: FleetConfig) -> None:
       _TOPOLOGY.fullmatch(hardware.topology) is not None
       and hardware.num_devices > 0,
       f"{where}.topology = {typed.show(hardware.topology)}",
-      "a topology is device counts along one or two axes",
+      "a topology is device counts along one to four axes",
       "write it like '4' or '2x4'",
     )
     _require(

@@ -282,11 +282,11 @@ REFUSALS = {
     f"topology {topology!r}": (
       {"fleet": {"slices": [{"topology": topology}]}},
       "config.fleet.slices[0].topology = ",
-      "one or two axes",
+      "one to four axes",
       "'4' or '2x4'",
     )
     for topology in (
-      *("", "0", "x", "2x", "x2", "2x0", "1x2x3", "-1", "2 x 2", "2X2"),
+      *("", "0", "x", "2x", "x2", "2x0", "1x2x3x4x5", "-1", "2 x 2", "2X2"),
       *("1.5", "²", "9" * 5000, "2\n"),
     )
   },

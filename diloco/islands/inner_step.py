@@ -79,7 +79,7 @@ class ParamTree:
 
   def init(self, placement: placement_lib.Placement) -> FlatParams:
     """Initial parameters, float32, on their devices; equal for equal seeds."""
-    shardings = {n: placement.param(s) for n, s in self.shapes.items()}
+    shardings = {n: placement.param(n, s) for n, s in self.shapes.items()}
 
     def init():
       return self.flatten(self._task.init(jax.random.key(self._seed)))
@@ -96,7 +96,7 @@ def init_opt_state(
   shapes = jax.eval_shape(optimizer.init, params)
   shardings = optax.tree_utils.tree_map_params(
     optimizer,
-    lambda _, param: placement.param(param.shape),
+    lambda _, param: param.sharding,
     shapes,
     params,
     transform_non_params=lambda _: placement.replicated(),

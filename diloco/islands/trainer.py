@@ -58,7 +58,9 @@ class Trainer:
       UserError: the task does not fit the topology or the fragments.
     """
     self.task = task
-    self.placement = placement_lib.Placement(topology, devices)
+    self.placement = placement_lib.Placement(
+      topology, devices, placement_lib.Rules.of(task)
+    )
     self.tree = inner_step.ParamTree(task, config.seed)
     self.plan = partition.partition(
       self.tree.tensors(),

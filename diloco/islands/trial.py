@@ -15,7 +15,7 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.islands import inner_step, trainer
+from diloco.islands import inner_step, placement, trainer
 from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,8 @@ def check(
   with _theirs(name, "init"):
     tree = inner_step.ParamTree(task, config.seed)
   train, heldout = _batches(task, config, name)
-  _check_divisible(config, (train, heldout))
+  with _theirs(name, "mesh_axes, batch_axes or sharding"):
+    _check_divisible(config, task, tree, (train, heldout))
   params = {
     n: jax.ShapeDtypeStruct(shape, jnp.float32)
     for n, shape in tree.shapes.items()
@@ -129,19 +130,27 @@ def _batches(
 
 
 def _check_divisible(
-  config: config_lib.RunConfig, batches: tuple[task_lib.Batch, ...]
+  config: config_lib.RunConfig,
+  task: task_lib.Task,
+  tree: inner_step.ParamTree,
+  batches: tuple[task_lib.Batch, ...],
 ) -> None:
-  """Every slice can divide the batches among its devices."""
-  sizes = {len(array) for batch in batches for array in batch.values()}
+  """Every slice can divide batches and parameters among its devices."""
+  rules = placement.Rules.of(task)
+  lengths = {len(array) for batch in batches for array in batch.values()}
   for i, hardware in enumerate(config.fleet.slices):
-    for size in sorted(sizes):
-      if size % hardware.shape[0]:
+    sizes = rules.sizes(hardware.shape)
+    count = rules.batch_devices(sizes)
+    for length in sorted(lengths):
+      if length % count:
         raise errors.UserError(
           f"config.fleet.slices[{i}].topology = {hardware.topology!r}",
-          f"a batch of {size} cannot be divided among {hardware.shape[0]}"
-          " devices",
-          "make the first number of the topology a divisor of the batch size",
+          f"a batch of {length} cannot be divided among {count} devices along"
+          f" {', '.join(rules.batch)}",
+          "make what the topology says of these a divisor of the batch size",
         )
+    for name, shape in tree.shapes.items():
+      rules.spec(sizes, name, shape)
 
 
 def _check_loss(out: Any, name: str) -> None:

@@ -44,6 +44,13 @@ class Task(Protocol):
   A task may also have `learning_rate(schedule_steps)`, which returns the
   schedule of its optimizer; the metric log then has the learning rate of every
   step, as it has for optimizers of `optax.inject_hyperparams`.
+
+  A task may say how it is divided over a mesh. `mesh_axes` names the axes, in
+  the order of a topology's numbers; default ("data", "model"). `batch_axes`
+  names those that batches are divided among; default the first.
+  `sharding(path, shape)` gives the `jax.sharding.PartitionSpec` of the leaf at
+  a '/'-joined path; by default its largest divisible axis is divided along the
+  last axis of the mesh. An optimizer's moments are divided as their parameters.
   """
 
   tokens_per_batch: int  # tokens of one training batch

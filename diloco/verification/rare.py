@@ -17,7 +17,7 @@ from diloco.snapshots import cuts, keys
 from diloco.verification import values
 
 # A campaign of so many schedules has reached each of them, or has failed.
-ENOUGH = 5000
+ENOUGH = 3000
 
 
 class State(NamedTuple):

@@ -24,7 +24,7 @@ def _islands(run):
 
 def test_held_out_loss_goes_on_where_everything_was_killed(make_run):
   run = make_run(
-    total_tokens=60_000,
+    total_tokens=44_000,
     programs={
       "window_steps": 4,
       "eval_every_tokens": 4_000,

@@ -133,5 +133,5 @@ def held(tensors):
   for name, value in tensors.items():
     if isinstance(value, shards.HostTensor):
       value = value.whole()
-    (found[name],) = set(np.asarray(value).tolist())
+    (found[name],) = set(np.asarray(value).ravel().tolist())
   return found

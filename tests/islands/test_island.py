@@ -92,7 +92,7 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
       )
       assert sharded._trainer.state.params[
         name
-      ].sharding == sharded._trainer.placement.param(value.shape)
+      ].sharding == sharded._trainer.placement.param(name, value.shape)
     sharded.close("test")
     single.close("test")
   assert ledger.compute(reader.read(run_dir), 4).balanced

@@ -233,3 +233,33 @@ def test_closed_trainer_closes_its_stream():
   made = make()
   made.close()
   assert made._stream.closed
+
+
+class Divided(quadratic.Task):
+  """The same, with leaves and moments divided among devices."""
+
+  mesh_axes = ("data", "fsdp")
+  batch_axes = ("data", "fsdp")
+
+  def init(self, rng):
+    return {"a": jnp.zeros((2, 6)), "b": jnp.ones((3,))}
+
+  def sharding(self, path, shape):
+    return (None, "fsdp") if path == "a" else None
+
+
+def test_task_that_is_divided_its_own_way_learns_the_same():
+  made = trainer.Trainer(
+    quadratic.config(), Divided(0.5), 0, (1, 2), jax.devices()
+  )
+  step(made, 3)
+  change, velocity = quadratic.moved(0, 3, 0.5)
+  assert values(made) == {"a": change, "b": 1 + change}
+  assert made.state.params["a"].sharding.shard_shape((2, 6)) == (2, 3)
+  moments = {
+    x.shape: x for x in jax.tree.leaves(made.state.opt_state) if x.ndim
+  }
+  assert moments[2, 6].sharding.shard_shape((2, 6)) == (2, 3)
+  assert float(moments[2, 6][0, 0]) == velocity
+  copies = made.swap.publish(made.state.params, 0, made.step)
+  assert copies["a"].sharding.shard_shape((2, 6)) == (2, 3)

@@ -123,6 +123,14 @@ BROKEN = {
     lambda self, split, **_: DeafStream(),
     ["another first batch after seek(0)"],
   ),
+  "sharding": (
+    raises,
+    ["its mesh_axes, batch_axes or sharding raised KeyError"],
+  ),
+  "sharding along no axis of the mesh": (
+    lambda self, path, shape: ("fsdp",),
+    ["sharding of 'b'", "'fsdp', and the mesh has data, model"],
+  ),
   "is_embedding": (raises, ["its is_embedding raised"]),
 }
 
@@ -135,7 +143,7 @@ def test_task_that_works_is_tried_and_named():
 @pytest.mark.parametrize("what", BROKEN)
 def test_task_that_cannot_work_is_refused_in_one_line(what, monkeypatch):
   function, told = BROKEN[what]
-  monkeypatch.setattr(Task, what.split()[0], function)
+  monkeypatch.setattr(Task, what.split()[0], function, raising=False)
   with pytest.raises(errors.UserError) as caught:
     trial.check(Task(), CONFIG)
   assert "\n" not in str(caught.value)
