@@ -242,7 +242,7 @@ class Swap:
 
   def publish(self, params: Params, fragment: int, step: int) -> Params:
     """Starts copies of a fragment's values of this step, never donated."""
-    copies: Params = copy_tree(self.values(params, fragment))
+    copies = self._kept(fragment, self.values(params, fragment))
     self._published[fragment] = copies
     if self._adoption == "carry":
       first, *published = self._references[fragment].items()
@@ -353,7 +353,14 @@ class Swap:
   def _started(self, fragment: int, step: int, values: Params) -> None:
     """At `step` the island's fragment equals a global version."""
     if self._adoption == "carry":
-      self._references[fragment] = {step: copy_tree(values)}
+      self._references[fragment] = {step: self._kept(fragment, values)}
+
+  def _kept(self, fragment: int, values: Params) -> Params:
+    """The same values where nobody donates them; parts are copies already."""
+    return {
+      t.name: values[t.name] if t.part else _copy(values[t.name])
+      for t in self._plan.fragments[fragment]
+    }
 
   def _on_devices(self, name: str, value: Held) -> jax.Array:
     if isinstance(value, shards.HostTensor):
