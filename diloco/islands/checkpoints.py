@@ -1,4 +1,4 @@
-"""A trainer's snapshot to and from disk, by Orbax.
+"""A learner's snapshot to and from disk, by Orbax.
 
 What is saved: parameters, the inner optimizer's state, and for each fragment
 with progress that never left the island its value at the last publication.
@@ -18,15 +18,15 @@ import orbax.checkpoint as ocp
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import core, inner_step, shards, swap
-from diloco.islands import trainer as trainer_lib
+from diloco.islands import core, shards, swap
+from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint
 
 _ARRAYS = "arrays"  # Orbax's own directory in a checkpoint
 
 
 def to_host(
-  snapshot: trainer_lib.Snapshot,
+  snapshot: learner_lib.Snapshot,
   plan: partition.FragmentPlan,
   positions: Sequence[core.Position],
 ) -> dict[str, np.ndarray]:
@@ -75,15 +75,13 @@ def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
 
 def restore(
   path: pathlib.Path,
-  like: inner_step.TrainState,
-  tensors: Mapping[str, jax.ShapeDtypeStruct],
-) -> tuple[checkpoint.Checkpoint, trainer_lib.Snapshot]:
+  like: learner_lib.Learner,
+) -> tuple[checkpoint.Checkpoint, learner_lib.Snapshot]:
   """Reads a checkpoint back.
 
   Args:
     path: its directory.
-    like: a state of the shapes and shardings wanted.
-    tensors: what the plan's tensors are, from `swap.Swap.tensors`.
+    like: who will go on with it; says the shapes and shardings wanted.
 
   Returns:
     Its marker and the snapshot.
@@ -92,6 +90,7 @@ def restore(
     CorruptSnapshotError: it is not what was saved, or of another model.
   """
   marker = checkpoint.verify(path)
+  tensors = like.swap.tensors
   names = sorted(like.params)
   wanted: dict[str, Any] = {
     f"p{i:06d}": like.params[n] for i, n in enumerate(names)
@@ -111,7 +110,7 @@ def restore(
       raise errors.CorruptSnapshotError(
         f"checkpoint {path.name}: array {name} is not what was saved"
       )
-  return marker, trainer_lib.Snapshot(
+  return marker, learner_lib.Snapshot(
     marker.step,
     swap.Progress(
       {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},

@@ -28,7 +28,7 @@ from diloco.islands import (
   recovery,
   saver,
 )
-from diloco.islands import trainer as trainer_lib
+from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint, records, store
 from diloco.tape import events, recorder
 
@@ -43,7 +43,7 @@ class Life:
   identity: publisher.Identity
   config: config_lib.RunConfig
   snapshots: store.SnapshotStore
-  trainer: trainer_lib.Trainer
+  learner: learner_lib.Learner
   tape: recorder.Recorder
   progress: heartbeat.Progress
   times: timing.Timing
@@ -67,8 +67,8 @@ class Exchange:
     """
     sync, who = life.config.sync, life.identity
     self._life = life
-    self._trainer = life.trainer
-    self._swap = life.trainer.swap
+    self._learner = life.learner
+    self._swap = life.learner.swap
     self._tape = life.tape
     self._core = core.IslandCore(
       schedule.Schedule(sync.every, sync.num_fragments),
@@ -86,18 +86,18 @@ class Exchange:
     self._offences = 0  # what the last resync is for
     self._fetched: dict[int, adopter.Fetched] = {}  # on the device, to adopt
     self._publisher = publisher.Publisher(
-      life.snapshots, life.trainer.plan, who, sync.codec, life.tape
+      life.snapshots, life.learner.plan, who, sync.codec, life.tape
     )
     self._saver = saver.Saver(
       life.run_dir,
       life.snapshots,
-      life.trainer.plan,
+      life.learner.plan,
       self._publisher,
       life.tape,
     )
     self._adopter = adopter.Adopter(
       life.snapshots,
-      life.trainer.plan,
+      life.learner.plan,
       self._swap.shardings,
       who.island,
       [origin.base for origin in recovered.origins],
@@ -106,7 +106,7 @@ class Exchange:
         who.island,
         who.incarnation,
         peer_protocol.turn_secs(
-          life.times.heartbeat_secs, peers.size_of(life.trainer.state.opt_state)
+          life.times.heartbeat_secs, peers.size_of(life.learner.opt_state)
         ),
         time.monotonic,
       ),
@@ -138,7 +138,7 @@ class Exchange:
         self._offences = news.notices.offences
         self._carry_out(action)
     stepped = core.Stepped(
-      self._trainer.step,
+      self._learner.step,
       ready=[
         core.Ready(f.fragment, f.version, f.merged_step, f.cut)
         for f in self._fetched.values()
@@ -167,7 +167,7 @@ class Exchange:
         self._adopt(action, self._fetched[action.fragment])
       case core.Rebase(fragment, step, version):
         anchor = self._swap.anchors[fragment]
-        params = self._trainer.state.params
+        params = self._learner.params
         self._swap.start_over(params, fragment, anchor, step)
         self._tape.record(
           events.REBASED, fragment=fragment, step=step, version=version
@@ -179,7 +179,7 @@ class Exchange:
   def _publish(self, action: core.Publish) -> None:
     anchor = self._swap.anchors[action.fragment]
     copies = self._swap.publish(
-      self._trainer.state.params, action.fragment, action.step
+      self._learner.params, action.fragment, action.step
     )
     self._tape.record(
       events.SUBMITTED,
@@ -191,10 +191,10 @@ class Exchange:
     self._publisher.submit(publisher.Publication(action, copies, anchor))
 
   def _adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
-    params = self._trainer.state.params
+    params = self._learner.params
     version = action.fragment, fetched.anchor
     if action.muted_until or action.resync:
-      step = max(action.muted_until, self._trainer.step)
+      step = max(action.muted_until, self._learner.step)
       self._swap.start_over(params, *version, step, fetched.params)
     else:
       self._swap.adopt(params, *version, action.kept_from, fetched.params)
@@ -214,10 +214,10 @@ class Exchange:
   def _mend(self, actions: Sequence[core.Action]) -> None:
     """Ends a resync: the parameters are new, now the optimizer."""
     healthy, source = None, None
-    if not self._trainer.optimizer_is_finite():
+    if not self._learner.optimizer_is_finite():
       with self._life.progress.may_take(self._life.times.start_secs):
         healthy, source = self._saved_optimizer()
-    replaced = self._trainer.mend_optimizer(healthy)
+    replaced = self._learner.mend_optimizer(healthy)
     self._tape.record(
       events.RESYNCED,
       step=self._core.step,
@@ -236,9 +236,7 @@ class Exchange:
     folder = checkpoint.directory(self._life.run_dir, who.island)
     for path in checkpoint.completed(folder):
       try:
-        marker, saved = checkpoints.restore(
-          path, self._trainer.state, self._swap.tensors
-        )
+        marker, saved = checkpoints.restore(path, self._learner)
       except errors.CorruptSnapshotError as error:
         logger.warning("passed_over reason=%s", error)
         continue
@@ -258,9 +256,9 @@ class Exchange:
     offer = peers.Offer(
       who.island,
       who.incarnation,
-      self._trainer.step,
+      self._learner.step,
       versions,
-      self._trainer.opt_state_copy(),
+      self._learner.opt_state_copy(),
     )
     self._answerer = threading.Thread(
       target=_send,
@@ -276,25 +274,25 @@ class Exchange:
     One of the same state that is complete, or under way, is not made again.
     """
     positions = self._core.positions
-    same = self._last_save == (self._trainer.step, positions)
+    same = self._last_save == (self._learner.step, positions)
     if not same or not self._saver.may_count(self._saves):
       self._save(positions, part=False)
     return self._saves
 
   def _save(self, positions: Sequence[core.Position], *, part: bool) -> None:
     self._saves += 1
-    self._last_save = self._trainer.step, positions
+    self._last_save = self._learner.step, positions
     # On the tape at the very moment of the copy, for a replay.
     self._tape.record(
       events.SAVING,
-      step=self._trainer.step,
+      step=self._learner.step,
       serial=self._saves,
       cut=self._cut if part else 0,
     )
     self._saver.save(
       saver.Job(
         self._saves,
-        self._trainer.snapshot(),
+        self._learner.snapshot(),
         positions,
         self._cut,
         self._publisher.ticket(positions),

@@ -24,6 +24,7 @@ from diloco.islands import (
   peers,
   protocol,
 )
+from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint, keys, operations, records, store
 
@@ -187,7 +188,7 @@ class Recovery:
 
   def _newest_saved(
     self, epoch: records.Epoch | None
-  ) -> tuple[checkpoint.Checkpoint | None, trainer_lib.Snapshot | None]:
+  ) -> tuple[checkpoint.Checkpoint | None, learner_lib.Snapshot | None]:
     """Restores the newest checkpoint that can be trusted."""
     folder = checkpoint.directory(self._run_dir, self._island)
     for path in checkpoint.completed(folder):
@@ -196,9 +197,7 @@ class Recovery:
         if not self._is_of_this_timeline(path, marker, epoch):
           self._pass_over(f"checkpoint {path.name} is from before a roll-back")
           continue
-        marker, snapshot = checkpoints.restore(
-          path, self._trainer.state, self._trainer.swap.tensors
-        )
+        marker, snapshot = checkpoints.restore(path, self._trainer)
       except errors.CorruptSnapshotError as error:
         self._pass_over(str(error))
         continue

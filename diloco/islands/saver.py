@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from diloco import crash, errors, workers
 from diloco.fragments import partition
 from diloco.islands import checkpoints, core, outbox, publisher
-from diloco.islands import trainer as trainer_lib
+from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint, cuts, records, store
 from diloco.tape import events, recorder
 
@@ -45,7 +45,7 @@ class Job:
   """
 
   serial: int
-  snapshot: trainer_lib.Snapshot
+  snapshot: learner_lib.Snapshot
   positions: Sequence[core.Position]
   cut: int
   ticket: outbox.Ticket

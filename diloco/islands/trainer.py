@@ -7,34 +7,19 @@ code driven by a core and by a tape.
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from diloco import config as config_lib
 from diloco.fragments import partition
-from diloco.islands import inner_step, schedules, shards, swap
+from diloco.islands import inner_step, learner, schedules, shards, swap
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
 
 
-class Snapshot(NamedTuple):
-  """A trainer's state at one step, in memory nobody donates.
-
-  Attributes:
-    step: inner steps done.
-    progress: parameters and references.
-    opt_state: the inner optimizer's state.
-  """
-
-  step: int
-  progress: swap.Progress
-  opt_state: Any
-
-
-class Trainer:
+class Trainer(learner.Learner):
   """Trains one island's share of the data; see the module."""
 
   def __init__(
@@ -102,6 +87,20 @@ class Trainer:
     self.swap.rehearse(self.state.params)
     self.opt_state_copy()
 
+  @property
+  def params(self) -> inner_step.FlatParams:
+    """See `learner.Learner`."""
+    return self.state.params
+
+  @property
+  def opt_state(self) -> Any:
+    """See `learner.Learner`."""
+    return self.state.opt_state
+
+  def replace_optimizer(self, opt_state: Any) -> None:
+    """See `learner.Learner`."""
+    self.state = self._placed(self.state.params, opt_state)
+
   def take_batch(self) -> Mapping[str, jax.Array]:
     """Returns the next batch, on the mesh."""
     return self.placement.put_batch(next(self._stream))
@@ -111,25 +110,6 @@ class Trainer:
     self.state, metrics = self._step_fn(self.state, batch)
     self.step += 1
     return metrics
-
-  def optimizer_is_finite(self) -> bool:
-    """Whether the inner optimizer's state is; waits for the devices."""
-    return all(map(_finite, jax.tree.leaves(self.state.opt_state)))
-
-  def mend_optimizer(self, healthy: Any | None = None) -> int:
-    """Replaces what is not finite in the inner optimizer's state.
-
-    Args:
-      healthy: another state to take it from; None, or where that one is not
-        finite either, gives zeros.
-
-    Returns:
-      Leaves replaced.
-    """
-    opt_state, replaced = _mended(self.state.opt_state, healthy)
-    if replaced:
-      self.state = self._placed(self.state.params, opt_state)
-    return replaced
 
   def resume(
     self,
@@ -170,20 +150,6 @@ class Trainer:
     state = inner_step.TrainState(params, opt_state, _step_array(self.step))
     return jax.device_put(state, shardings)
 
-  def snapshot(self) -> Snapshot:
-    """Starts copies of the whole state in host memory; waits for nothing."""
-    params = swap.copy_to_host_memory(self.state.params)
-    progress = swap.Progress(params, self.swap.references())
-    return Snapshot(self.step, progress, self.opt_state_copy())
-
-  def opt_state_copy(self) -> Any:
-    """Starts copies of the inner optimizer's state in host memory."""
-    return swap.copy_to_host_memory(self.state.opt_state)
-
-  def poison(self, fragment: int) -> None:
-    """Makes a fragment's values not finite: a fault for tests of the rest."""
-    self.swap.change(self.state.params, fragment, lambda x: x * jnp.nan)
-
   def bare_loop(self, num_steps: int, state: Any) -> Any:
     """Steps from `state` without an island around, for comparison.
 
@@ -209,26 +175,6 @@ def schedule_steps(
   """Inner steps an island of its speed does in the run."""
   tokens = config.total_tokens * config.speed_share(island)
   return max(1, round(tokens / task.tokens_per_batch))
-
-
-def _mended(opt_state: Any, healthy: Any | None) -> tuple[Any, int]:
-  """Replaces leaves that are not finite; returns how many as well."""
-  replaced = 0
-
-  def mend(value: jax.Array, spare: jax.Array) -> jax.Array:
-    nonlocal replaced
-    if _finite(value):
-      return value
-    replaced += 1
-    return spare if _finite(spare) else jnp.zeros_like(value)
-
-  if healthy is None:
-    healthy = jax.tree.map(jnp.zeros_like, opt_state)
-  return jax.tree.map(mend, opt_state, healthy), replaced
-
-
-def _finite(value: jax.Array) -> bool:
-  return bool(np.isfinite(np.asarray(value)).all())
 
 
 def _step_array(step: int) -> jax.Array:

@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 from diloco import config as config_lib
 from diloco import errors
 from diloco.islands import bootstrap, checkpoints, core, encoding, shards
+from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.replay import scratch as scratch_lib
 from diloco.replay import script
@@ -189,11 +190,11 @@ class Performer:
 
   def _restore(
     self, state: script.StateId | None
-  ) -> trainer_lib.Snapshot | None:
+  ) -> learner_lib.Snapshot | None:
     if state is None:
       return None
     path = self._scratch.state_path(state)
-    return checkpoints.restore(path, self._trainer.state, self._swap.tensors)[1]
+    return checkpoints.restore(path, self._trainer)[1]
 
   def close(self) -> None:
     """Releases everything."""

@@ -52,7 +52,7 @@ class Saves:
 
   def __init__(self):
     self._core = types.SimpleNamespace(positions=(core.Position(0, 0, 0),))
-    self._trainer = types.SimpleNamespace(step=4)
+    self._learner = types.SimpleNamespace(step=4)
     self._saver = self
     self._saves, self._last_save = 0, None
     self.failed = set()
@@ -62,7 +62,7 @@ class Saves:
 
   def _save(self, positions, *, part):
     self._saves += 1
-    self._last_save = self._trainer.step, positions
+    self._last_save = self._learner.step, positions
 
 
 def test_state_is_saved_again_only_if_its_save_failed():
@@ -72,7 +72,7 @@ def test_state_is_saved_again_only_if_its_save_failed():
   saves.failed.add(1)
   assert exchange.Exchange.save(saves) == 2
   assert exchange.Exchange.save(saves) == 2
-  saves._trainer.step = 5
+  saves._learner.step = 5
   assert exchange.Exchange.save(saves) == 3
 
 
@@ -93,7 +93,7 @@ def test_peer_is_answered_on_a_thread_of_its_own(monkeypatch):
     _core=types.SimpleNamespace(
       positions=(core.Position(3, 8, 8),), resyncing=False
     ),
-    _trainer=types.SimpleNamespace(step=9, opt_state_copy=dict),
+    _learner=types.SimpleNamespace(step=9, opt_state_copy=dict),
     _answerer=None,
   )
   request = records.PeerRequest(1, 2, [3])
@@ -161,7 +161,7 @@ def test_checkpoint_read_to_mend_an_optimizer_may_take_as_long_as_a_start():
     _life=types.SimpleNamespace(
       progress=progress, times=types.SimpleNamespace(start_secs=60.0)
     ),
-    _trainer=types.SimpleNamespace(
+    _learner=types.SimpleNamespace(
       optimizer_is_finite=lambda: False, mend_optimizer=lambda healthy: 3
     ),
     _tape=types.SimpleNamespace(record=lambda *_, **__: None),
@@ -238,7 +238,7 @@ class Island:
       identity=publisher.Identity(0, 1, 10),
       config=quadratic.config(**sync),
       snapshots=None,
-      trainer=self.trainer,
+      learner=self.trainer,
       tape=types.SimpleNamespace(record=self._record),
       times=types.SimpleNamespace(heartbeat_secs=1.0, start_secs=60.0),
       progress=heartbeat.Progress(),

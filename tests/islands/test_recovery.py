@@ -327,7 +327,7 @@ def test_restored_state_steps_on_to_the_same_bits(tmp_path, topology):
   checkpoint.commit(path, marker)
 
   second = make()
-  _, restored = checkpoints.restore(path, second.state, second.swap.tensors)
+  _, restored = checkpoints.restore(path, second)
   second.resume(
     3,
     second.swap.anchors,

@@ -278,7 +278,7 @@ def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
   assert made.wait(1, 60)
   made.close()
   (path,) = checkpoint.completed(checkpoint.directory(tmp_path, 0))
-  _, found = checkpoints.restore(path, trainer.state, trainer.swap.tensors)
+  _, found = checkpoints.restore(path, trainer)
   change, velocity = quadratic.moved(0, 3, 0.5)
   assert found.step == 3
   learned = found.progress
