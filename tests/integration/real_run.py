@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+from diloco.tape import reader
+
 CONFIG = """
 import ml_collections
 
@@ -102,6 +104,40 @@ class Run:
 
   def summary(self):
     return json.loads((self.dir / "summary.json").read_text())
+
+  def events(self, name):
+    if not self.dir.exists():
+      return []
+    return [e for e in reader.read(self.dir).events if e["event"] == name]
+
+  def check_books(self):
+    """The summary's tokens, against counts that know nothing of the ledger."""
+    facts = self.summary()
+    assert facts["violations"] == []
+    assert facts["tokens_unaccounted"] == 0
+    assert facts["ledger"]["balanced"]
+    logged = {
+      (island, line["incarnation"], line["step"]): line["tokens"]
+      for island in (0, 1)
+      for line in reader.read(self.dir).metrics[island]
+    }
+    assert sum(logged.values()) <= facts["tokens_trained"]
+    lives, ends = (
+      {(e["role"], e["incarnation"]) for e in self.events(name)}
+      for name in ("started", "stopped")
+    )
+    if lives <= ends:  # the last steps of who is killed may reach no log
+      assert sum(logged.values()) == facts["tokens_trained"]
+    if self.events("restored"):
+      return  # what was merged after the cut was undone
+    versions = {
+      (e["fragment"], e["version"]): sum(
+        c["c_tokens"] for c in e["contributions"]
+      )
+      for e in self.events("merged")
+    }
+    merged = sum(versions.values()) / self.values["sync"]["num_fragments"]
+    assert abs(merged - facts["tokens_merged"]) <= 1
 
 
 def _values(corpus):

@@ -1,6 +1,7 @@
-"""Replays of a real run in which processes were killed."""
+"""A real run in which processes were killed, and replays of it."""
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -23,15 +24,16 @@ def diloco(*words):
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
+def run(tmp_path_factory):
   """A run whose island 1 and whose leading syncer were killed."""
   run = Run(
     tmp_path_factory.mktemp("replay"),
+    total_tokens=36_000,
     sync={"num_fragments": 4, "every": 8, "split_tensors": True},
     outer={"learning_rate": 0.9, "momentum": 0.5},
     faults=(
-      {"target": "island-1", "at_fraction": 0.3, "kind": "sigkill"},
-      {"target": "syncer", "at_fraction": 0.5, "kind": "sigkill"},
+      {"target": "island-1", "at_fraction": 0.2, "kind": "sigkill"},
+      {"target": "syncer", "at_fraction": 0.45, "kind": "sigkill"},
     ),
     programs={
       "window_steps": 8,
@@ -40,11 +42,46 @@ def run_dir(tmp_path_factory):
     },
   )
   try:
-    code, _, err = run.start("--quiet").finish()
+    code, out, err = run.start("--quiet", "--json").finish()
     assert code == 0, err
+    assert json.loads(out) == run.summary()
   finally:
     run.kill_everything()
+  return run
+
+
+@pytest.fixture(scope="module")
+def run_dir(run):
   return run.dir
+
+
+def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
+  facts = run.summary()
+  assert facts["status"] == "finished"
+  assert facts["tokens_trained"] >= 36_000
+  assert facts["islands"]["1"]["restarts"] == 1
+  assert facts["final_eval_loss"] < 0.75 * math.log(256)
+  run.check_books()
+  merged = run.events("merged")
+  again = [
+    m
+    for m in merged
+    if any(
+      c["island"] == 1 and c["incarnation"] == 2 for c in m["contributions"]
+    )
+  ]
+  assert again, "the killed island did not contribute again"
+  leaders = [(e["role"], e["token"]) for e in run.events("lease_acquired")]
+  assert [token for _, token in leaders] == [1, 2]
+  assert leaders[0][0] != leaders[1][0], "the standby did not take over"
+  assert {m["role"] for m in merged} == {"syncer", "standby"}
+  assert facts["syncer"]["takeovers"] == facts["syncer"]["deaths"] == 1
+  assert facts["syncer"]["starts"] == 3
+  for fragment in range(4):
+    # A successor tells the newest merge again.
+    versions = {m["version"] for m in merged if m["fragment"] == fragment}
+    assert versions == set(range(1, len(versions) + 1))
+  assert (run.dir / "report.html").stat().st_size > 10_000
 
 
 def events(run_dir, name):

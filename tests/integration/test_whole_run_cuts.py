@@ -9,7 +9,6 @@ import sys
 import time
 
 from diloco.snapshots import keys, records, store
-from diloco.tape import reader
 
 
 def diloco(command, run, *flags):
@@ -19,12 +18,6 @@ def diloco(command, run, *flags):
     text=True,
     timeout=240,
   )
-
-
-def events(run, name):
-  if not run.dir.exists():
-    return []
-  return [e for e in reader.read(run.dir).events if e["event"] == name]
 
 
 def take_cut(run):
@@ -50,14 +43,8 @@ def damage_head(run, fragment):
   path.write_bytes(path.read_bytes()[:-9])
 
 
-def check_books(facts):
-  assert facts["violations"] == []
-  assert facts["tokens_unaccounted"] == 0
-  assert facts["ledger"]["balanced"]
-
-
 def losses(run, name="evaluated"):
-  return [e["loss"] for e in events(run, name) if e["target"] == "global"]
+  return [e["loss"] for e in run.events(name) if e["target"] == "global"]
 
 
 def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(
@@ -65,10 +52,10 @@ def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(
 ):
   run = make_run(total_tokens=48_000)
   run.start()
-  run.wait_for(lambda: len(events(run, "merged")) > 12)
+  run.wait_for(lambda: len(run.events("merged")) > 12)
   cut = take_cut(run)
-  merged = len(events(run, "merged"))
-  run.wait_for(lambda: len(events(run, "merged")) > merged + 8)
+  merged = len(run.events("merged"))
+  run.wait_for(lambda: len(run.events("merged")) > merged + 8)
   before = losses(run)
   kill_everything(run)
   damage_head(run, 2)
@@ -76,24 +63,24 @@ def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(
   assert resumed.returncode == 0, resumed.stderr
   told = [x for x in resumed.stderr.splitlines() if x.startswith("restored")]
   assert len(told) == 1 and told[0].startswith(f"restored cut {cut} (fragment")
-  (restored,) = events(run, "restored")
+  (restored,) = run.events("restored")
   for fragment, (old, new) in enumerate(
     zip(restored["version_from"], restored["version_to"], strict=True)
   ):
     assert new > old
     versions = [
-      e["version"] for e in events(run, "merged") if e["fragment"] == fragment
+      e["version"] for e in run.events("merged") if e["fragment"] == fragment
     ]
     assert versions == sorted(versions)
     assert new + 1 in versions
   steps = {
-    e["role"]: e["step"] for e in events(run, "started") if e["incarnation"] > 1
+    e["role"]: e["step"] for e in run.events("started") if e["incarnation"] > 1
   }
   for island, step in restored["steps"].items():
     assert steps[f"island-{island}"] == step
   facts = run.summary()
   assert facts["status"] == "finished"
-  check_books(facts)
+  run.check_books()
   after = losses(run)[len(before) :]
   assert after[0] < before[0]  # it did not begin anew
   assert facts["final_eval_loss"] < 0.75 * math.log(256)
@@ -109,16 +96,16 @@ def test_cuts_are_taken_at_intervals_while_training_goes_on(make_run):
   run = make_run(programs=programs)
   code, _, err = run.start().finish()
   assert code == 0, err
-  completed = [e["cut"] for e in events(run, "cut_completed")]
+  completed = [e["cut"] for e in run.events("cut_completed")]
   assert len(completed) > 2
   kept = set((run.dir / "snapshots" / "cuts").glob("*/complete"))
   assert sorted(int(p.parent.name) for p in kept) == completed[-2:]
-  check_books(run.summary())
+  run.check_books()
   resumed = diloco("resume", run, "--cut=last")
   assert resumed.returncode == 0, resumed.stderr
-  (restored,) = events(run, "restored")
+  (restored,) = run.events("restored")
   assert restored["cut"] == completed[-1]
-  check_books(run.summary())
+  run.check_books()
 
 
 def damage_tensors(run, fragment):
@@ -143,26 +130,26 @@ def damage_newest(run, fragment):
 def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(make_run):
   run = make_run(total_tokens=48_000)
   run.start()
-  run.wait_for(lambda: len(events(run, "merged")) > 12)
+  run.wait_for(lambda: len(run.events("merged")) > 12)
   cut = take_cut(run)
-  merged = len(events(run, "merged"))
-  run.wait_for(lambda: len(events(run, "merged")) > merged + 8)
-  while not events(run, "global_damaged"):
+  merged = len(run.events("merged"))
+  run.wait_for(lambda: len(run.events("merged")) > merged + 8)
+  while not run.events("global_damaged"):
     assert run.process.poll() is None
     damage_newest(run, 1)
     time.sleep(0.2)
   code, _, err = run.finish()
   assert code == 0, err
   assert sum(f"restored cut {cut} (" in x for x in err.splitlines()) == 1
-  (restored,) = events(run, "restored")
+  (restored,) = run.events("restored")
   assert restored["cut"] == cut
   facts = run.summary()
   assert (facts["status"], facts["sessions"]) == ("finished", 1)
-  deaths = events(run, "island_died") + events(run, "syncer_died")
+  deaths = run.events("island_died") + run.events("syncer_died")
   assert [(e.get("island"), e["cause"]) for e in deaths] == []
-  versions = [e["version"] for e in events(run, "merged") if e["fragment"] == 1]
+  versions = [e["version"] for e in run.events("merged") if e["fragment"] == 1]
   assert max(versions) > restored["version_to"][1] + 2
-  check_books(facts)
+  run.check_books()
 
 
 def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
@@ -170,8 +157,8 @@ def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
 ):
   run = make_run(total_tokens=48_000)
   run.start()
-  run.wait_for(lambda: len(events(run, "merged")) > 4)
-  while not events(run, "global_damaged"):
+  run.wait_for(lambda: len(run.events("merged")) > 4)
+  while not run.events("global_damaged"):
     assert run.process.poll() is None
     damage_tensors(run, 1)
     time.sleep(0.2)
@@ -179,7 +166,7 @@ def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
   run.wait_for(lambda: run.steps(0) > step + 10)
   status = json.loads(diloco("status", run, "--json").stdout)
   assert status["damaged"] and "fragment 1 stands still" in status["damaged"][0]
-  run.wait_for(lambda: events(run, "not_restored"), secs=30)
+  run.wait_for(lambda: run.events("not_restored"), secs=30)
   status = json.loads(diloco("status", run, "--json").stdout)
   assert "the run has no cut" in status["damaged"][0]
   kill_everything(run)

@@ -56,17 +56,16 @@ def _settle(island, config, run_dir):
   _wait_for(adopted)
 
 
-@pytest.mark.parametrize("codec", ["f32", "bf16"])
 def test_sharded_and_single_device_islands_adopt_bit_equal_values(
-  tmp_path, run_dir, codec
+  tmp_path, run_dir
 ):
-  config = make_config(tmp_path, slices=("2x4", "1"), codec=codec)
+  config = make_config(tmp_path, slices=("2x2", "1"), codec="f32")
   sharded = make_island(config, run_dir, island=0)
   single = make_island(config, run_dir, island=1)
   spread = [
     x
     for x in sharded._trainer.state.params.values()
-    if len(x.sharding.device_set) == 8
+    if len(x.sharding.device_set) == 4
   ]
   assert any(not x.sharding.is_fully_replicated for x in spread)
   with running_syncer(config, run_dir) as syncer:
