@@ -9,6 +9,9 @@ begins anew from the store.
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
+
+from diloco.snapshots import operations
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,110 @@ class Worker:
   def join(self) -> None:
     """Waits for the thread to end, however it does."""
     self._thread.join()
+
+
+class Loop:
+  """A background thread that performs a script.
+
+  The script's own lines run under a lock that its owner takes as well, so
+  neither sees what the other has half done. Operations and pauses do not.
+
+  Attributes:
+    changed: the lock. It is notified whenever the script has gone on.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    script: operations.Script[None],
+    execute: Callable[[operations.Operation], Any],
+    *,
+    at_once: bool = False,
+  ):
+    """Prepares the thread; `start` starts it.
+
+    Args:
+      name: of the thread, for people.
+      script: what it does.
+      execute: does one operation; see `operations.perform`.
+      at_once: whether `close` ends the script at its next operation; otherwise
+        it does at its next pause.
+    """
+    self.changed = threading.Condition()
+    self._name = name
+    self._script = script
+    self._do = execute
+    self._at_once = at_once
+    self._closing = self._woken = False
+    self._worker: Worker | None = None
+
+  def start(self) -> None:
+    """Starts the thread."""
+    self._worker = Worker(self._name, self._run)
+
+  def wake(self) -> None:
+    """Ends the pause the script is in, or the next one, if it may be ended."""
+    with self.changed:
+      self._woken = True
+      self.changed.notify_all()
+
+  def check(self) -> None:
+    """Raises `WorkerError` if the thread has ended by an exception."""
+    if self._worker is not None:
+      self._worker.check()
+
+  def join(self) -> None:
+    """Waits for the thread to end, however it does."""
+    if self._worker is not None:
+      self._worker.join()
+
+  def close(self) -> None:
+    """Ends the thread, and waits until it has ended."""
+    with self.changed:
+      self._closing = True
+      self.changed.notify_all()
+    self.join()
+
+  def _run(self) -> None:
+    with self.changed:
+      try:
+        operations.perform(self._script, self._execute)
+      except _Closed:
+        pass
+      finally:
+        self.changed.notify_all()
+
+  def _execute(self, operation: Any) -> Any:
+    self.changed.notify_all()
+    match operation:
+      case None:
+        return self._pause(None, may_end=True)
+      case operations.Nap(secs):
+        return self._pause(secs, may_end=True)
+      case float(secs):
+        return self._pause(secs, may_end=False)
+    if self._closing and self._at_once:
+      raise _Closed
+    self.changed.release()
+    try:
+      if isinstance(operation, operations.Compute):
+        return operation.work()
+      return self._do(operation)
+    finally:
+      self.changed.acquire()
+
+  def _pause(self, secs: float | None, *, may_end: bool) -> None:
+    self.changed.wait_for(
+      lambda: self._closing or (may_end and self._woken), secs
+    )
+    if self._closing:
+      raise _Closed
+    if may_end:
+      self._woken = False
+
+
+class _Closed(BaseException):
+  """Ends a script from outside; none of its lines sees it."""
 
 
 class Retry:

@@ -29,7 +29,7 @@ ALLOWED = {
   "diloco.process": CONFIG,
   "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
-  "diloco.workers": set(),
+  "diloco.workers": {"diloco.snapshots"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
   "diloco.tape": BASE,

@@ -7,7 +7,6 @@ to swap it in between two steps.
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -75,7 +74,6 @@ class Adopter:
     """
     self._shardings = shardings
     self._island = island
-    self._poll_secs = poll_secs
     self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
     self._watch = watching.Watch(
       versions,
@@ -86,17 +84,21 @@ class Adopter:
       heads_every_secs=_HEADS_EVERY_SECS,
       failed=_log_failure,
     )
-    self._lock = threading.Lock()
     self._ready: dict[int, Fetched] = {}
     self._board: records.Board | None = None
     self._notices = notices.Notices()
     self._reading_since = 0.0
-    self._stop = threading.Event()
-    self._worker = workers.Worker("adopter", self._run)
+    self._loop = workers.Loop(
+      "adopter",
+      self._watch.watch(self._show, poll_secs),
+      self._execute,
+      at_once=True,
+    )
+    self._loop.start()
 
   def take(self) -> News:
     """What is new since the last call; never blocks on the store."""
-    with self._lock:
+    with self._loop.changed:
       board, self._board = self._board, None
       found = self._notices
       self._notices = notices.Notices(cut=found.cut)
@@ -106,68 +108,50 @@ class Adopter:
 
   def fetch_all_anew(self) -> None:
     """Fetches every fragment; what it has, or is reading, is given up."""
-    with self._lock:
+    with self._loop.changed:
       self._ready.clear()
       self._watch.want_all()
 
   def check(self) -> None:
     """Raises `WorkerError` if the thread has ended by an exception."""
-    self._worker.check()
+    self._loop.check()
 
   def close(self) -> None:
     """Ends the thread."""
-    self._stop.set()
-    self._worker.join()
-
-  def _run(self) -> None:
-    while not self._stop.is_set():
-      pause_secs = self._poll_secs()
-      try:
-        seen = operations.perform(self._watch.look(), self._execute)
-      except _Stopped:
-        return
-      self._show(seen)
-      self._stop.wait(pause_secs)
+    self._loop.close()
 
   def _execute(self, operation: operations.Operation) -> Any:
-    if self._stop.is_set():
-      raise _Stopped
     if isinstance(operation, operations.ReadPayload):
       self._reading_since = time.monotonic()
     return self._fetcher.execute(operation)
 
   def _show(self, seen: watching.Seen) -> None:
-    with self._lock:
-      self._board = seen.board or self._board
-      if seen.notices is not None:
-        offences = seen.notices.offences or self._notices.offences
-        self._notices = seen.notices._replace(offences=offences)
+    self._board = seen.board or self._board
+    if seen.notices is not None:
+      offences = seen.notices.offences or self._notices.offences
+      self._notices = seen.notices._replace(offences=offences)
 
   def _take_in(
     self, found: protocol.Fetched, newer_than: int
   ) -> operations.Procedure[None]:
-    yield from ()
+    fetched = yield operations.Compute(lambda: self._put(found))
+    if self._watch.got(fetched.fragment, fetched.version, newer_than):
+      self._ready[fetched.fragment] = fetched
+
+  def _put(self, found: protocol.Fetched) -> Fetched:
     head, anchor = found
     params = shards.put_fragment(anchor, self._shardings)
-    num_bytes = sum(v.nbytes for t in anchor.values() for _, v in t.pieces)
-    fetched = Fetched(
+    return Fetched(
       head.fragment,
       head.version,
       head.merged_step(self._island),
       head.cut,
       anchor,
       params,
-      num_bytes,
+      sum(v.nbytes for t in anchor.values() for _, v in t.pieces),
       head.digest or fetching.digest_of(anchor),
       time.monotonic() - self._reading_since,
     )
-    with self._lock:
-      if self._watch.got(head.fragment, head.version, newer_than):
-        self._ready[head.fragment] = fetched
-
-
-class _Stopped(BaseException):
-  """Unwinds a look, whatever it does, once the thread is to end."""
 
 
 def _log_failure(what: watching.What, error: Exception) -> None:

@@ -1,6 +1,7 @@
 """What an island has handed over for publication, and what became of it.
 
-Pure bookkeeping, the same live and simulated. Publications leave one after the
+Bookkeeping and the script of the thread that publishes, both the same live and
+simulated. Publications leave one after the
 other. One that contains another takes its place in the queue and stands for it
 from then on, so what waits is bounded by a few publications per fragment, and
 no fragment waits longer because it is published often.
@@ -9,11 +10,12 @@ no fragment waits longer because it is published often.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from diloco import workers
 from diloco.islands import core
+from diloco.snapshots import operations
 
 _WAITING_EACH = 2  # publications of one fragment that wait at most
 
@@ -61,6 +63,10 @@ class Dropped(NamedTuple):
   reason: Reason
 
 
+# Publishes what an action says of such content.
+Publish = Callable[[core.Publish, Any], operations.Procedure[None]]
+
+
 class Ticket(NamedTuple):
   """The publications that a saved state takes for published.
 
@@ -81,6 +87,7 @@ class Outbox:
     """Empty; `retry_secs` are the pauses after failures, first and longest."""
     self._waiting: list[Entry] = []
     self._busy: Entry | None = None
+    self._closed = False
     self._retry_secs = retry_secs
     self._retries: dict[int, workers.Retry] = {}  # of fragments that fail
 
@@ -119,7 +126,7 @@ class Outbox:
   def take(self) -> Entry | None:
     """The next one, which is on its way from now on; None without any."""
     assert self._busy is None
-    if self._waiting:
+    if self._waiting and not self._closed:
       self._busy = self._waiting.pop(0)
     return self._busy
 
@@ -147,28 +154,61 @@ class Outbox:
       self._retries[fragment] = workers.Retry(self._retry_secs)
     return self._retries[fragment].failed(error)
 
-  @property
-  def has_successor(self) -> bool:
-    """Whether what waits contains what is on its way."""
-    return self._successor() is not None
-
   def give_way(self) -> Dropped | None:
     """Drops what is on its way, if what waits contains it."""
-    busy, successor = self._busy, self._successor()
-    if busy is None or successor is None:
-      return None
-    busy.stand_down(successor)
-    self._busy = None
-    return Dropped(busy.action, "store_unreachable")
-
-  def _successor(self) -> Entry | None:
     busy = self._busy
-    if busy is None:
-      return None
-    return next((e for e in self._waiting if e.contains(busy)), None)
+    assert busy is not None
+    for entry in self._waiting:
+      if entry.contains(busy):
+        busy.stand_down(entry)
+        self._busy = None
+        return Dropped(busy.action, "store_unreachable")
+    return None
+
+  def send_all(
+    self,
+    publish: Publish,
+    dropped: Callable[[Dropped], None],
+    failed: Callable[[core.Publish, Exception], None] = lambda *_: None,
+  ) -> operations.Script[None]:
+    """Publishes whatever comes, one after the other, for ever.
+
+    What the store would not take is tried again, until a newer publication
+    that contains it takes its place. It is to be woken when something comes.
+
+    Args:
+      publish: publishes one.
+      dropped: hears of what gave way to a newer one.
+      failed: hears of every failure.
+
+    Raises:
+      Exception: what nobody expected, and keeps coming back.
+    """
+    while True:
+      entry = self.take()
+      if entry is None:
+        yield None
+        continue
+      while self._busy is entry:
+        try:
+          yield from publish(entry.action, entry.content)
+          self.committed()
+          break
+        except Exception as error:
+          failed(entry.action, error)
+          pause_secs = self.failed(error)
+        yield pause_secs
+        given_up = self.give_way()
+        if given_up is not None:
+          dropped(given_up)
+
+  def stop(self) -> None:
+    """Nothing that waits leaves any more."""
+    self._closed = True
 
   def close(self) -> list[Dropped]:
     """Drops what has not arrived: the island stops."""
+    self.stop()
     left = [*([self._busy] if self._busy else []), *self._waiting]
     for entry in left:
       entry.end("lost")

@@ -8,7 +8,6 @@ same fragment, which contains it, takes its place (`diloco.islands.outbox`).
 
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -61,15 +60,21 @@ class Publisher:
     self._codec = codec
     self._tape = tape
     self._outbox = outbox.Outbox()
-    self._closing = False
-    self._changed = threading.Condition()
-    self._worker = workers.Worker("publisher", self._run)
+    self._loop = workers.Loop(
+      "publisher",
+      self._outbox.send_all(
+        self._publish, lambda given_up: self._record([given_up]), _log_failure
+      ),
+      self._execute,
+    )
+    self._changed = self._loop.changed
+    self._loop.start()
 
   def submit(self, publication: Publication) -> None:
     """Queues a publication; never blocks."""
     with self._changed:
       dropped = self._outbox.submit(publication.action, publication)
-      self._changed.notify_all()
+    self._loop.wake()
     self._record(dropped)
 
   def ticket(self, positions: Sequence[core.Position]) -> outbox.Ticket:
@@ -95,69 +100,24 @@ class Publisher:
 
   def check(self) -> None:
     """Raises `WorkerError` if the thread has ended by an exception."""
-    self._worker.check()
+    self._loop.check()
 
   def close(self) -> None:
     """Ends the thread after the publication it is at; drops the others."""
     with self._changed:
-      self._closing = True
-      self._changed.notify_all()
-    self._worker.join()
+      self._outbox.stop()
+    self._loop.close()
     with self._changed:
       dropped = self._outbox.close()
       self._changed.notify_all()
     self._record(dropped)
 
-  def _run(self) -> None:
-    while True:
-      with self._changed:
-        self._changed.wait_for(lambda: self._outbox.waiting or self._closing)
-        entry = None if self._closing else self._outbox.take()
-      if entry is None:
-        return
-      self._publish_or_drop(entry.content)
-
-  def _publish_or_drop(self, publication: Publication) -> None:
-    while True:
-      try:
-        self._publish(publication)
-      except Exception as error:
-        logger.warning(
-          "publish_failed fragment=%d error=%r",
-          publication.action.fragment,
-          error,
-        )
-        with self._changed:
-          pause_secs = self._outbox.failed(error)
-      else:
-        with self._changed:
-          self._outbox.committed()
-          self._changed.notify_all()
-        return
-      if self._gives_way(pause_secs):
-        return
-
-  def _gives_way(self, pause_secs: float) -> bool:
-    """Waits before another attempt; whether there will be none."""
-    with self._changed:
-      self._changed.wait_for(
-        lambda: self._closing or self._outbox.has_successor, pause_secs
-      )
-      dropped = self._outbox.give_way()
-      closing = self._closing
-    if dropped is not None:
-      self._record([dropped])
-    return closing or dropped is not None
-
-  def _publish(self, publication: Publication) -> None:
+  def _publish(
+    self, action: core.Publish, publication: Publication
+  ) -> operations.Procedure[None]:
     started = time.monotonic()
-    action, who = publication.action, self.identity
-    encoded = encoding.encode(
-      self._plan.fragments[action.fragment],
-      publication.params,
-      publication.anchor,
-      self._codec,
-    )
+    who = self.identity
+    encoded = yield operations.Compute(lambda: self._encode(publication))
     record = records.Contribution(
       island=who.island,
       incarnation=who.incarnation,
@@ -178,9 +138,7 @@ class Publisher:
     record = dataclasses.replace(
       record, payload=keys.payload_prefix(record.key)
     )
-    # What a replay must know of this contribution outlives this process.
-    self._tape.flush()
-    operations.perform(protocol.publish(record, encoded.tensors), self._execute)
+    yield from protocol.publish(record, encoded.tensors)
     self._tape.record(
       events.PUBLISHED,
       fragment=action.fragment,
@@ -194,6 +152,17 @@ class Publisher:
       key=record.key,
       secs=time.monotonic() - started,
     )
+
+  def _encode(self, publication: Publication) -> encoding.Encoded:
+    encoded = encoding.encode(
+      self._plan.fragments[publication.action.fragment],
+      publication.params,
+      publication.anchor,
+      self._codec,
+    )
+    # What a replay must know of this contribution outlives this process.
+    self._tape.flush()
+    return encoded
 
   def _execute(self, operation: operations.Operation) -> Any:
     if isinstance(operation, operations.WritePayload):
@@ -209,3 +178,7 @@ class Publisher:
         step=action.step,
         reason=reason,
       )
+
+
+def _log_failure(action: core.Publish, error: Exception) -> None:
+  logger.warning("publish_failed fragment=%d error=%r", action.fragment, error)

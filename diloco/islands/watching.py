@@ -85,6 +85,23 @@ class Watch:
     dues = (self._notices_due, *(r.due for r in self._retries.values()))
     return min([longest_secs, *(due - now for due in dues if due > now)])
 
+  def watch(
+    self, show: Callable[[Seen], None], pause_secs: Callable[[], float]
+  ) -> operations.Script[None]:
+    """Looks again and again, for ever.
+
+    Args:
+      show: gets what each look found.
+      pause_secs: gives the time until the next one, unless woken before.
+
+    Raises:
+      Exception: as `look`.
+    """
+    while True:
+      seen = yield from self.look()
+      show(seen)
+      yield operations.Nap(pause_secs())
+
   def look(self) -> operations.Procedure[Seen]:
     """Looks once at whatever it is time for.
 

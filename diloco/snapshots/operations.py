@@ -6,6 +6,9 @@ every decision between two operations, but does nothing itself. The live shells
 perform procedures on the snapshot store; the simulated world performs the same
 ones on a store of its own, where each operation may be slow, fail before or
 after it took effect, or be the last thing its process ever did.
+
+A *script* is a procedure that also waits, as the loop of a background thread
+does: for a number of seconds, or until it is woken.
 """
 
 from __future__ import annotations
@@ -94,6 +97,12 @@ class Merge(NamedTuple):
   weights: tuple[float, ...]
 
 
+class Compute(NamedTuple):
+  """Gives what a call returns; a script's other users need not wait for it."""
+
+  work: Callable[[], Any]
+
+
 class Point(NamedTuple):
   """A named instant between two operations, for those who plan crashes."""
 
@@ -111,20 +120,32 @@ Operation = (
   | ReadPayload
   | ReadState
   | Merge
+  | Compute
   | Point
 )
 Procedure = Generator[Operation, Any, T]
+
+
+class Nap(NamedTuple):
+  """Waits that long, or until woken."""
+
+  secs: float
+
+
+# A number is waited for in seconds, whatever happens; None until woken.
+Script = Generator[Operation | Nap | float | None, Any, T]
 
 # What a store may throw into a procedure.
 FAILURES = (OSError, errors.CorruptSnapshotError)
 
 
-def perform(procedure: Procedure[T], execute: Callable[[Operation], Any]) -> T:
-  """Runs a procedure to its end.
+def perform(procedure: Script[T], execute: Callable[[Any], Any]) -> T:
+  """Runs a procedure, or a script, to its end.
 
   Args:
     procedure: what to do.
-    execute: does one operation; what it raises is raised at the `yield`.
+    execute: does one operation, or pause; what it raises is raised at the
+      `yield`.
 
   Returns:
     What the procedure returns.

@@ -225,8 +225,8 @@ class Island:
       *held.references[: core_lib.PUBLICATIONS_KEPT],
       step,
     )
-    for old, reason in self.outbox.submit(action, content):
-      self._dropped(old, reason)
+    for dropped in self.outbox.submit(action, content):
+      self._dropped(dropped)
     publisher = self.publisher
     if publisher is not None and not publisher.nudged:
       self.kernel.nudge(publisher, 0.15 * self.random())
@@ -274,35 +274,16 @@ class Island:
 
   def publish_all(self) -> kernel_lib.Script:
     """The publisher's thread."""
-    thread, outbox = self.publisher, self.outbox
-    assert thread is not None
-    while True:
-      entry = outbox.take()
-      if entry is None:
-        thread.nudged = False
-        yield None
-        thread.nudged = True
-        continue
-      yield from self._publish_or_drop(entry.action, entry.content)
 
-  def _publish_or_drop(
-    self, action: core_lib.Publish, content: values.Delta
-  ) -> kernel_lib.Script:
-    record = self.record_of(action, content)
-    while True:
-      try:
-        yield from protocol.publish(record, content)
-        self.outbox.committed()
-        return
-      except Exception as error:
-        pause_secs = self.outbox.failed(error)
-      yield pause_secs
-      dropped = self.outbox.give_way()
-      if dropped is not None:
-        self._dropped(*dropped)
-        return
+    def publish(
+      action: core_lib.Publish, content: values.Delta
+    ) -> operations.Procedure[None]:
+      return protocol.publish(self.record_of(action, content), content)
 
-  def _dropped(self, action: core_lib.Publish, reason: str) -> None:
+    return self.outbox.send_all(publish, self._dropped)
+
+  def _dropped(self, dropped: outbox_lib.Dropped) -> None:
+    action, reason = dropped
     self.world.checker.dropped(self, action, reason)
     if reason != "superseded":
       self.dropped.append(action)
@@ -344,20 +325,21 @@ class Island:
 
   def adopt_all(self) -> kernel_lib.Script:
     """The adopter's thread."""
+    return self.watch.watch(self._see, self._pause_secs)
+
+  def _see(self, seen: watching.Seen) -> None:
+    if seen.board is not None:
+      self.board = seen.board
+    if seen.notices is not None:
+      self._hear(seen.notices)
+
+  def _pause_secs(self) -> float:
     thread = self.adopter
     assert thread is not None
-    while True:
-      seen = yield from self.watch.look()
-      if seen.board is not None:
-        self.board = seen.board
-      if seen.notices is not None:
-        self._hear(seen.notices)
-      pause = self.watch.pause_secs(_POLL_SECS)
-      if thread.missed:
-        pause = min(pause, _MISSED_SECS)
-      thread.nudged = False
-      yield pause
-      thread.nudged, thread.missed = True, False
+    pause = self.watch.pause_secs(_POLL_SECS)
+    if thread.missed:
+      pause = min(pause, _MISSED_SECS)
+    return pause
 
   def start_watch(self, versions: Sequence[int]) -> None:
     """Prepares what the adopter looks at."""

@@ -54,13 +54,10 @@ def save(island: Any, step: int, part: core_lib.Cut | None = None) -> None:
 
 def save_all(island: Any) -> kernel_lib.Script:
   """The saver's thread: writes beside the store, then marks it usable."""
-  thread, world = island.saver, island.world
-  assert thread is not None
+  world = island.world
   while True:
     if not island.saving:
-      thread.nudged = False
       yield None
-      thread.nudged = True
       continue
     saved, positions, ticket = island.saving.pop(0)
     yield 0.3 * island.random() ** 2

@@ -1,10 +1,9 @@
 """Virtual time, simulated processes, and faults at their operations.
 
-A *thread* is a generator. It yields store operations, which the faulty store
-performs; a number, to sleep that many seconds of its own clock; or None, to
-wait until it is woken. A *life* is one process: threads that die, stop and go
-on together, and one clock with its own offset and rate. A *role* outlives its
-processes.
+A *thread* performs a script (see `diloco.snapshots.operations`): the faulty
+store does its operations, and it waits by its own process's clock. A *life* is
+one process: threads that die, stop and go on together, and one clock with its
+own offset and rate. A *role* outlives its processes.
 
 Speed matters here: a schedule is some thousands of events, and a campaign a
 million schedules. What nothing can disturb runs inline, without an event.
@@ -30,6 +29,7 @@ Script = Generator[Any, Any, Any]
 _FAILURES = (*operations.FAILURES, protocol.RefusedError)
 _Point = operations.Point
 _Read = operations.Read
+_Nap = operations.Nap
 _NOTHING = faulty_store.NOTHING
 _push = heapq.heappush
 _AT_ONCE = (
@@ -115,13 +115,22 @@ class Life:
 class Thread:
   """A generator of a process; an event for it is void once `token` moved."""
 
-  __slots__ = ("life", "missed", "nudged", "send", "throw", "token")
+  __slots__ = (
+    "asleep",
+    "life",
+    "missed",
+    "nudged",
+    "send",
+    "throw",
+    "token",
+  )
 
   def __init__(self, life: Life, script: Script):
     self.life = life
     self.send = script.send
     self.throw = script.throw
     self.token = 0
+    self.asleep = False  # and may be woken
     self.nudged = True  # it is awake, or somebody woke it already
     self.missed = False  # somebody would have woken it meanwhile
 
@@ -260,6 +269,8 @@ class Kernel:
   def _drive(self, thread: Thread, value: Any, error: Any) -> None:
     """Runs a thread until it sleeps, waits or ends."""
     thread.token += 1
+    if thread.asleep:
+      thread.asleep, thread.nudged, thread.missed = False, True, False
     life, send, execute = thread.life, thread.send, self._execute
     role, plain, careful = life.role, self._store.plain, self._careful
     try:
@@ -277,6 +288,11 @@ class Kernel:
           _push(self._heap, entry)
           return
         if operation is None:
+          thread.asleep, thread.nudged = True, False
+          return
+        if kind is _Nap:
+          thread.asleep, thread.nudged = True, False
+          self.wake(thread, operation[0] / life.rate)
           return
         role.operations = number = role.operations + 1
         if number >= role.strike_at or careful:

@@ -158,7 +158,6 @@ class Syncer:
       if self.fenced:
         self._check_lease()
       now = offset + rate * kernel.now
-      thread.missed = False
       try:
         if not shown:
           yield from self._show_board()
@@ -186,9 +185,7 @@ class Syncer:
       deadline = self.core.next_deadline()
       if deadline is not None:
         pause = min(pause, max(deadline - offset - rate * kernel.now, 0.01))
-      thread.nudged = False
-      yield pause
-      thread.nudged = True
+      yield operations.Nap(pause)
 
   def _look_at_members(self, now: float) -> kernel_lib.Script:
     found, _ = yield from protocol.members()

@@ -160,6 +160,6 @@ def test_error_nobody_expected_is_raised_on_the_thread_that_asks(
   monkeypatch.setattr(shards, "put", put)
   run.commit(0, 1, {0: 8}, value=1.0)
   thread = make([0, 0])
-  thread._worker.join()
+  thread._loop.join()
   with pytest.raises(workers.WorkerError, match=r"adopter.*RESOURCE"):
     thread.check()

@@ -8,7 +8,7 @@ import pytest
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, outbox, publisher, shards
+from diloco.islands import core, encoding, publisher, shards
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, reader, recorder
 
@@ -56,15 +56,35 @@ def _published(snapshots):
   return [int(n.split(".")[3]) for n in snapshots.names("contributions")]
 
 
-def test_nothing_is_tried_again_once_the_island_stops():
-  made = object.__new__(publisher.Publisher)
-  made._changed, made._outbox = threading.Condition(), outbox.Outbox()
-  made._outbox.submit(_publication(0, 4).action, None)
-  assert made._outbox.take()
-  made._closing = False
-  assert not made._gives_way(0.0)
-  made._closing = True
-  assert made._gives_way(1e6)  # and nobody waits for it
+def test_nothing_is_tried_again_once_the_island_stops(world):
+  made, gate, _ = world
+  made._outbox._retry_secs = (1e6, 1e6)
+  made.submit(_publication(0, 4))
+  assert gate.tried.wait(20)
+  made.close()  # at once, whatever the pause between two attempts is
+
+
+def test_nothing_that_waits_leaves_once_the_island_stops(world):
+  made, gate, snapshots = world
+  go_on, write = threading.Event(), snapshots.write
+  gate.opened = True
+
+  def slow(key, record):
+    gate.tried.set()
+    assert go_on.wait(20)
+    write(key, record)
+
+  snapshots.write = slow
+  made.submit(_publication(0, 4))
+  made.submit(_publication(4, 8, base=1))
+  assert gate.tried.wait(20)
+  closing = threading.Thread(target=made.close)
+  closing.start()
+  with made._changed:
+    assert made._changed.wait_for(lambda: made._outbox._closed, 20)
+  go_on.set()
+  closing.join()
+  assert _published(snapshots) == [4]
 
 
 def test_what_contains_another_takes_its_place_and_stands_for_it(world):
@@ -153,7 +173,7 @@ def test_error_nobody_expected_passes_or_is_heard_of(
 ):
   made, gate, snapshots = world
   gate.opened = True
-  made._outbox = outbox.Outbox((0.0, 0.0))
+  made._outbox._retry_secs = (0.0, 0.0)
   encode, left = encoding.encode, [error] * times
 
   def failing(*args):
@@ -167,7 +187,7 @@ def test_error_nobody_expected_passes_or_is_heard_of(
     assert made.flush(20)
     assert _published(snapshots) == [4]
   else:
-    made._worker.join()
+    made._loop.join()
   heard = pytest.raises(workers.WorkerError, match="publisher thread has ended")
   with heard if times == 4 else contextlib.nullcontext():
     made.check()
