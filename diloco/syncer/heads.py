@@ -243,3 +243,32 @@ class Heads:
     while self._rubbish:
       yield operations.DeleteTree(self._rubbish[-1])
       self._rubbish.pop()
+
+
+class Standstill(NamedTuple):
+  """A fragment nobody can commit to: its head is damaged or lost."""
+
+  fragment: int
+  version: int  # the newest there are tensors of
+  reason: str
+
+
+def standstills(num_fragments: int) -> operations.Procedure[list[Standstill]]:
+  """Finds fragments without a head that had one.
+
+  Raises:
+    OSError: the store failed.
+  """
+  found = []
+  for fragment in range(num_fragments):
+    key = keys.head_key(fragment)
+    names = yield operations.Names(keys.globals_prefix(fragment))
+    newest = keys.newest_version(names)
+    try:
+      head, _ = yield operations.read_head(fragment)
+    except errors.CorruptSnapshotError as error:
+      found.append(Standstill(fragment, newest, f"{key}: {error}"))
+      continue
+    if head is None and newest:
+      found.append(Standstill(fragment, newest, f"{key} is lost"))
+  return found

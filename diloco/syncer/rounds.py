@@ -1,213 +1,121 @@
-"""What the core decides is done here: merges, refusals, verdicts, the board.
-
-The part of the syncer's shell that changes the store. It decides nothing: the
-order of operations is in `diloco.syncer.protocol` and `diloco.syncer.chores`,
-whom to merge and whom to refuse in `diloco.syncer.core`.
-"""
+"""A leader that merges real tensors, and tells the tape of what it does."""
 
 import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from diloco import crash, errors
-from diloco.snapshots import keys, records, store
-from diloco.syncer import chores as chores_lib
-from diloco.syncer import committer as committer_lib
-from diloco.syncer import core, cutting, weighting
+from diloco.fragments import codec, partition
+from diloco.snapshots import operations, records, store
+from diloco.syncer import core, leader, round_merge
+from diloco.syncer import heads as heads_lib
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
 
-class Rounds:
-  """Does the core's actions for one leadership."""
+_POLL_SECS = (0.002, 0.05)  # of commit records; a twentieth of a step between
+
+
+class Orders(NamedTuple):
+  """Who a leader asks; see `Leader`."""
+
+  check: Callable[[], None] = lambda: None
+  draining: Callable[[], bool] = lambda: False
+  over: Callable[[], str] = lambda: ""
+
+
+class Rounds(leader.Leader):
+  """One leadership on a real store; see `Leader`."""
 
   def __init__(
     self,
     snapshots: store.SnapshotStore,
-    decisions: core.SyncerCore,
-    committer: committer_lib.Committer,
-    weights: weighting.Weighting,
-    cuts: cutting.CutKeeper,
-    chores: chores_lib.Chores,
+    plan: partition.FragmentPlan,
+    merger: round_merge.RoundMerger,
     tape: recorder.Recorder,
+    orders: Orders,
+    parts: leader.Parts,
   ):
     """Does nothing yet.
 
     Args:
       snapshots: the store.
-      decisions: the core whose actions are done.
-      committer: holds the heads.
-      weights: of contributions.
-      cuts: takes this syncer's part in cuts.
-      chores: what there is to tell and to delete.
+      plan: the fragment plan.
+      merger: the arithmetic.
       tape: where decisions go.
+      orders: whom to ask.
+      parts: what it works with.
     """
+    super().__init__(parts, time.monotonic)
     self._store = snapshots
-    self._core = decisions
-    self._committer = committer
-    self._weighting = weights
-    self._cuts = cuts
-    self._chores = chores
+    self._plan = plan
+    self._merger = merger
     self._tape = tape
+    self._orders = orders
+    self._closing_since = 0.0
+    self._present: set[int] = set()
     self._told: dict[int, str] = {}  # of fragments that stand still, and why
     self.num_merges = 0
+    self.step_secs = 0.0  # of the fastest island
 
-  def handle(
-    self, event: core.Event, check: Callable[[], None] = lambda: None
-  ) -> None:
-    """Tells the core, and does what it answers.
+  def check(self) -> None:
+    """See `Leader`."""
+    self._orders.check()
 
-    All of it is done, whatever the store makes of some of it: a merge that
-    fails is offered again by the core, the rest done by `Chores.tidy`.
+  def draining(self) -> bool:
+    """See `Leader`."""
+    return self._orders.draining()
 
-    Args:
-      event: what was seen.
-      check: called before each action and each commit; raises `FencedError`
-        when another leads.
+  def over(self) -> str:
+    """See `Leader`."""
+    return self._orders.over()
 
-    Raises:
-      OSError: the store failed in some of it.
-    """
-    self._do_all(self._core.handle(event, time.monotonic()), check)
+  def pause_secs(self, now: float, deadline: float | None) -> float:
+    """See `Leader`."""
+    shortest, longest = _POLL_SECS
+    pause_secs = min(max(self.step_secs / 20, shortest), longest)
+    if deadline is not None:
+      pause_secs = min(pause_secs, max(deadline - now, shortest))
+    return pause_secs
 
-  def _do_all(
-    self, actions: Sequence[core.Action], check: Callable[[], None]
-  ) -> None:
-    failure: OSError | None = None
-    for action in actions:
-      try:
-        self._do(action, check)
-      except OSError as error:
-        failure = error
-    if failure is not None:
-      raise failure
+  def execute(self, operation: operations.Operation) -> Any:
+    """Does one operation of a leader's script."""
+    if isinstance(operation, operations.Merge):
+      return self._merger.merge(operation)
+    return self._store.execute(operation)
 
-  def _do(self, action: core.Action, check: Callable[[], None]) -> None:
-    check()
-    match action:
-      case core.Open():
-        self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
-        self.publish_board()
-      case core.Close():
-        self._close_round(action, check)
-      case core.Discard():
-        self._discard(action)
-      case core.Quarantine():
-        self._quarantine(action)
-      case core.Remind(island):
-        self._store.perform(self._chores.remind(island))
-      case core.Cut(number):
-        self._cuts.take_part(number, self._committer.heads)
-      case core.Forget(contribution):
-        self._store.perform(self._chores.delete(contribution.key))
-
-  def _close_round(self, close: core.Close, check: Callable[[], None]) -> None:
-    started = time.monotonic()
-    weights = {
-      chosen.contribution.key: self._weight(chosen) for chosen in close.chosen
-    }
-
-    def facts_of(merged: committer_lib.Merged) -> dict[str, Any]:
-      secs = time.monotonic() - started
-      # Heads keep the facts of one version: those of the last are on the tape.
-      self._tape.flush()
-      check()
-      return _merged_event(close, weights, merged, secs, self._committer.token)
-
-    try:
-      facts = self._committer.close_round(close, weights, facts_of)
-    except (OSError, errors.CorruptSnapshotError) as error:
-      self._tell_standstills()
-      logger.warning("merge_failed fragment=%d error=%s", close.fragment, error)
-      self.handle(core.MergeFailed(close.fragment), check)
-      return
-    except committer_lib.RefusedError as refused:
-      self.handle(core.MergeRefused(close.fragment, refused.reasons), check)
-      return
-    crash.point("before_tape")
-    self._tape.record(events.MERGED, **facts)
-    self.num_merges += 1
-    later = self._core.handle(core.Committed(close.fragment), time.monotonic())
-    try:
-      self._clear_up(close)
-    finally:
-      self._do_all(later, check)
+  def perform(self, script: operations.Script[None]) -> None:
+    """Performs a part of leading that waits for nothing."""
+    operations.perform(script, self.execute)
 
   @property
   def damaged(self) -> list[int]:
     """Fragments that stand still: their newest version cannot be read."""
-    return sorted(self._committer.standing)
+    return sorted(self.heads.standing)
 
-  def look_after_heads(self) -> None:
-    """Puts heads back that the store has spoiled; says what it cannot mend.
-
-    Raises:
-      OSError: the store failed.
-      FencedError: another syncer leads.
-    """
-    for head in self._committer.look_after_heads():
-      self._tape.record(
-        events.HEAD_HEALED, fragment=head.fragment, version=head.version
-      )
-    self._tell_standstills()
-
-  def _tell_standstills(self) -> None:
-    """Says once of each fragment that it stands still."""
-    standing = self._committer.standing
-    for fragment in standing.keys() - self._told.keys():
-      self._tape.record(
-        events.GLOBAL_DAMAGED,
-        fragment=fragment,
-        version=self._committer.heads[fragment].version,
-        reason=standing[fragment],
-      )
-    self._told = dict(standing)
-
-  def _clear_up(self, close: core.Close) -> None:
-    head = self._committer.heads[close.fragment]
-    merged = [chosen.contribution.key for chosen in close.chosen]
-    self._store.perform(self._chores.clear_up(head, self._board(), merged))
-
-  def _weight(self, chosen: core.Chosen) -> float:
-    record = _record(chosen.contribution)
-    return self._weighting.weight(
-      record.c_tokens, record.c_steps, chosen.staleness
+  def content_of(
+    self, close: core.Close, weights: Sequence[float], merged: Any
+  ) -> heads_lib.Content:
+    """See `Leader`; the head keeps what the tape will say, for a successor."""
+    secs = time.monotonic() - self._closing_since
+    # Heads keep the facts of one version: those of the last are on the tape.
+    self._tape.flush()
+    self._orders.check()
+    return heads_lib.Content(
+      self._merger.chunks(close.fragment),
+      _merged_event(close, weights, merged, secs, self.heads.token),
+      merged.digest,
     )
 
-  def _discard(self, action: core.Discard) -> None:
-    record = _record(action.contribution)
-    self._tape.record(
-      events.DISCARDED,
-      fragment=record.fragment,
-      key=record.key,
-      island=record.island,
-      island_incarnation=record.incarnation,
-      first_step=record.first_step,
-      step=record.step,
-      c_tokens=record.c_tokens,
-      reason=action.reason,
-      arrived_at=action.arrived_at,
-    )
-    self._store.perform(self._chores.delete(record.key))
+  def refusal(self, record: records.Contribution) -> str:
+    """See `Leader`."""
+    return _refusal(record, self._plan)
 
-  def _quarantine(self, action: core.Quarantine) -> None:
-    self._tape.record(
-      events.QUARANTINED,
-      island=action.island,
-      island_incarnation=action.incarnation,
-      fragment=action.fragment,
-      reason=action.reason,
-      offences=action.offences,
-      suspended_secs=action.suspended_secs,
-    )
-    self._store.perform(self._chores.accuse(action))
-
-  def reject_record(self, name: str, why: str) -> None:
-    """A record that cannot be trusted; its name still says whose it was."""
+  def rejected(self, name: str, why: str) -> None:
+    """See `Leader`; the name still says whose it was."""
     logger.warning("record_rejected name=%s why=%s", name, why)
     fragment, island, incarnation, step = map(int, name.split("."))
     self._tape.record(
@@ -221,15 +129,91 @@ class Rounds:
       c_tokens=0,
       reason="corrupt_record",
     )
-    self._store.perform(self._chores.delete(name))
 
-  def publish_board(self) -> None:
-    """Tells islands where things stand: a hint."""
-    self._store.write(keys.BOARD, self._board())
+  def acts(self, action: core.Action) -> None:
+    """See `Leader`."""
+    match action:
+      case core.Open():
+        self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
+      case core.Close():
+        self._closing_since = time.monotonic()
+      case core.Discard():
+        self._discards(action)
+      case core.Quarantine():
+        self._tape.record(
+          events.QUARANTINED,
+          island=action.island,
+          island_incarnation=action.incarnation,
+          fragment=action.fragment,
+          reason=action.reason,
+          offences=action.offences,
+          suspended_secs=action.suspended_secs,
+        )
 
-  def _board(self) -> records.Board:
-    rounds = {str(p): m for p, m in self._core.open_rounds.items()}
-    return records.Board(self._core.versions, rounds)
+  def _discards(self, action: core.Discard) -> None:
+    record = _record(action.contribution)
+    self._tape.record(
+      events.DISCARDED,
+      fragment=record.fragment,
+      key=record.key,
+      island=record.island,
+      island_incarnation=record.incarnation,
+      first_step=record.first_step,
+      step=record.step,
+      c_tokens=record.c_tokens,
+      reason=action.reason,
+      arrived_at=action.arrived_at,
+    )
+
+  def told(self, close: core.Close) -> None:
+    """See `Leader`."""
+    self._tape.record(
+      events.MERGED, **self.heads.records[close.fragment].merged
+    )
+    self.num_merges += 1
+
+  def failed(self, error: Exception, close: core.Close | None) -> None:
+    """See `Leader`."""
+    if close is None:
+      logger.warning("store_unreachable error=%s", error)
+      return
+    self._tell_standstills()
+    logger.warning("merge_failed fragment=%d error=%s", close.fragment, error)
+
+  def healed(self, healed: Sequence[records.Head]) -> None:
+    """See `Leader`; says what could not be mended, too."""
+    for head in healed:
+      self._tape.record(
+        events.HEAD_HEALED, fragment=head.fragment, version=head.version
+      )
+    self._tell_standstills()
+
+  def _tell_standstills(self) -> None:
+    """Says once of each fragment that it stands still."""
+    standing = self.heads.standing
+    for fragment in standing.keys() - self._told.keys():
+      self._tape.record(
+        events.GLOBAL_DAMAGED,
+        fragment=fragment,
+        version=self.heads.records[fragment].version,
+        reason=standing[fragment],
+      )
+    self._told = dict(standing)
+
+  def unreadable(self, name: str, why: str) -> None:
+    """See `Leader`."""
+    logger.warning("member_unreadable name=%s error=%s", name, why)
+
+  def present(self, present: Mapping[int, float]) -> None:
+    """See `Leader`."""
+    known_secs = [secs for secs in present.values() if secs > 0]
+    self.step_secs = min(known_secs, default=self.step_secs)
+    before, now = self._present, set(present)
+    for island in sorted(now - before):
+      self._tape.record(events.MEMBER_JOINED, island=island)
+    for island in sorted(before - now):
+      self._tape.record(events.MEMBER_LOST, island=island)
+    self._present = now
 
 
 def _record(contribution: core.Contribution) -> records.Contribution:
@@ -239,8 +223,8 @@ def _record(contribution: core.Contribution) -> records.Contribution:
 
 def _merged_event(
   close: core.Close,
-  weights: dict[str, float],
-  merged: committer_lib.Merged,
+  weights: Sequence[float],
+  merged: round_merge.Merged,
   merge_secs: float,
   token: int,
 ) -> dict[str, Any]:
@@ -266,10 +250,10 @@ def _merged_event(
 
 
 def _contributions(
-  chosen: Sequence[core.Chosen], weights: dict[str, float]
+  chosen: Sequence[core.Chosen], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
   found = []
-  for one in chosen:
+  for one, weight in zip(chosen, weights, strict=True):
     record = _record(one.contribution)
     found.append(
       {
@@ -280,10 +264,24 @@ def _contributions(
         "step": record.step,
         "c_tokens": record.c_tokens,
         "staleness": one.staleness,
-        "weight": weights[record.key],
+        "weight": weight,
         "waited_secs": one.waited_secs,
         "arrived_at": one.arrived_at,
         "norm": math.hypot(*record.norms),
       }
     )
   return found
+
+
+def _refusal(record: records.Contribution, plan: partition.FragmentPlan) -> str:
+  """Why a well-formed record cannot be true; empty if it can."""
+  if record.plan_hash != plan.hash:
+    return "written under another plan"
+  if record.fragment >= plan.num_fragments or record.codec not in codec.DTYPES:
+    return f"fragment {record.fragment} in codec {record.codec!r}"
+  tensors = len(plan.fragments[record.fragment])
+  if len(record.norms) != tensors or len(record.chunks) != tensors:
+    return f"it does not describe {tensors} tensors"
+  if not 0 <= record.first_step < record.step or record.c_tokens <= 0:
+    return f"steps ({record.first_step}, {record.step}]"
+  return ""

@@ -15,20 +15,21 @@ from typing import Any
 from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import crash, errors, timing
-from diloco.fragments import codec, partition
+from diloco.fragments import partition
 from diloco.snapshots import operations, records, store
 from diloco.syncer import (
   chores,
-  committer,
   core,
   cutting,
   gates,
   grace,
+  leader,
   leadership,
   members,
   outer_optimizer,
   protocol,
   quorum,
+  round_merge,
   rounds,
   weighting,
 )
@@ -36,8 +37,6 @@ from diloco.syncer import heads as heads_lib
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
-
-_POLL_SECS = (0.002, 0.05)  # of commit records; a twentieth of a step between
 
 
 def settings(
@@ -97,14 +96,11 @@ class Syncer:
       self._cuts, chores.versions_kept(config.sync.max_staleness)
     )
     self._plan: partition.FragmentPlan | None = None
-    self._shown = False  # the board, once since it leads
-    self._members = members.MemberWatch(self._times.member_ttl_secs)
     self._stop = threading.Event()
-    self._present: set[int] = set()
     self._drain = threading.Event()
     self._draining: int | None = None  # program to answer
-    self._step_secs = 0.0
-    self._leads = False  # all that leading takes is there
+    self._rounds: rounds.Rounds | None = None  # while it leads
+    self._channel: channel_lib.Client | None = None
     self._standing: set[int] = set()  # fragments whose heads are unreadable
 
   @property
@@ -170,34 +166,40 @@ class Syncer:
     """Makes the core and what surrounds it, from the heads."""
     assert self._plan is not None
     outer, sync = self._config.outer, self._config.sync
-    self._core = core.SyncerCore(
-      settings(self._config, self._times.retry_secs),
-      protocol.starts(heads.records),
-      epoch=max(h.epoch for h in heads.records),
-      cut=cut,
+    merger = round_merge.RoundMerger(
+      self._store,
+      self._plan,
+      sync.merge,
+      outer_optimizer.OuterOptimizer(
+        outer.learning_rate, outer.momentum, outer.nesterov
+      ),
     )
     self._rounds = rounds.Rounds(
       self._store,
-      self._core,
-      committer.Committer(
-        self._store,
-        self._plan,
-        heads,
-        sync.merge,
-        outer_optimizer.OuterOptimizer(
-          outer.learning_rate, outer.momentum, outer.nesterov
-        ),
-      ),
-      weighting.Weighting(sync.staleness_decay, sync.max_staleness),
-      self._cuts,
-      self._chores,
+      self._plan,
+      merger,
       self._tape,
+      rounds.Orders(self._lease.check, self._drain.is_set, self._over),
+      leader.Parts(
+        core=core.SyncerCore(
+          settings(self._config, self._times.retry_secs),
+          protocol.starts(heads.records),
+          epoch=max(h.epoch for h in heads.records),
+          cut=cut,
+        ),
+        heads=heads,
+        weights=weighting.Weighting(sync.staleness_decay, sync.max_staleness),
+        cuts=self._cuts,
+        chores=self._chores,
+        members=members.MemberWatch(self._times.member_ttl_secs),
+        look_every_secs=self._times.heartbeat_secs,
+        retry_secs=self._times.retry_secs,
+      ),
     )
-    self._leads = True
 
   def _tell_standstills(self, num_fragments: int) -> None:
     """Says once of each fragment that its head is damaged or lost."""
-    for found in committer.standstills(self._store, num_fragments):
+    for found in self._store.perform(heads_lib.standstills(num_fragments)):
       if found.fragment not in self._standing:
         self._standing.add(found.fragment)
         self._tape.record(events.GLOBAL_DAMAGED, **found._asdict())
@@ -216,12 +218,12 @@ class Syncer:
   @property
   def num_merges(self) -> int:
     """Merges by this incarnation."""
-    return self._rounds.num_merges if self._leads else 0
+    return self._rounds.num_merges if self._rounds else 0
 
   @property
   def damaged(self) -> list[int]:
     """Fragments whose newest version cannot be read, as far as it knows."""
-    return self._rounds.damaged if self._leads else sorted(self._standing)
+    return self._rounds.damaged if self._rounds else sorted(self._standing)
 
   def run(self, channel: channel_lib.Client | None = None) -> str:
     """Leads until told to stop; returns why it ended.
@@ -232,44 +234,24 @@ class Syncer:
     Raises:
       FencedError: another syncer leads now.
     """
-    members_due = 0.0
-    while not self._stop.is_set():
-      self._lease.check()
-      now = time.monotonic()
-      try:
-        if not self._shown:
-          self._rounds.publish_board()
-          self._shown = True
-        if now >= members_due:
-          members_due = now + self._times.heartbeat_secs
-          self._rounds.look_after_heads()
-          for event in self._cuts.look(self._core.channel):
-            self._handle(event)
-          self._look_at_members(now)
-        draining = self._drain.is_set()
-        self._store.perform(self._chores.tidy())
-        self._scan()
-        self._pass_time(draining=draining)
-      except operations.FAILURES as error:
-        logger.warning("store_unreachable error=%s", error)
-        time.sleep(self._times.retry_secs)
-      if channel is not None:
-        self._take_messages(channel)
-        if channel.alone_secs() > self._times.orphan_secs:
-          return "no controller"
-      self._stop.wait(self._pause_secs())
-    return "stopped"
+    assert self._rounds is not None
+    self._channel = channel
+    return operations.perform(self._rounds.lead(), self._execute)
 
-  def _pass_time(self, *, draining: bool) -> None:
-    now = time.monotonic()
-    deadline = self._core.next_deadline()
-    if draining:
-      self._handle(core.Drain())
-    elif deadline is not None and now >= deadline:
-      self._handle(core.Tick())
+  def _execute(self, operation: Any) -> Any:
+    assert self._rounds is not None
+    match operation:
+      case operations.Nap(secs) | float(secs):
+        return self._stop.wait(secs)
+    return self._rounds.execute(operation)
 
-  def _handle(self, event: core.Event) -> None:
-    self._rounds.handle(event, self._lease.check)
+  def _over(self) -> str:
+    """Why this syncer is to lead no more; hears what the controller says."""
+    if self._channel is not None:
+      self._take_messages(self._channel)
+      if self._channel.alone_secs() > self._times.orphan_secs:
+        return "no controller"
+    return "stopped" if self._stop.is_set() else ""
 
   def drain(self) -> None:
     """From now on closes every round as soon as its quorum allows."""
@@ -283,48 +265,6 @@ class Syncer:
     """Gives the lease up."""
     self._stop.set()
     self._lease.close()
-
-  def _pause_secs(self) -> float:
-    shortest, longest = _POLL_SECS
-    pause_secs = min(max(self._step_secs / 20, shortest), longest)
-    deadline = self._core.next_deadline()
-    if deadline is not None:
-      left_secs = max(deadline - time.monotonic(), 0.0)
-      pause_secs = min(pause_secs, max(left_secs, shortest))
-    return pause_secs
-
-  def _look_at_members(self, now: float) -> None:
-    found, unreadable = self._store.perform(protocol.members())
-    for name, why in unreadable:
-      logger.warning("member_unreadable name=%s error=%s", name, why)
-    present = self._members.present(found, now)
-    known_secs = [secs for secs in present.values() if secs > 0]
-    self._step_secs = min(known_secs, default=self._step_secs)
-    self._record_membership(set(present))
-    self._handle(core.Membership(present))
-
-  def _record_membership(self, present: set[int]) -> None:
-    before = self._present
-    for island in sorted(present - before):
-      self._tape.record(events.MEMBER_JOINED, island=island)
-    for island in sorted(before - present):
-      self._tape.record(events.MEMBER_LOST, island=island)
-    self._present = present
-
-  def _scan(self) -> None:
-    """Reads commit records that are new."""
-    _, found, broken = self._store.perform(self._chores.look())
-    for name, why in broken:
-      self._rounds.reject_record(name, why)
-    assert self._plan is not None
-    sound = []
-    for name, record in found:
-      if why := _refusal(record, self._plan):
-        self._rounds.reject_record(name, why)
-      else:
-        sound.append(record)
-    if sound:
-      self._handle(core.Arrived(sound))
 
   def _take_messages(self, channel: channel_lib.Client) -> None:
     while True:
@@ -343,22 +283,10 @@ class Syncer:
       channel.send(_done(message["seq"], {}))
     if self._draining is not None:
       # A look at the store lies behind: what could be closed is closed.
-      channel.send(_done(self._draining, {"idle": self._core.idle}))
+      assert self._rounds is not None
+      idle = self._rounds.core.idle
+      channel.send(_done(self._draining, {"idle": idle}))
       self._draining = None
-
-
-def _refusal(record: records.Contribution, plan: partition.FragmentPlan) -> str:
-  """Why a well-formed record cannot be true; empty if it can."""
-  if record.plan_hash != plan.hash:
-    return "written under another plan"
-  if record.fragment >= plan.num_fragments or record.codec not in codec.DTYPES:
-    return f"fragment {record.fragment} in codec {record.codec!r}"
-  tensors = len(plan.fragments[record.fragment])
-  if len(record.norms) != tensors or len(record.chunks) != tensors:
-    return f"it does not describe {tensors} tensors"
-  if not 0 <= record.first_step < record.step or record.c_tokens <= 0:
-    return f"steps ({record.first_step}, {record.step}]"
-  return ""
 
 
 def _done(seq: int, result: dict[str, Any]) -> channel_lib.Message:

@@ -381,6 +381,18 @@ PLANTS: dict[str, Plant] = {
     "ended",
     bugs.constant(None),
   ),
+  "merge_never_ends": Plant(
+    "a merge stands still for ever",
+    heads.Heads,
+    "_close_round",
+    bugs.merge_never_ends,
+  ),
+  "found_beside_broken_forgotten": Plant(
+    "a look that meets a damaged record forgets what else it found",
+    chores.Chores,
+    "look",
+    bugs.found_beside_broken_forgotten,
+  ),
   "follow_delays_grid": Plant(
     "a fragment published off its grid is due at a grid point, not after H",
     island_core.IslandCore,

@@ -1,19 +1,19 @@
-"""A syncer of the simulated world: the shell's loop around production parts.
+"""A syncer of the simulated world: takes the lease and the heads, then leads.
 
-It does what `diloco.syncer` does live, in the same order: take the lease,
-fence the heads, then scan, merge and commit, while another thread renews the
-lease. Decisions are the core's, orders of operations the procedures'.
+How it leads is production code, `diloco.syncer.leader`, while another thread
+renews the lease; the checker hears of all that it does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from diloco import errors
 from diloco.snapshots import keys, lease, operations, records
 from diloco.syncer import chores as chores_lib
 from diloco.syncer import core as core_lib
-from diloco.syncer import cutting, members, protocol, weighting
+from diloco.syncer import cutting, leader, members, protocol, weighting
 from diloco.syncer import heads as heads_lib
 from diloco.verification import arithmetic
 from diloco.verification import kernel as kernel_lib
@@ -55,13 +55,11 @@ class Syncer:
     "heads",
     "kernel",
     "life",
-    "members",
     "owner",
     "random",
     "thread",
     "token",
     "watch",
-    "weighting",
     "world",
   )
 
@@ -81,13 +79,9 @@ class Syncer:
       chores_lib.versions_kept(world.schedule.max_staleness),
     )
     self.watch = lease.LeaseWatch(world.lease_ttl_secs)
-    self.members = members.MemberWatch(world.member_ttl_secs)
     self.token = 0
     self.fenced = False
     self.thread: kernel_lib.Thread | None = None
-    self.weighting = weighting.Weighting(
-      arithmetic.DECAY, max_staleness=world.schedule.max_staleness
-    )
 
   def forget(self) -> None:
     """Lets go of its thread, which holds it."""
@@ -110,7 +104,7 @@ class Syncer:
     kernel.start(life, self.renew())
     yield operations.Point("after_lease")
     yield from self._take_over()
-    yield from self._lead()
+    yield from _Leader(self).lead()
 
   def renew(self) -> kernel_lib.Script:
     """The thread that renews the lease."""
@@ -125,14 +119,15 @@ class Syncer:
         self.fenced = True
         return
 
-  def _check_lease(self) -> None:
+  def check_lease(self) -> None:
+    """Raises `FencedError` once another leads."""
     if self.fenced:
       raise errors.FencedError(f"the lease of token {self.token} was taken")
 
   def _take_over(self) -> kernel_lib.Script:
     self.heads = heads_lib.Heads(self.token, _make_head)
     while True:
-      self._check_lease()
+      self.check_lease()
       try:
         cut = yield from self.heads.take_over(
           self.world.schedule.fragments, self.cuts, self.chores
@@ -149,152 +144,94 @@ class Syncer:
     )
     self.world.checker.took_over(self)
 
-  def _lead(self) -> kernel_lib.Script:
-    world, kernel, life = self.world, self.kernel, self.life
-    rate, offset = life.rate, life.offset
-    self.thread = thread = life.threads[0]
-    members_due, shown = 0.0, False
-    while True:
-      if self.fenced:
-        self._check_lease()
-      now = offset + rate * kernel.now
-      try:
-        if not shown:
-          yield from self._show_board()
-          shown = True
-        if now >= members_due:
-          members_due = now + world.heartbeat_secs
-          yield from self.heads.look_after()
-          if self.cuts is not None:
-            for event in self.cuts.look(self.core.channel):
-              actions = self.core.handle(event, offset + rate * kernel.now)
-              yield from self._do(actions)
-          yield from self._look_at_members(now)
-        if self.chores.pending:
-          yield from self.chores.tidy()
-        yield from self._scan()
-        now = offset + rate * kernel.now
-        deadline = self.core.next_deadline()
-        if world.draining:
-          yield from self._do(self.core.handle(core_lib.Drain(), now))
-        elif deadline is not None and now >= deadline:
-          yield from self._do(self.core.handle(core_lib.Tick(), now))
-      except operations.FAILURES:
-        yield RETRY_SECS
-      pause = 0.05 + _LOOK_SECS * self.random() if thread.missed else _POLL_SECS
-      deadline = self.core.next_deadline()
-      if deadline is not None:
-        pause = min(pause, max(deadline - offset - rate * kernel.now, 0.01))
-      yield operations.Nap(pause)
 
-  def _look_at_members(self, now: float) -> kernel_lib.Script:
-    found, _ = yield from protocol.members()
-    present = self.members.present(found, now)
-    actions = self.core.handle(
-      core_lib.Membership(present), self.kernel.clock(self.life)
+class _Leader(leader.Leader):
+  """One leadership; the checker hears of all it does."""
+
+  def __init__(self, syncer: Syncer):
+    world = syncer.world
+    super().__init__(
+      leader.Parts(
+        core=syncer.core,
+        heads=syncer.heads,
+        weights=weighting.Weighting(
+          arithmetic.DECAY, max_staleness=world.schedule.max_staleness
+        ),
+        cuts=syncer.cuts,
+        chores=syncer.chores,
+        members=members.MemberWatch(world.member_ttl_secs),
+        look_every_secs=world.heartbeat_secs,
+        retry_secs=RETRY_SECS,
+      ),
+      lambda: syncer.kernel.clock(syncer.life),
     )
-    if actions:
-      yield from self._do(actions)
+    self._syncer = syncer
+    self._world = world
+    self._checker = world.checker
+    self._random = syncer.random
+    syncer.thread = self._thread = syncer.life.threads[0]
 
-  def _scan(self) -> kernel_lib.Script:
-    _, found, broken = yield from self.chores.look()
-    for name, _ in broken:
-      self.world.checker.rejected(self, name)
-      yield from self.chores.delete(name)
-    if not found:
-      return
-    arrived = core_lib.Arrived([record for _, record in found])
-    self.world.checker.arrived(self, arrived.contributions)
-    actions = self.core.handle(arrived, self.kernel.clock(self.life))
-    if actions:
-      yield from self._do(actions)
+  def check(self) -> None:
+    if self._syncer.fenced:
+      self._syncer.check_lease()
 
-  def _do(self, actions: list[Any]) -> kernel_lib.Script:
-    """Does all of `actions`, whatever the store makes of some of them."""
-    failure: BaseException | None = None
-    for action in actions:
-      if self.fenced:
-        self._check_lease()
-      kind = type(action)
-      try:
-        if kind is core_lib.Close:
-          yield from self._close_round(action)
-        elif kind is core_lib.Open:
-          yield from self._show_board()
-        elif kind is core_lib.Discard:
-          self.world.checker.discarded(self, action.contribution, action.reason)
-          yield from self.chores.delete(action.contribution.key)
-        elif kind is core_lib.Cut and self.cuts is not None:
-          self.cuts.take_part(action.number, self.heads.records)
-        elif kind is core_lib.Quarantine:
-          self.world.checker.seen["quarantined"] += 1
-          if action.suspended_secs:
-            self.world.disturbed(action.suspended_secs)
-          yield from self.chores.accuse(action)
-        elif kind is core_lib.Remind:
-          yield from self.chores.remind(action.island)
-        elif kind is core_lib.Forget:
-          self.world.checker.forgotten(self, action.contribution)
-          yield from self.chores.delete(action.contribution.key)
-      except OSError as error:
-        failure = error
-    if failure is not None:
-      raise failure
+  def draining(self) -> bool:
+    draining: bool = self._world.draining
+    return draining
 
-  def _show_board(self) -> kernel_lib.Script:
-    yield operations.Write(keys.BOARD, self._board())
+  def over(self) -> str:
+    return ""
 
-  def _board(self) -> records.Board:
+  def pause_secs(self, now: float, deadline: float | None) -> float:
+    pause = _POLL_SECS
+    if self._thread.missed:
+      pause = 0.05 + _LOOK_SECS * self._random()
+    if deadline is not None:
+      pause = min(pause, max(deadline - now, 0.01))
+    return pause
+
+  def merging(self, close: core_lib.Close) -> kernel_lib.Script:
+    if not self._world.schedule.fine:
+      yield 0.08 * self._random()
+    self.check()
+
+  def content_of(
+    self, close: core_lib.Close, weights: Sequence[float], merged: Any
+  ) -> heads_lib.Content:
+    self.check()
+    return _CONTENT
+
+  def arrived(self, found: Sequence[records.Contribution]) -> None:
+    self._checker.arrived(self._syncer, found)
+
+  def rejected(self, name: str, why: str) -> None:
+    self._checker.rejected(self._syncer, name)
+
+  def acts(self, action: core_lib.Action) -> None:
+    syncer, checker = self._syncer, self._checker
+    match action:
+      case core_lib.Close():
+        checker.closing(syncer, action)
+      case core_lib.Discard(contribution, reason):
+        checker.discarded(syncer, contribution, reason)
+      case core_lib.Quarantine():
+        checker.seen["quarantined"] += 1
+        if action.suspended_secs:
+          self._world.disturbed(action.suspended_secs)
+      case core_lib.Forget(contribution):
+        checker.forgotten(syncer, contribution)
+
+  def committed(self, close: core_lib.Close) -> None:
+    ready_at = close.closed_at - close.queued_secs
+    self._checker.committed(self._syncer, close, self._clock() - ready_at)
+
+  def board(self) -> records.Board:
     opened = self.core.open_rounds
     rounds = {str(p): m for p, m in opened.items()} if opened else opened
     board = _new(records.Board)
     fields = {"versions": self.core.versions, "open_rounds": rounds}
     _set(board, "__dict__", fields)
     return board
-
-  def _close_round(self, close: core_lib.Close) -> kernel_lib.Script:
-    kernel, life, world = self.kernel, self.life, self.world
-    fragment = close.fragment
-    world.checker.closing(self, close)
-    weight = self.weighting.weight
-    weights = []
-    for chosen in close.chosen:
-      record: Any = chosen.contribution
-      weights.append(weight(record.c_tokens, record.c_steps, chosen.staleness))
-    try:
-      if not world.schedule.fine:
-        yield 0.08 * self.random()
-      if self.fenced:
-        self._check_lease()
-      yield from self.heads.close_round(close, weights, _content_of)
-    except protocol.RefusedError as refused:
-      later = self.core.handle(
-        core_lib.MergeRefused(fragment, refused.reasons), kernel.clock(life)
-      )
-      yield from self._do(later)
-      return
-    except operations.FAILURES:
-      self.core.handle(core_lib.MergeFailed(fragment), kernel.clock(life))
-      return
-    yield from self._committed(close)
-
-  def _committed(self, close: core_lib.Close) -> kernel_lib.Script:
-    fragment, now = close.fragment, self.kernel.clock(self.life)
-    ready_at = close.closed_at - close.queued_secs
-    self.world.checker.committed(self, close, now - ready_at)
-    later = self.core.handle(core_lib.Committed(fragment), now)
-    failure: BaseException | None = None
-    yield operations.Point("before_tape")
-    head = self.heads.held[fragment].head
-    merged = [chosen.contribution.key for chosen in close.chosen]
-    try:
-      yield from self.chores.clear_up(head, self._board(), merged)
-    except OSError as error:
-      failure = error
-    if later:
-      yield from self._do(later)
-    if failure is not None:
-      raise failure
 
 
 # What frozen dataclasses check while they are made costs too much here.
@@ -307,7 +244,3 @@ def _make_head(**fields: Any) -> records.Head:
   head = _new(records.Head)
   _set(head, "__dict__", fields)
   return head
-
-
-def _content_of(merged: Any) -> heads_lib.Content:
-  return _CONTENT

@@ -14,7 +14,7 @@ from diloco import errors, process
 from diloco.islands import island as island_lib
 from diloco.islands import programs, recovery
 from diloco.snapshots import keys, records, store
-from diloco.syncer import committer
+from diloco.syncer import round_merge
 from diloco.tape import ledger, reader
 
 
@@ -312,15 +312,15 @@ def test_store_that_fails_during_merges_stops_no_fragment(
   island = make_island(config, run_dir)
   island.train(9)
   island.drain(20.0)
-  close_round = committer.Committer.close_round
+  merge = round_merge.RoundMerger.merge
   failures = iter([OSError("gone")] * 3)
 
   def failing(*args):
     for failure in failures:
       raise failure
-    return close_round(*args)
+    return merge(*args)
 
-  monkeypatch.setattr(committer.Committer, "close_round", failing)
+  monkeypatch.setattr(round_merge.RoundMerger, "merge", failing)
   with running_syncer(config, run_dir):
     snapshots = store.SnapshotStore(process.store_url(run_dir))
     _wait_for(lambda: not snapshots.keys("contributions"))

@@ -10,16 +10,20 @@ from diloco import errors
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import (
   chores,
-  committer,
   core,
   cutting,
   grace,
   heads,
+  members,
   outer_optimizer,
   protocol,
   quorum,
+  round_merge,
   rounds,
   weighting,
+)
+from diloco.syncer import (
+  leader as leader_lib,
 )
 from diloco.tape import reader, recorder
 
@@ -46,16 +50,31 @@ class Leader:
     self.run.store.perform(self.chores.take_over(self.run.heads()))
     held = heads.Heads(1)
     self.run.store.perform(held.fence(2))
+    self.check = lambda: None
     self.rounds = rounds.Rounds(
       self.run.store,
-      core.SyncerCore(SETTINGS, protocol.starts(self.run.heads())),
-      committer.Committer(self.run.store, PLAN, held, "mean", outer),
-      weighting.Weighting(decay, 4),
-      keeper,
-      self.chores,
+      PLAN,
+      round_merge.RoundMerger(self.run.store, PLAN, "mean", outer),
       self.tape,
+      rounds.Orders(lambda: self.check()),
+      leader_lib.Parts(
+        core.SyncerCore(SETTINGS, protocol.starts(self.run.heads())),
+        held,
+        weighting.Weighting(decay, 4),
+        keeper,
+        self.chores,
+        members.MemberWatch(60.0),
+        look_every_secs=1.0,
+        retry_secs=0.0,
+      ),
     )
-    self.rounds.handle(core.Membership({0: 0.1}))
+    self.handle(core.Membership({0: 0.1}))
+
+  def handle(self, event):
+    self.rounds.perform(self.rounds.handle(event))
+
+  def look_after_heads(self):
+    self.rounds.perform(self.rounds.look_after_heads())
 
   def publish(self, step, norm=None, fragment=0, first=0, base=0):
     record = self.run.publish(fragment, 0, base, first, step)
@@ -72,8 +91,8 @@ class Leader:
 
   def look(self):
     _, found, _ = self.run.store.perform(self.chores.look())
-    self.rounds.handle(core.Arrived([record for _, record in found]))
-    self.rounds.handle(core.Tick())
+    self.handle(core.Arrived([record for _, record in found]))
+    self.handle(core.Tick())
 
   def tidy(self):
     self.run.store.perform(self.chores.tidy())
@@ -165,9 +184,8 @@ def test_deposed_leader_that_notices_deletes_nothing(leader):
     raise errors.FencedError("the lease was taken over")
 
   with pytest.raises(errors.FencedError):
-    leader.rounds.handle(
-      core.Arrived([record for _, record in found]), taken_over
-    )
+    leader.check = taken_over
+    leader.handle(core.Arrived([record for _, record in found]))
   assert set(leader.run.waiting()) == {s.key for s in sent}
   assert leader.run.store.keys(sent[0].payload)
   assert leader.events("discarded") == []
@@ -207,7 +225,7 @@ def test_leader_puts_back_a_head_that_the_store_has_spoiled(leader, damage):
   leader.send(8)
   before = leader.run.head(0)
   damage(leader.run, keys.head_key(0))
-  leader.rounds.look_after_heads()
+  leader.look_after_heads()
   assert leader.run.head(0) == before
   leader.send(16, first=8, base=1)
   assert leader.run.head(0).version == 2
@@ -222,8 +240,8 @@ def test_head_found_spoiled_by_a_commit_is_put_back_and_merged_upon(leader):
   spoil(leader.run, keys.head_key(0))
   leader.send(16, first=8, base=1)
   assert leader.rounds.damaged == [0]
-  leader.rounds.look_after_heads()
-  leader.rounds.handle(core.Tick())
+  leader.look_after_heads()
+  leader.handle(core.Tick())
   assert leader.run.head(0).version == 2 and leader.rounds.damaged == []
 
 
@@ -234,7 +252,7 @@ def test_deposed_leader_leaves_a_spoiled_head_alone(leader, lease):
     leads(leader, lease)
   spoil(leader.run, keys.head_key(0))
   with pytest.raises(errors.FencedError):
-    leader.rounds.look_after_heads()
+    leader.look_after_heads()
   with pytest.raises(errors.CorruptSnapshotError):
     leader.run.head(0)
 
@@ -250,11 +268,11 @@ def test_head_is_not_put_back_over_a_commit_nobody_heard_of(leader):
     return result
 
   leader.patch(leader.run.store, "execute", unheard)
-  leader.rounds.handle(core.Arrived([leader.publish(8)]))
+  leader.handle(core.Arrived([leader.publish(8)]))
   leader.mend_store()
   spoil(leader.run, keys.head_key(0))
   for _ in range(3):
-    leader.rounds.look_after_heads()
+    leader.look_after_heads()
   assert leader.rounds.damaged == [0]
   (told,) = leader.events("global_damaged")
   assert "a later one may have been there" in told["reason"]
@@ -266,7 +284,7 @@ def test_fragment_whose_tensors_are_gone_stands_still_and_no_other(leader):
   leader.run.store.delete_tree(leader.run.head(0).payload)
   leader.send(16, first=8, base=1)
   for _ in range(3):
-    leader.rounds.look_after_heads()
+    leader.look_after_heads()
   assert leader.rounds.damaged == [0]
   leader.send(8, fragment=1)
   leader.look()
@@ -313,7 +331,8 @@ def test_lease_and_tape_are_seen_to_between_the_merge_and_its_commit(leader):
   leader.patch(leader.run.store.arrays, "write", write)
   _, found, _ = leader.run.store.perform(leader.chores.look())
   arrived = core.Arrived([record for _, record in found])
-  leader.rounds.handle(arrived, note("lease", lambda: None))
+  leader.check = note("lease", lambda: None)
+  leader.handle(arrived)
   first = done[: done.index("commit") + 1]
   assert first[-4:] == ["payload", "flush", "lease", "commit"]
 
@@ -334,6 +353,7 @@ def test_leader_deposed_during_a_merge_commits_nothing(leader):
       raise errors.FencedError("the lease was taken over")
 
   with pytest.raises(errors.FencedError):
-    leader.rounds.handle(core.Arrived([r for _, r in found]), check)
+    leader.check = check
+    leader.handle(core.Arrived([r for _, r in found]))
   assert leader.run.head(0).version == 0
   assert leader.events("merged") == []

@@ -16,6 +16,8 @@ from diloco.verification import (
 # faults are drawn does not matter.
 LIMITS = {
   "thread_ends_unseen": 60,
+  "merge_never_ends": 5,
+  "found_beside_broken_forgotten": 100,
   "follow_delays_grid": 200,
   "commit_without_fence": 300,
   "commit_result_ignored": 1500,

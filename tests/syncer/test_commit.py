@@ -7,9 +7,8 @@ import pytest
 from cut_builder import PLAN, CutRun, spoil
 
 from diloco import errors
-from diloco.snapshots import arrays, digest, keys, records
+from diloco.snapshots import arrays, digest, keys, operations, records
 from diloco.syncer import (
-  committer,
   core,
   grace,
   heads,
@@ -18,6 +17,31 @@ from diloco.syncer import (
 )
 
 (SPEC,) = PLAN.fragments[0]
+
+
+class Committer:
+  """Heads, and the arithmetic of their versions."""
+
+  def __init__(self, run, token, momentum):
+    self.run, self.held = run, heads.Heads(token)
+    run.perform(self.held.fence(2))
+    outer = outer_optimizer.OuterOptimizer(0.5, momentum)
+    self.merger = round_merge.RoundMerger(run.store, PLAN, "mean", outer)
+
+  def close_round(self, close, weights, facts_of):
+    def content_of(merged):
+      chunks = self.merger.chunks(close.fragment)
+      return heads.Content(chunks, facts_of(merged), merged.digest)
+
+    def execute(operation):
+      if isinstance(operation, operations.Merge):
+        return self.merger.merge(operation)
+      return self.run.store.execute(operation)
+
+    of_chosen = [weights[c.contribution.key] for c in close.chosen]
+    script = self.held.close_round(close, of_chosen, content_of)
+    operations.perform(script, execute)
+    return self.held.records[close.fragment].merged
 
 
 class Leader:
@@ -29,10 +53,7 @@ class Leader:
     self.made = self.committer(token)
 
   def committer(self, token):
-    held = heads.Heads(token)
-    self.run.perform(held.fence(2))
-    outer = outer_optimizer.OuterOptimizer(0.5, self.momentum)
-    return committer.Committer(self.run.store, PLAN, held, "mean", outer)
+    return Committer(self.run, token, self.momentum)
 
   def publish(self, island, values, *, norm=None):
     """A contribution to fragment 0 of these values, steps (0, 8]."""
@@ -111,13 +132,13 @@ def test_head_of_the_version_has_the_facts_and_the_contents_digest(tmp_path):
   sent = leader.publish(1, [1, 1, 1, 1])
   merged = leader.merge([(sent, 2.0)], cut=4)
   head = leader.run.head(0)
-  assert leader.made.heads == [head, leader.run.head(1)]
+  assert leader.made.held.records == [head, leader.run.head(1)]
   assert (head.version, head.token, head.cut) == (1, 3, 4)
   assert head.clock == {"1": 8}
   assert head.merged == {"norm": merged.outer_grad_norm}
   assert head.digest == merged.digest
   assert head.chunks == [[4]]
-  assert leader.made.token == 3 and leader.made.standing == {}
+  assert leader.made.held.token == 3 and leader.made.held.standing == {}
 
 
 def test_momentum_is_written_beside_the_parameters_and_used(tmp_path):
@@ -203,13 +224,13 @@ def test_fragment_without_its_tensors_stands_still_until_it_moves(tmp_path):
   leader.run.store.delete_tree(payload)
   with pytest.raises(errors.CorruptSnapshotError):
     leader.merge([(sent, 1.0)])
-  assert list(leader.made.standing) == [0]
+  assert list(leader.made.held.standing) == [0]
   leader.run.store.arrays.write(
     f"{payload}/params",
     [arrays.Tensor.whole(SPEC.name, np.zeros(4, np.float32))],
   )
   leader.merge([(sent, 1.0)])
-  assert leader.made.standing == {}
+  assert leader.made.held.standing == {}
 
 
 def test_lost_head_is_put_back_while_it_leads(tmp_path):
@@ -218,18 +239,18 @@ def test_lost_head_is_put_back_while_it_leads(tmp_path):
   leader.merge([(leader.publish(0, [1, 1, 1, 1]), 1.0)])
   before = leader.run.head(0)
   leader.run.store.delete(keys.head_key(0))
-  found = [leader.made.look_after_heads() for _ in range(2)]
+  found = [leader.run.perform(leader.made.held.look_after()) for _ in range(2)]
   assert [head for heads_ in found for head in heads_] == [before]
   assert leader.run.head(0) == before
 
 
 def test_standstills_are_heads_that_were_there_and_cannot_be_read(tmp_path):
   run = CutRun(tmp_path)
-  assert committer.standstills(run.store, 3) == []  # fragment 2 never was
+  assert run.perform(heads.standstills(3)) == []  # fragment 2 never was
   run.commit(0, 7, {}, 1.0)
   run.store.delete(keys.head_key(0))
   spoil(run, keys.head_key(1))
-  lost, damaged = committer.standstills(run.store, 3)
+  lost, damaged = run.perform(heads.standstills(3))
   assert (lost.fragment, lost.version) == (0, 7)
   assert lost.reason == f"{keys.head_key(0)} is lost"
   assert (damaged.fragment, damaged.version) == (1, 0)

@@ -1,0 +1,292 @@
+"""A leading syncer: looks at the store, tells the core, does what it answers.
+
+Scripts (see `diloco.snapshots.operations`): the live syncer and the simulated
+one lead by these very lines. What a world adds is in a subclass: who holds the
+lease, where decisions are told, and what a version's contents are. Nothing is
+decided here: the order of operations is in `diloco.syncer.heads` and
+`diloco.syncer.chores`, whom to merge and whom to refuse in
+`diloco.syncer.core`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from diloco.snapshots import keys, operations, records
+from diloco.syncer import chores as chores_lib
+from diloco.syncer import core as core_lib
+from diloco.syncer import cutting, protocol, weighting
+from diloco.syncer import heads as heads_lib
+from diloco.syncer import members as members_lib
+
+_BEFORE_TAPE = operations.Point("before_tape")
+
+
+class Parts(NamedTuple):
+  """What a leader works with.
+
+  Attributes:
+    core: decides.
+    heads: of all fragments, fenced.
+    weights: of contributions.
+    cuts: takes this syncer's part in cuts; None in a run without.
+    chores: what there is to tell and to delete.
+    members: tells which islands are there.
+    look_every_secs: time between two looks at members, cuts and heads.
+    retry_secs: pause after a failure of the store.
+  """
+
+  core: core_lib.SyncerCore
+  heads: heads_lib.Heads
+  weights: weighting.Weighting
+  cuts: cutting.CutKeeper | None
+  chores: chores_lib.Chores
+  members: members_lib.MemberWatch
+  look_every_secs: float
+  retry_secs: float
+
+
+class Witness:
+  """Hears of all that a leader does; this one keeps none of it."""
+
+  def refusal(self, record: records.Contribution) -> str:
+    """Why a well-formed record cannot be true; empty if it can."""
+    return ""
+
+  def arrived(self, found: Sequence[records.Contribution]) -> None:
+    """These records were found."""
+
+  def rejected(self, name: str, why: str) -> None:
+    """A record of that name cannot be trusted."""
+
+  def acts(self, action: core_lib.Action) -> None:
+    """An action is about to be done."""
+
+  def merging(self, close: core_lib.Close) -> operations.Script[None]:
+    """A merge is about to begin."""
+    yield from ()
+
+  def committed(self, close: core_lib.Close) -> None:
+    """A version is the head; nobody else knows."""
+
+  def told(self, close: core_lib.Close) -> None:
+    """A version is to be told of."""
+
+  def failed(self, error: Exception, close: core_lib.Close | None) -> None:
+    """The store failed, in a merge or elsewhere."""
+
+  def healed(self, healed: Sequence[records.Head]) -> None:
+    """Heads were looked at, and these put back."""
+
+  def present(self, present: Mapping[int, float]) -> None:
+    """These islands are there, and this long is a step of theirs."""
+
+  def unreadable(self, name: str, why: str) -> None:
+    """A member's record cannot be read."""
+
+
+class Leader(Witness, abc.ABC):
+  """One leadership.
+
+  Attributes:
+    core: decides.
+    heads: of all fragments, fenced.
+    cuts: takes this syncer's part in cuts; None in a run without.
+    chores: what there is to tell and to delete.
+  """
+
+  def __init__(self, parts: Parts, clock: Callable[[], float]):
+    """Does nothing yet; `clock` gives monotonic seconds."""
+    self.core = parts.core
+    self.heads = parts.heads
+    self.cuts = parts.cuts
+    self.chores = parts.chores
+    self._parts = parts
+    self._clock = clock
+
+  @abc.abstractmethod
+  def check(self) -> None:
+    """Raises `FencedError` when another leads."""
+
+  @abc.abstractmethod
+  def draining(self) -> bool:
+    """Whether every round is to be closed as soon as its quorum allows."""
+
+  @abc.abstractmethod
+  def over(self) -> str:
+    """Asked before each turn: why to stop leading, if so."""
+
+  @abc.abstractmethod
+  def pause_secs(self, now: float, deadline: float | None) -> float:
+    """Time until the next turn; `deadline` is when the core is due."""
+
+  @abc.abstractmethod
+  def content_of(
+    self, close: core_lib.Close, weights: Sequence[float], merged: Any
+  ) -> heads_lib.Content:
+    """Completes a head from what a merge gave, right before its commit."""
+
+  def board(self) -> records.Board:
+    """What the islands are to know."""
+    rounds = {str(p): m for p, m in self.core.open_rounds.items()}
+    return records.Board(self.core.versions, rounds)
+
+  def lead(self) -> operations.Script[str]:
+    """Leads until `over` says why not to; it may be woken between turns.
+
+    Raises:
+      FencedError: another syncer leads now.
+    """
+    clock, core, chores = self._clock, self.core, self.chores
+    look_due, shown = 0.0, False
+    while not (reason := self.over()):
+      self.check()
+      now = clock()
+      try:
+        if not shown:
+          yield operations.Write(keys.BOARD, self.board())
+          shown = True
+        if now >= look_due:
+          look_due = now + self._parts.look_every_secs
+          yield from self.look_around(now)
+        if chores.pending:
+          yield from chores.tidy()
+        yield from self.scan()
+        deadline = core.next_deadline()
+        if self.draining():
+          yield from self.handle(core_lib.Drain())
+        elif deadline is not None and clock() >= deadline:
+          yield from self.handle(core_lib.Tick())
+      except operations.FAILURES as error:
+        self.failed(error, None)
+        yield self._parts.retry_secs
+      yield operations.Nap(self.pause_secs(clock(), core.next_deadline()))
+    return reason
+
+  def look_around(self, now: float) -> operations.Script[None]:
+    """Looks at what changes rarely: heads, cuts, members."""
+    yield from self.look_after_heads()
+    if self.cuts is not None:
+      for event in self.cuts.look(self.core.channel):
+        yield from self.handle(event)
+    yield from self.look_at_members(now)
+
+  def look_at_members(self, now: float) -> operations.Script[None]:
+    """Tells the core which islands are there at `now`."""
+    found, unreadable = yield from protocol.members()
+    for name, why in unreadable:
+      self.unreadable(name, why)
+    present = self._parts.members.present(found, now)
+    self.present(present)
+    yield from self.handle(core_lib.Membership(present))
+
+  def look_after_heads(self) -> operations.Procedure[None]:
+    """Puts heads back that the store has spoiled.
+
+    Raises:
+      OSError: the store failed.
+      FencedError: another syncer leads.
+    """
+    self.healed((yield from self.heads.look_after()))
+
+  def scan(self) -> operations.Script[None]:
+    """Reads commit records that are new."""
+    _, found, broken = yield from self.chores.look()
+    for name, why in broken:
+      yield from self._reject(name, why)
+    sound = []
+    for name, record in found:
+      if why := self.refusal(record):
+        yield from self._reject(name, why)
+      else:
+        sound.append(record)
+    if sound:
+      self.arrived(sound)
+      yield from self.handle(core_lib.Arrived(sound))
+
+  def _reject(self, name: str, why: str) -> operations.Procedure[None]:
+    self.rejected(name, why)
+    yield from self.chores.delete(name)
+
+  def handle(self, event: core_lib.Event) -> operations.Script[None]:
+    """Tells the core, and does what it answers.
+
+    All of it is done, whatever the store makes of some of it: a merge that
+    fails is offered again by the core, the rest done by `Chores.tidy`.
+
+    Raises:
+      OSError: the store failed in some of it.
+      FencedError: another syncer leads.
+    """
+    actions = self.core.handle(event, self._clock())
+    if actions:
+      yield from self._do_all(actions)
+
+  def _do_all(
+    self, actions: Sequence[core_lib.Action]
+  ) -> operations.Script[None]:
+    failure: OSError | None = None
+    for action in actions:
+      self.check()
+      self.acts(action)
+      try:
+        yield from self._do(action)
+      except OSError as error:
+        failure = error
+    if failure is not None:
+      raise failure
+
+  def _do(self, action: core_lib.Action) -> operations.Script[None]:
+    match action:
+      case core_lib.Open():
+        yield operations.Write(keys.BOARD, self.board())
+      case core_lib.Close():
+        yield from self._close_round(action)
+      case core_lib.Discard(contribution) | core_lib.Forget(contribution):
+        yield from self.chores.delete(contribution.key)
+      case core_lib.Quarantine():
+        yield from self.chores.accuse(action)
+      case core_lib.Remind(island):
+        yield from self.chores.remind(island)
+      case core_lib.Cut(number) if self.cuts is not None:
+        self.cuts.take_part(number, self.heads.records)
+
+  def _close_round(self, close: core_lib.Close) -> operations.Script[None]:
+    weights = [self._weight(chosen) for chosen in close.chosen]
+    try:
+      yield from self.merging(close)
+      yield from self.heads.close_round(
+        close, weights, lambda merged: self.content_of(close, weights, merged)
+      )
+    except operations.FAILURES as error:
+      self.failed(error, close)
+      yield from self.handle(core_lib.MergeFailed(close.fragment))
+      return
+    except protocol.RefusedError as refused:
+      yield from self.handle(
+        core_lib.MergeRefused(close.fragment, refused.reasons)
+      )
+      return
+    self.committed(close)
+    yield _BEFORE_TAPE
+    self.told(close)
+    later = self.core.handle(core_lib.Committed(close.fragment), self._clock())
+    head = self.heads.held[close.fragment].head
+    merged = [chosen.contribution.key for chosen in close.chosen]
+    failure: OSError | None = None
+    try:
+      yield from self.chores.clear_up(head, self.board(), merged)
+    except OSError as error:
+      failure = error
+    if later:
+      yield from self._do_all(later)
+    if failure is not None:
+      raise failure
+
+  def _weight(self, chosen: core_lib.Chosen) -> float:
+    record: Any = chosen.contribution
+    return self._parts.weights.weight(
+      record.c_tokens, record.c_steps, chosen.staleness
+    )
