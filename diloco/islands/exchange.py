@@ -1,8 +1,8 @@
-"""What happens between two steps: the core's decisions, carried out.
+"""A learner's exchange with the store, as it is carried out on real arrays.
 
 Everything here runs on the main thread and waits for nothing. It starts device
 copies, swaps references and hands work to the threads around it: publisher,
-adopter and saver.
+adopter and saver. When to do what is in `diloco.islands.hands`.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from diloco.islands import (
   adopter,
   checkpoints,
   core,
+  hands,
   heartbeat,
   notices,
   peer_protocol,
@@ -49,7 +50,7 @@ class Life:
   times: timing.Timing
 
 
-class Exchange:
+class Exchange(hands.Hands):
   """Core, publisher, adopter and saver of one life."""
 
   def __init__(
@@ -70,7 +71,7 @@ class Exchange:
     self._learner = life.learner
     self._swap = life.learner.swap
     self._tape = life.tape
-    self._core = core.IslandCore(
+    self.core = core.IslandCore(
       schedule.Schedule(sync.every, sync.num_fragments),
       who.island,
       sync.adoption,
@@ -84,7 +85,7 @@ class Exchange:
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
     self._answerer: threading.Thread | None = None  # of a peer's call
     self._offences = 0  # what the last resync is for
-    self._fetched: dict[int, adopter.Fetched] = {}  # on the device, to adopt
+    self.at_hand: dict[int, adopter.Fetched] = {}  # on the device
     self._publisher = publisher.Publisher(
       life.snapshots, life.learner.plan, who, sync.codec, life.tape
     )
@@ -116,12 +117,12 @@ class Exchange:
   @property
   def step(self) -> int:
     """Inner steps the core knows of."""
-    return self._core.step
+    return self.core.step
 
   @property
   def in_flight(self) -> list[int]:
     """Fragments published and not yet answered by a newer version."""
-    return self._core.in_flight
+    return self.core.in_flight
 
   def between_steps(self) -> None:
     """Publishes, adopts and saves what is due.
@@ -132,51 +133,36 @@ class Exchange:
     for thread in (self._publisher, self._saver, self._adopter):
       thread.check()
     news = self._adopter.take()
-    self._fetched |= {f.fragment: f for f in news.fetched}
-    if news.notices.offences:
-      for action in self._core.handle(core.Told()):
-        self._offences = news.notices.offences
-        self._carry_out(action)
-    stepped = core.Stepped(
-      self._learner.step,
-      ready=[
-        core.Ready(f.fragment, f.version, f.merged_step, f.cut)
-        for f in self._fetched.values()
-      ],
-      board=_board_event(news.board),
-      cut=news.notices.cut,
+    self.at_hand |= {f.fragment: f for f in news.fetched}
+    self.act(self._learner.step, news.board, news.notices)
+
+  def ready(self, found: adopter.Fetched) -> core.Ready:
+    """See `Hands`."""
+    return core.Ready(
+      found.fragment, found.version, found.merged_step, found.cut
     )
-    actions = self._core.handle(stepped)
-    for action in actions:
-      self._carry_out(action)
-    if any(isinstance(a, core.Adopt) and a.resync for a in actions):
-      self._mend(actions)
-    if not self._core.resyncing:
-      self._fetched.clear()  # adopted, or not newer than what is there
-    if news.notices.request is not None:
-      self._answer(news.notices.request)
 
-  def _carry_out(self, action: core.Action) -> None:
-    match action:
-      case core.Cut(number, _, positions):
-        self._cut = number
-        self._save(positions, part=True)
-      case core.Publish():
-        self._publish(action)
-      case core.Adopt():
-        self._adopt(action, self._fetched[action.fragment])
-      case core.Rebase(fragment, step, version):
-        anchor = self._swap.anchors[fragment]
-        params = self._learner.params
-        self._swap.start_over(params, fragment, anchor, step)
-        self._tape.record(
-          events.REBASED, fragment=fragment, step=step, version=version
-        )
-      case core.Resync():
-        self._fetched.clear()
-        self._adopter.fetch_all_anew()
+  def take_part(self, action: core.Cut) -> None:
+    """See `Hands`."""
+    self._cut = action.number
+    self._save(action.positions, part=True)
 
-  def _publish(self, action: core.Publish) -> None:
+  def rebase(self, action: core.Rebase) -> None:
+    """See `Hands`."""
+    fragment, step = action.fragment, action.step
+    anchor = self._swap.anchors[fragment]
+    self._swap.start_over(self._learner.params, fragment, anchor, step)
+    self._tape.record(
+      events.REBASED, fragment=fragment, step=step, version=action.version
+    )
+
+  def begin_anew(self, offences: int) -> None:
+    """See `Hands`."""
+    self._offences = offences
+    self._adopter.fetch_all_anew()
+
+  def publish(self, action: core.Publish) -> None:
+    """See `Hands`."""
     anchor = self._swap.anchors[action.fragment]
     copies = self._swap.publish(
       self._learner.params, action.fragment, action.step
@@ -190,7 +176,8 @@ class Exchange:
     )
     self._publisher.submit(publisher.Publication(action, copies, anchor))
 
-  def _adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
+  def adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
+    """See `Hands`."""
     params = self._learner.params
     version = action.fragment, fetched.anchor
     if action.muted_until or action.resync:
@@ -203,7 +190,7 @@ class Exchange:
       return  # one line tells of all fragments
     self._tape.record(
       events.ADOPTED,
-      step=self._core.step,
+      step=self.core.step,
       mode=self._life.config.sync.adoption,
       bytes=fetched.num_bytes,
       secs=fetched.secs,
@@ -211,8 +198,8 @@ class Exchange:
       **_adopted(action, fetched),
     )
 
-  def _mend(self, actions: Sequence[core.Action]) -> None:
-    """Ends a resync: the parameters are new, now the optimizer."""
+  def mend(self, actions: list[core.Action]) -> None:
+    """See `Hands`."""
     healthy, source = None, None
     if not self._learner.optimizer_is_finite():
       with self._life.progress.may_take(self._life.times.start_secs):
@@ -220,10 +207,10 @@ class Exchange:
     replaced = self._learner.mend_optimizer(healthy)
     self._tape.record(
       events.RESYNCED,
-      step=self._core.step,
+      step=self.core.step,
       offences=self._offences,
       fragments=[
-        _adopted(a, self._fetched[a.fragment])
+        _adopted(a, self.at_hand[a.fragment])
         for a in actions
         if isinstance(a, core.Adopt) and a.resync
       ],
@@ -243,13 +230,13 @@ class Exchange:
       return saved.opt_state, recovery.identity_of(marker)
     return None, None
 
-  def _answer(self, request: records.PeerRequest) -> None:
-    """Sends the optimizer's state of this step to a peer, if it will do."""
-    positions, who = self._core.positions, self._life.identity
+  def answer(self, request: records.PeerRequest) -> None:
+    """See `Hands`."""
+    positions, who = self.core.positions, self._life.identity
     versions = [p.base for p in positions]
     if (
       (self._answerer is not None and self._answerer.is_alive())
-      or self._core.resyncing
+      or self.core.resyncing
       or not peer_protocol.can_serve(versions, request.versions)
     ):
       return
@@ -273,7 +260,7 @@ class Exchange:
 
     One of the same state that is complete, or under way, is not made again.
     """
-    positions = self._core.positions
+    positions = self.core.positions
     same = self._last_save == (self._learner.step, positions)
     if not same or not self._saver.may_count(self._saves):
       self._save(positions, part=False)
@@ -306,8 +293,8 @@ class Exchange:
 
   def publish_all(self) -> None:
     """Publishes all progress that is not published yet."""
-    for action in self._core.handle(core.Drain()):
-      self._carry_out(action)
+    for action in self.core.handle(core.Drain()):
+      self.carry_out(action)
 
   def flush(self, timeout_secs: float) -> bool:
     """Waits for all publications to be committed; False on time-out."""
@@ -345,10 +332,3 @@ def _adopted(action: core.Adopt, fetched: adopter.Fetched) -> dict[str, Any]:
   if action.muted_until:
     facts["muted_until"] = action.muted_until
   return facts
-
-
-def _board_event(board: records.Board | None) -> core.Board | None:
-  if board is None:
-    return None
-  rounds = {int(p): islands for p, islands in board.open_rounds.items()}
-  return core.Board(board.versions, rounds)

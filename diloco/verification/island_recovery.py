@@ -141,7 +141,6 @@ def _resume(
 
 def answer(island: Any, request: records.PeerRequest) -> None:
   """Sends the optimizer's state of this step to a peer, if it will do."""
-  island.request = None
   bases = [p.base for p in island.core.positions]
   if (
     island.answering

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco.islands import core as core_lib
-from diloco.islands import notices, protocol, watching
+from diloco.islands import hands, notices, protocol, watching
 from diloco.islands import outbox as outbox_lib
 from diloco.snapshots import keys, operations, records
 from diloco.verification import (
@@ -35,13 +35,14 @@ _MISSED_SECS = 0.05  # until another look, after news during the last one
 _TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
 
 
-class Island:
+class Island(hands.Hands):
   """One incarnation of an island."""
 
   __slots__ = (
     "adopter",
     "answered",
     "answering",
+    "at_hand",
     "board",
     "cleaned_up",
     "core",
@@ -54,24 +55,22 @@ class Island:
     "kernel",
     "life",
     "moments_finite",
+    "offences",
     "outbox",
     "poisoned",
     "poisoned_at",
     "present",
     "publisher",
     "random",
-    "ready",
     "request",
     "saver",
     "saving",
     "started_at",
     "step_secs",
-    "told",
     "watch",
     "world",
   )
 
-  core: core_lib.IslandCore
   watch: watching.Watch
 
   def __init__(self, world: Any, life: kernel_lib.Life, index: int):
@@ -83,10 +82,11 @@ class Island:
     self.step_secs: float = world.step_secs[index]
     self.fragments: list[values.Fragment] = []
     self.outbox = outbox_lib.Outbox(_RETRY_SECS)
-    self.ready: dict[int, protocol.Fetched] = {}
+    self.at_hand: dict[int, protocol.Fetched] = {}
     self.saving: list[tuple[island_saver.Saved, Any, Any]] = []
     self.board: records.Board | None = None
-    self.present = self.draining = self.poisoned = self.told = False
+    self.present = self.draining = self.poisoned = False
+    self.offences = 0
     self.answering = False
     self.answered = self.cleaned_up = True  # unless a fault kept it from that
     self.dropped: list[core_lib.Publish] = []  # not merely superseded
@@ -133,41 +133,10 @@ class Island:
     """What the main thread does between two steps."""
     if self.poisoned:
       self._spread_poison(step)
-    ready, board = self.ready, self.board
-    fetched: Sequence[core_lib.Ready] = ()
-    if ready:
-      mine = str(self.index)
-      fetched = [
-        core_lib.Ready(p, head.version, head.clock.get(mine, 0), head.cut)
-        for p, (head, _) in ready.items()
-      ]
-    seen = None
-    if board is not None:
-      self.board = None
-      rounds: Any = board.open_rounds
-      if rounds:
-        rounds = {int(p): m for p, m in rounds.items()}
-      seen = core_lib.Board(board.versions, rounds)
-    if self.told:
-      self._resync()
-    action: Any
-    for action in self.core.handle(
-      core_lib.Stepped(step, fetched, seen, self.cut)
-    ):
-      kind = type(action)
-      if kind is core_lib.Publish:
-        self.publish(action)
-      elif kind is core_lib.Adopt:
-        self.adopt(action, ready[action.fragment])
-        self.world.checker.balance(self, action.fragment)
-      elif kind is core_lib.Rebase:
-        self.rebase(action)
-      elif kind is core_lib.Cut:
-        island_saver.save(self, step, action)
-    if ready and not self.core.resyncing:
-      self.ready = {}  # adopted, or not newer than what is there
-    if self.request is not None:
-      island_recovery.answer(self, self.request)
+    board, request, offences = self.board, self.request, self.offences
+    self.board = self.request = None
+    self.offences = 0
+    self.act(step, board, notices.Notices(self.cut, offences, request))
     every = self.world.save_every
     if step % every == self.index % every:
       island_saver.save(self, step)
@@ -181,14 +150,29 @@ class Island:
       for held in self.fragments:
         held.finite = False
 
-  def _resync(self) -> None:
-    """The syncer refuses what this island publishes."""
-    self.told = False
-    for _ in self.core.handle(core_lib.Told()):
-      self.world.checker.seen["resyncs"] += 1
-      self.watch.want_all()
-      self.ready = {}
-      self.kernel.nudge(self.adopter, 0.0)
+  def ready(self, found: protocol.Fetched) -> core_lib.Ready:
+    """See `Hands`."""
+    head = found.head
+    merged_step = head.clock.get(str(self.index), 0)
+    return core_lib.Ready(head.fragment, head.version, merged_step, head.cut)
+
+  def take_part(self, action: core_lib.Cut) -> None:
+    """See `Hands`."""
+    island_saver.save(self, self.core.step, action)
+
+  def begin_anew(self, offences: int) -> None:
+    """See `Hands`; the syncer refuses what this island publishes."""
+    self.world.checker.seen["resyncs"] += 1
+    self.watch.want_all()
+    self.kernel.nudge(self.adopter, 0.0)
+
+  def mend(self, actions: list[core_lib.Action]) -> None:
+    """See `Hands`."""
+    self.moments_finite = True
+
+  def answer(self, request: records.PeerRequest) -> None:
+    """See `Hands`."""
+    island_recovery.answer(self, request)
 
   def poison(self) -> None:
     """A fault: the parameters become non-finite."""
@@ -238,15 +222,17 @@ class Island:
     sound = arithmetic.length(self.index, held.held_from, step)
     return sound * held.scale * self.world.swell
 
-  def adopt(self, action: core_lib.Adopt, fetched: protocol.Fetched) -> None:
-    """Swaps a version in, as `trainer.Trainer.adopt` does."""
+  def adopt(self, action: core_lib.Adopt, found: protocol.Fetched) -> None:
+    """See `Hands`."""
+    self._swap_in(action, found)
+    self.world.checker.balance(self, action.fragment)
+
+  def _swap_in(self, action: core_lib.Adopt, fetched: protocol.Fetched) -> None:
+    """As `swap.Swap` does."""
     held = self.fragments[action.fragment]
     step = self.core.step
     self.world.checker.adopted(self, action, fetched, held)
     held.anchor = fetched.content
-    if action.resync:
-      # They all come together; between now and the next step it is mended.
-      self.moments_finite = True
     if self.world.schedule.adoption != "carry" or (
       action.muted_until or action.resync
     ):
@@ -364,12 +350,12 @@ class Island:
       yield 0.3 * self.random()
     head = found.head
     if self.watch.got(head.fragment, head.version, newer_than):
-      self.ready[head.fragment] = found
+      self.at_hand[head.fragment] = found
 
   def _hear(self, heard: notices.Notices) -> None:
     """What others want this island to know."""
     self.cut = max(self.cut, heard.cut)
-    self.told = self.told or heard.offences > 0
+    self.offences = heard.offences or self.offences
     self.request = heard.request
 
   # Saver and heartbeat

@@ -51,7 +51,7 @@ class Saves:
   """An exchange that saves, and a saver that is told how it ends."""
 
   def __init__(self):
-    self._core = types.SimpleNamespace(positions=(core.Position(0, 0, 0),))
+    self.core = types.SimpleNamespace(positions=(core.Position(0, 0, 0),))
     self._learner = types.SimpleNamespace(step=4)
     self._saver = self
     self._saves, self._last_save = 0, None
@@ -90,20 +90,20 @@ def test_peer_is_answered_on_a_thread_of_its_own(monkeypatch):
     _life=types.SimpleNamespace(
       identity=types.SimpleNamespace(island=0, incarnation=1), snapshots=None
     ),
-    _core=types.SimpleNamespace(
+    core=types.SimpleNamespace(
       positions=(core.Position(3, 8, 8),), resyncing=False
     ),
     _learner=types.SimpleNamespace(step=9, opt_state_copy=dict),
     _answerer=None,
   )
   request = records.PeerRequest(1, 2, [3])
-  exchange.Exchange._answer(island, request)
+  exchange.Exchange.answer(island, request)
   assert writing.wait(20)
-  exchange.Exchange._answer(island, request)  # still at the first one
+  exchange.Exchange.answer(island, request)  # still at the first one
   go_on.set()
   island._answerer.join()
   assert threads == ["answerer"]
-  exchange.Exchange._answer(island, request)
+  exchange.Exchange.answer(island, request)
   island._answerer.join()
   assert len(threads) == 2
 
@@ -165,11 +165,11 @@ def test_checkpoint_read_to_mend_an_optimizer_may_take_as_long_as_a_start():
       optimizer_is_finite=lambda: False, mend_optimizer=lambda healthy: 3
     ),
     _tape=types.SimpleNamespace(record=lambda *_, **__: None),
-    _core=types.SimpleNamespace(step=9),
+    core=types.SimpleNamespace(step=9),
     _offences=1,
     _saved_optimizer=saved_optimizer,
   )
-  exchange.Exchange._mend(island, [])
+  exchange.Exchange.mend(island, [])
   ((count, extra_secs),) = seen
   assert (count, extra_secs) == (1, 60.0)
   assert progress.standing == (2, 0.0)
@@ -335,7 +335,7 @@ def test_version_at_hand_is_adopted_and_told(make):
     "lost_from_step": 2,
     "lost_to_step": 3,
   }
-  assert island.exchange._core.positions[FRAGMENT["a"]].base == 1
+  assert island.exchange.core.positions[FRAGMENT["a"]].base == 1
   assert island.exchange.in_flight == []
   island.hear(fetched("a", 1, 9.0))  # not newer
   assert island.values()["a"] == 7
@@ -467,7 +467,7 @@ def test_island_that_was_refused_offers_its_optimizer_to_nobody(
   island = make()
   island.step(1)
   island.hear(offences=1, request=records.PeerRequest(1, 1, [0, 0]))
-  assert island.exchange._core.resyncing
+  assert island.exchange.core.resyncing
   assert island.exchange._answerer is None and not offers
 
 

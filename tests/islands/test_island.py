@@ -46,7 +46,7 @@ def _heads(snapshots, config):
 def _settle(island, config, run_dir):
   """Lets an island adopt whatever the heads hold now."""
   snapshots = store.SnapshotStore(process.store_url(run_dir))
-  core = island._exchange._core
+  core = island._exchange.core
 
   def adopted():
     island.idle()

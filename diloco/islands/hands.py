@@ -1,0 +1,117 @@
+"""What happens between two steps: the core decides, the hands carry it out.
+
+The same live and simulated, in the same order: a verdict before anything else,
+then what the core makes of the moment, then an answer to a peer's call. What
+the values are that hands move is a world's own matter.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from diloco.islands import core as core_lib
+from diloco.islands import notices
+from diloco.snapshots import records
+
+
+class Hands(abc.ABC):
+  """Of one life of an island.
+
+  Attributes:
+    core: decides.
+    at_hand: by fragment, a newer version that may be adopted; as the world
+      keeps it.
+  """
+
+  __slots__ = ()
+
+  core: core_lib.IslandCore
+  at_hand: dict[int, Any]
+
+  def act(
+    self,
+    step: int,
+    board: records.Board | None,
+    heard: notices.Notices,
+  ) -> None:
+    """Does what there is to do between two steps; waits for nothing.
+
+    Args:
+      step: inner steps done.
+      board: the syncer's, if there is news.
+      heard: what others want this island to know.
+    """
+    core, at_hand = self.core, self.at_hand
+    if heard.offences:
+      for _ in core.handle(core_lib.Told()):
+        at_hand.clear()
+        self.begin_anew(heard.offences)
+    ready = [self.ready(found) for found in at_hand.values()] if at_hand else ()
+    actions = core.handle(
+      core_lib.Stepped(step, ready, _board_event(board), heard.cut)
+    )
+    resynced = False
+    action: Any
+    for action in actions:
+      kind = type(action)
+      if kind is core_lib.Adopt:
+        self.adopt(action, at_hand[action.fragment])
+        resynced = resynced or action.resync
+      else:
+        self.carry_out(action)
+    if resynced:
+      self.mend(actions)
+    if at_hand and not core.resyncing:
+      at_hand.clear()  # adopted, or not newer than what is there
+    if heard.request is not None:
+      self.answer(heard.request)
+
+  def carry_out(self, action: Any) -> None:
+    """Does an action that needs no version at hand."""
+    kind = type(action)
+    if kind is core_lib.Publish:
+      self.publish(action)
+    elif kind is core_lib.Rebase:
+      self.rebase(action)
+    elif kind is core_lib.Cut:
+      self.take_part(action)
+
+  @abc.abstractmethod
+  def ready(self, found: Any) -> core_lib.Ready:
+    """What the core is to know of a version at hand."""
+
+  @abc.abstractmethod
+  def publish(self, action: core_lib.Publish) -> None:
+    """Hands a fragment's progress over to the thread that publishes."""
+
+  @abc.abstractmethod
+  def adopt(self, action: core_lib.Adopt, found: Any) -> None:
+    """Swaps a version in."""
+
+  @abc.abstractmethod
+  def rebase(self, action: core_lib.Rebase) -> None:
+    """Sets a muted fragment to the version it started from."""
+
+  @abc.abstractmethod
+  def take_part(self, action: core_lib.Cut) -> None:
+    """Starts saving the state as the island's part of a cut."""
+
+  @abc.abstractmethod
+  def begin_anew(self, offences: int) -> None:
+    """The island is refused: all fragments are to be fetched anew."""
+
+  @abc.abstractmethod
+  def mend(self, actions: list[core_lib.Action]) -> None:
+    """All fragments are new: makes the optimizer sound again."""
+
+  @abc.abstractmethod
+  def answer(self, request: records.PeerRequest) -> None:
+    """Sends the optimizer's state to a peer, if it will do."""
+
+
+def _board_event(board: records.Board | None) -> core_lib.Board | None:
+  if board is None:
+    return None
+  rounds = {int(p): islands for p, islands in board.open_rounds.items()}
+  return core_lib.Board(board.versions, rounds)
