@@ -24,7 +24,7 @@ _HEADS_EVERY_SECS = 2.0  # look past the board this often
 
 
 @dataclasses.dataclass(frozen=True)
-class Fetched:
+class Placed:
   """One fragment's newer version, on the host and on the device."""
 
   fragment: int
@@ -42,7 +42,7 @@ class News(NamedTuple):
   """What came since the last look."""
 
   board: records.Board | None
-  fetched: list[Fetched]
+  fetched: list[Placed]
   notices: notices.Notices
 
 
@@ -84,7 +84,7 @@ class Adopter:
       heads_every_secs=_HEADS_EVERY_SECS,
       failed=_log_failure,
     )
-    self._ready: dict[int, Fetched] = {}
+    self._ready: dict[int, Placed] = {}
     self._board: records.Board | None = None
     self._notices = notices.Notices()
     self._reading_since = 0.0
@@ -138,10 +138,10 @@ class Adopter:
     if self._watch.got(fetched.fragment, fetched.version, newer_than):
       self._ready[fetched.fragment] = fetched
 
-  def _put(self, found: protocol.Fetched) -> Fetched:
+  def _put(self, found: protocol.Fetched) -> Placed:
     head, anchor = found
     params = shards.put_fragment(anchor, self._shardings)
-    return Fetched(
+    return Placed(
       head.fragment,
       head.version,
       head.merged_step(self._island),

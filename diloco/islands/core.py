@@ -114,11 +114,11 @@ class Drain:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class Refused:
   """The syncer refuses what this island publishes."""
 
 
-Event = Stepped | Drain | Told
+Event = Stepped | Drain | Refused
 
 
 # Actions
@@ -285,9 +285,9 @@ class IslandCore:
           for p, f in enumerate(self._fragments)
           if self._has_news(f, draining=True)
         ]
-      case Told() if self._resyncing:
+      case Refused() if self._resyncing:
         return []  # of what it published before
-      case Told():
+      case Refused():
         self._resyncing = self._just_told = True
         return [Resync(self._step)]
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Life:
+class Setting:
   """What one incarnation of an island works with."""
 
   run_dir: pathlib.Path
@@ -55,22 +55,22 @@ class Exchange(hands.Hands):
 
   def __init__(
     self,
-    life: Life,
+    setting: Setting,
     recovered: recovery.Recovered,
     poll_secs: Callable[[], float],
   ):
     """Starts the threads.
 
     Args:
-      life: what it works with.
+      setting: what it works with.
       recovered: where it goes on.
       poll_secs: gives the pause between two looks at the syncer's board.
     """
-    sync, who = life.config.sync, life.identity
-    self._life = life
-    self._learner = life.learner
-    self._swap = life.learner.swap
-    self._tape = life.tape
+    sync, who = setting.config.sync, setting.identity
+    self._setting = setting
+    self._learner = setting.learner
+    self._swap = setting.learner.swap
+    self._tape = setting.tape
     self.core = core.IslandCore(
       schedule.Schedule(sync.every, sync.num_fragments),
       who.island,
@@ -85,20 +85,20 @@ class Exchange(hands.Hands):
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
     self._answerer: threading.Thread | None = None  # of a peer's call
     self._offences = 0  # what the last resync is for
-    self.at_hand: dict[int, adopter.Fetched] = {}  # on the device
+    self.at_hand: dict[int, adopter.Placed] = {}  # on the device
     self._publisher = publisher.Publisher(
-      life.snapshots, life.learner.plan, who, sync.codec, life.tape
+      setting.snapshots, setting.learner.plan, who, sync.codec, setting.tape
     )
     self._saver = saver.Saver(
-      life.run_dir,
-      life.snapshots,
-      life.learner.plan,
+      setting.run_dir,
+      setting.snapshots,
+      setting.learner.plan,
       self._publisher,
-      life.tape,
+      setting.tape,
     )
     self._adopter = adopter.Adopter(
-      life.snapshots,
-      life.learner.plan,
+      setting.snapshots,
+      setting.learner.plan,
       self._swap.shardings,
       who.island,
       [origin.base for origin in recovered.origins],
@@ -107,11 +107,11 @@ class Exchange(hands.Hands):
         who.island,
         who.incarnation,
         peer_protocol.turn_secs(
-          life.times.heartbeat_secs, peers.size_of(life.learner.opt_state)
+          setting.times.heartbeat_secs, peers.size_of(setting.learner.opt_state)
         ),
         time.monotonic,
       ),
-      life.times.heartbeat_secs,
+      setting.times.heartbeat_secs,
     )
 
   @property
@@ -136,7 +136,7 @@ class Exchange(hands.Hands):
     self.at_hand |= {f.fragment: f for f in news.fetched}
     self.act(self._learner.step, news.board, news.notices)
 
-  def ready(self, found: adopter.Fetched) -> core.Ready:
+  def ready(self, found: adopter.Placed) -> core.Ready:
     """See `Hands`."""
     return core.Ready(
       found.fragment, found.version, found.merged_step, found.cut
@@ -176,7 +176,7 @@ class Exchange(hands.Hands):
     )
     self._publisher.submit(publisher.Publication(action, copies, anchor))
 
-  def adopt(self, action: core.Adopt, fetched: adopter.Fetched) -> None:
+  def adopt(self, action: core.Adopt, fetched: adopter.Placed) -> None:
     """See `Hands`."""
     params = self._learner.params
     version = action.fragment, fetched.anchor
@@ -191,7 +191,7 @@ class Exchange(hands.Hands):
     self._tape.record(
       events.ADOPTED,
       step=self.core.step,
-      mode=self._life.config.sync.adoption,
+      mode=self._setting.config.sync.adoption,
       bytes=fetched.num_bytes,
       secs=fetched.secs,
       kept_from_step=action.kept_from,
@@ -202,7 +202,7 @@ class Exchange(hands.Hands):
     """See `Hands`."""
     healthy, source = None, None
     if not self._learner.optimizer_is_finite():
-      with self._life.progress.may_take(self._life.times.start_secs):
+      with self._setting.progress.may_take(self._setting.times.start_secs):
         healthy, source = self._saved_optimizer()
     replaced = self._learner.mend_optimizer(healthy)
     self._tape.record(
@@ -219,8 +219,8 @@ class Exchange(hands.Hands):
     )
 
   def _saved_optimizer(self) -> tuple[Any, dict[str, int] | None]:
-    who = self._life.identity
-    folder = checkpoint.directory(self._life.run_dir, who.island)
+    who = self._setting.identity
+    folder = checkpoint.directory(self._setting.run_dir, who.island)
     for path in checkpoint.completed(folder):
       try:
         marker, saved = checkpoints.restore(path, self._learner)
@@ -232,7 +232,7 @@ class Exchange(hands.Hands):
 
   def answer(self, request: records.PeerRequest) -> None:
     """See `Hands`."""
-    positions, who = self.core.positions, self._life.identity
+    positions, who = self.core.positions, self._setting.identity
     versions = [p.base for p in positions]
     if (
       (self._answerer is not None and self._answerer.is_alive())
@@ -249,7 +249,7 @@ class Exchange(hands.Hands):
     )
     self._answerer = threading.Thread(
       target=_send,
-      args=(self._life.snapshots, request, offer),
+      args=(self._setting.snapshots, request, offer),
       name="answerer",
       daemon=True,
     )
@@ -320,7 +320,7 @@ def _send(
     logger.warning("answer_failed island=%d error=%r", request.island, error)
 
 
-def _adopted(action: core.Adopt, fetched: adopter.Fetched) -> dict[str, Any]:
+def _adopted(action: core.Adopt, fetched: adopter.Placed) -> dict[str, Any]:
   """What the tape says of one adopted version."""
   facts = {
     "fragment": action.fragment,

@@ -44,7 +44,7 @@ class Hands(abc.ABC):
     """
     core, at_hand = self.core, self.at_hand
     if heard.offences:
-      for _ in core.handle(core_lib.Told()):
+      for _ in core.handle(core_lib.Refused()):
         at_hand.clear()
         self.begin_anew(heard.offences)
     ready = [self.ready(found) for found in at_hand.values()] if at_hand else ()

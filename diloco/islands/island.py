@@ -150,7 +150,7 @@ class Island:
     identity = publisher.Identity(
       spec.island, spec.incarnation, tokens_per_step, recovered.epoch
     )
-    life = exchange.Life(
+    setting = exchange.Setting(
       spec.run_dir,
       identity,
       self._config,
@@ -160,7 +160,7 @@ class Island:
       self.progress,
       self.times,
     )
-    self._exchange = exchange.Exchange(life, recovered, self._poll_secs)
+    self._exchange = exchange.Exchange(setting, recovered, self._poll_secs)
 
   def _patiently(self, do: Callable[[], None]) -> None:
     """Does it once the store answers: an outage is no death of an island."""

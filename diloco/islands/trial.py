@@ -70,7 +70,8 @@ def check(
       jax.ShapeDtypeStruct((), jnp.int32),
     )
     step = inner_step.make_step(task, optimizer, tree, steps)
-    jax.eval_shape(step, state, train)
+    after, _ = jax.eval_shape(step, state, train)
+    _require_same(state, after, name)
   with _theirs(name, "is_embedding"):
     tree.tensors()
   return tree
@@ -166,6 +167,29 @@ def _check_loss(out: Any, name: str) -> None:
       "return the loss and a dict of scalars, which may be empty",
     )
   _require_scalars({"loss": loss, **scalars}, name)
+
+
+def _require_same(
+  before: inner_step.TrainState, after: inner_step.TrainState, name: str
+) -> None:
+  """A step gives back what the next one takes."""
+  given, found = (
+    {
+      jax.tree_util.keystr(path, simple=True, separator="/"): (
+        f"{value.dtype}{list(value.shape)}"
+      )
+      for path, value in jax.tree_util.tree_leaves_with_path(state)
+    }
+    for state in (before, after)
+  )
+  for leaf in sorted(given.keys() | found.keys()):
+    old, new = given.get(leaf, "nothing"), found.get(leaf, "nothing")
+    if old != new:
+      raise errors.UserError(
+        name,
+        f"a step of its optimizer makes {new} of the {old} at {leaf}",
+        "keep every shape and dtype from step to step",
+      )
 
 
 def _require_scalars(values: Mapping[str, Any], name: str) -> None:

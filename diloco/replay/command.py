@@ -16,7 +16,7 @@ def run(
   until_version: int | None = None,
   task: str | None = None,
   told: Callable[[str], None] = lambda text: None,
-) -> replayer.Outcome:
+) -> replayer.Replayed:
   """Replays a run.
 
   Args:
@@ -59,7 +59,7 @@ def _warnings(planned: script.Plan) -> list[str]:
   ]
 
 
-def describe(outcome: replayer.Outcome) -> str:
+def describe(outcome: replayer.Replayed) -> str:
   """Returns the outcome in words."""
   first = outcome.difference
   lines = [

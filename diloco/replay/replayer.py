@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Replayed:
   """What a replay found."""
 
   compared: int  # versions
@@ -113,7 +113,7 @@ class Replayer:
     self._at: dict[script.LifeId, int] = {}
     self._digests: dict[script.VersionId, str] = {}
 
-  def run(self) -> Outcome:
+  def run(self) -> Replayed:
     """Replays until the first difference, or to the end.
 
     Raises:
@@ -133,7 +133,7 @@ class Replayer:
     compared = len(self._digests)
     if difference is None:
       difference, num_arrays = self._compare_arrays()
-    return Outcome(
+    return Replayed(
       compared=compared,
       equal=compared - (difference is not None),
       arrays_compared=num_arrays,

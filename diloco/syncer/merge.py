@@ -37,7 +37,7 @@ NORM_TOLERANCE = 1e-4
 _SHORTEST = 1e-30
 
 
-class Contribution(NamedTuple):
+class Input(NamedTuple):
   """One tensor of one island's contribution.
 
   Attributes:
@@ -52,7 +52,7 @@ class Contribution(NamedTuple):
   norm: float | None = None
 
 
-class Outcome(NamedTuple):
+class Result(NamedTuple):
   """What a merge of one tensor did.
 
   Attributes:
@@ -91,11 +91,11 @@ class Merger:
 
   def apply(
     self,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[Input],
     method: Method,
     theta: np.ndarray,
     momentum: np.ndarray,
-  ) -> Outcome:
+  ) -> Result:
     """Merges the contributions and takes the outer step in place.
 
         mean = sum w v / sum w
@@ -123,8 +123,8 @@ class Merger:
     return outcome
 
   def _combine(
-    self, contributions: Sequence[Contribution], method: Method
-  ) -> tuple[Outcome, float]:
+    self, contributions: Sequence[Input], method: Method
+  ) -> tuple[Result, float]:
     """Fills the accumulator up to a factor, and returns that too."""
     total_weight = sum(c.weight for c in contributions)
     shares = [c.weight / total_weight for c in contributions]
@@ -142,14 +142,14 @@ class Merger:
       if agreement >= CANCELLATION:
         radius = _dot(shares, [m.norm for m in measures])
         scale = radius / length if length else 1.0
-        return Outcome(radius, agreement, False, measures), scale
+        return Result(radius, agreement, False, measures), scale
     length, measures = self._accumulate(contributions, shares)
     if agreement is None:
       radius = _dot(shares, [m.norm for m in measures])
       agreement = length / radius if radius > _SHORTEST else 1.0
-    return Outcome(length, agreement, method == "rda", measures), 1.0
+    return Result(length, agreement, method == "rda", measures), 1.0
 
-  def _norms(self, contributions: Sequence[Contribution]) -> list[float]:
+  def _norms(self, contributions: Sequence[Input]) -> list[float]:
     """The recorded norms; if one is missing, all are measured."""
     recorded = [c.norm for c in contributions if c.norm is not None]
     if len(recorded) == len(contributions):
@@ -158,7 +158,7 @@ class Merger:
     return [measure.norm for measure in found]
 
   def _accumulate(
-    self, contributions: Sequence[Contribution], coefficients: Sequence[float]
+    self, contributions: Sequence[Input], coefficients: Sequence[float]
   ) -> tuple[float, tuple[passes.Measure, ...]]:
     """One pass: the weighted sum into the accumulator, and all norms.
 
@@ -217,7 +217,7 @@ def _dot(shares: Sequence[float], lengths: Sequence[float]) -> float:
 
 
 def _check(
-  contributions: Sequence[Contribution],
+  contributions: Sequence[Input],
   method: Method,
   theta: np.ndarray,
   momentum: np.ndarray,
@@ -245,7 +245,7 @@ def _check(
 
 
 def _check_measures(
-  contributions: Sequence[Contribution],
+  contributions: Sequence[Input],
   measures: Sequence[passes.Measure],
   total: passes.Measure,
 ) -> None:

@@ -101,7 +101,7 @@ class RoundMerger:
     spec: partition.Tensor,
     index: int,
     operation: operations.Merge,
-  ) -> list[merge_lib.Contribution]:
+  ) -> list[merge_lib.Input]:
     inputs, reasons = [], {}
     for record, weight in zip(
       operation.contributions, operation.weights, strict=True
@@ -114,7 +114,7 @@ class RoundMerger:
         reasons[record.key] = f"corrupt: {error}"
         continue
       inputs.append(
-        merge_lib.Contribution(
+        merge_lib.Input(
           sources.StoreSource(stored), weight, record.norms[index]
         )
       )

@@ -100,7 +100,7 @@ def really_merged(
     x, y = _direction(content.island, content.fragment)
     vector = np.array((size * x, size * y), np.float32)
     source = sources.MemorySource(vector)
-    inputs.append(merge_lib.Contribution(source, weight, size))
+    inputs.append(merge_lib.Input(source, weight, size))
   outer = outer_optimizer.OuterOptimizer(LEARNING_RATE, 0.0, False)
   merge_lib.Merger(outer).apply(inputs, method, theta, np.zeros_like(theta))
   return float(theta[0]), float(theta[1])

@@ -58,7 +58,7 @@ class Tally:
     default_factory=collections.Counter
   )
 
-  def add(self, seed: int, outcome: world.Outcome) -> None:
+  def add(self, seed: int, outcome: world.Played) -> None:
     """Takes in one schedule."""
     self.schedules += 1
     self.rounds += outcome.rounds

@@ -37,7 +37,7 @@ _RESOLVE_SECS = 60.0  # of calm, until all is resolved
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Played:
   """How a schedule went.
 
   Attributes:
@@ -57,9 +57,7 @@ class Outcome:
   seen: dict[str, int]
 
 
-def run(
-  schedule: schedules.Schedule, trace: list[str] | None = None
-) -> Outcome:
+def run(schedule: schedules.Schedule, trace: list[str] | None = None) -> Played:
   """Plays one schedule.
 
   Args:
@@ -82,7 +80,7 @@ def run(
   if violation:
     world.kernel.log("", f"VIOLATION {violation}")
   kernel, checker = world.kernel, world.checker
-  outcome = Outcome(
+  outcome = Played(
     violation,
     checker.rounds,
     kernel.now,

@@ -124,7 +124,7 @@ def _operations(
     tensors: Sequence[sources.Source], known: Sequence[float | None] = norms
   ) -> Callable[[], Any]:
     contributions = [
-      merge.Contribution(tensor, 1.0 + i, norm)
+      merge.Input(tensor, 1.0 + i, norm)
       for i, (tensor, norm) in enumerate(zip(tensors, known, strict=True))
     ]
     return lambda: merger.apply(contributions, "rda", theta, momentum)
@@ -218,7 +218,7 @@ def streamed_merge_memory(
   layout = stored[0].layout
   theta, momentum = (np.ones(layout.shape, np.float32) for _ in range(2))
   contributions = [
-    merge.Contribution(sources.StoreSource(s), 1.0, norm)
+    merge.Input(sources.StoreSource(s), 1.0, norm)
     for s, norm in zip(stored, norms, strict=True)
   ]
   done = threading.Event()

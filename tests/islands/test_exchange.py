@@ -87,7 +87,7 @@ def test_peer_is_answered_on_a_thread_of_its_own(monkeypatch):
 
   monkeypatch.setattr(peers, "answer", answer)
   island = types.SimpleNamespace(
-    _life=types.SimpleNamespace(
+    _setting=types.SimpleNamespace(
       identity=types.SimpleNamespace(island=0, incarnation=1), snapshots=None
     ),
     core=types.SimpleNamespace(
@@ -158,7 +158,7 @@ def test_checkpoint_read_to_mend_an_optimizer_may_take_as_long_as_a_start():
     return None, None
 
   island = types.SimpleNamespace(
-    _life=types.SimpleNamespace(
+    _setting=types.SimpleNamespace(
       progress=progress, times=types.SimpleNamespace(start_secs=60.0)
     ),
     _learner=types.SimpleNamespace(
@@ -280,7 +280,7 @@ def fetched(leaf, version, value, *, merged_step=0, cut=0):
   host = anchor(leaf, value)
   params = {leaf: jnp.asarray(host[leaf].whole())}
   digest = f"digest of {value}"
-  return adopter.Fetched(
+  return adopter.Placed(
     *(FRAGMENT[leaf], version, merged_step, cut, host, params),
     *(12, digest, 0.5),
   )

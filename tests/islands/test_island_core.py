@@ -271,7 +271,7 @@ def _told():
   """An island of two fragments that was told, and that moment is over."""
   state = _restarted([core.Origin(5, 10), core.Origin(6, 10)], step=10)
   _step(state)
-  assert state.handle(core.Told()) == [core.Resync(11)]
+  assert state.handle(core.Refused()) == [core.Resync(11)]
   assert state.handle(core.Stepped(11)) == []
   return state
 
@@ -316,7 +316,7 @@ def test_version_at_hand_when_an_island_is_told_does_not_count():
   at_hand = [core.Ready(0, 6, 0), core.Ready(1, 7, 0)]
   for offered in (at_hand, at_hand[:1]):
     state = _restarted([core.Origin(5, 10), core.Origin(6, 10)], step=10)
-    state.handle(core.Told())
+    state.handle(core.Refused())
     assert _step(state, ready=offered) == []
     assert _step(state, ready=[core.Ready(1, 7, 0)]) == []
     assert len(_step(state, ready=at_hand)) == 2
@@ -324,10 +324,10 @@ def test_version_at_hand_when_an_island_is_told_does_not_count():
 
 def test_island_that_is_told_again_while_it_mends_goes_on():
   state = _told()
-  assert state.handle(core.Told()) == []
+  assert state.handle(core.Refused()) == []
   ready = [core.Ready(0, 5, 0), core.Ready(1, 6, 0)]
   assert len(_step(state, ready=ready)) == 2
-  assert state.handle(core.Told()) == [core.Resync(12)]
+  assert state.handle(core.Refused()) == [core.Resync(12)]
 
 
 def test_part_of_a_cut_is_taken_before_the_versions_of_a_resync():

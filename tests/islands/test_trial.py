@@ -44,6 +44,14 @@ class DeafStream(Stream):
     del position
 
 
+def growing(keep):
+  """An optimizer whose state is not what it was after a step."""
+  return optax.GradientTransformation(
+    lambda params: jnp.zeros(2),
+    lambda grads, state, params=None: (grads, keep(state)),
+  )
+
+
 class Task:
   """A line through the origin."""
 
@@ -114,6 +122,18 @@ BROKEN = {
     ["its eval_loss raised"],
   ),
   "optimizer": (raises, ["its optimizer", "KeyError"]),
+  "optimizer whose state grows": (
+    lambda self, steps: growing(lambda x: jnp.append(x, 1.0)),
+    ["makes float32[3] of the float32[2] at opt_state"],
+  ),
+  "optimizer whose state changes its dtype": (
+    lambda self, steps: growing(lambda x: x.astype(jnp.bfloat16)),
+    ["makes bfloat16[2] of the float32[2]", "every shape and dtype"],
+  ),
+  "optimizer whose state changes its form": (
+    lambda self, steps: growing(lambda x: {"m": x}),
+    ["makes nothing of the float32[2] at opt_state"],
+  ),
   "batches": (raises, ["its batches raised KeyError"]),
   "batches without seek": (
     lambda self, split, **_: StreamWithoutSeek(),

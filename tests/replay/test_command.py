@@ -9,7 +9,7 @@ from diloco import cli, process
 from diloco import config as config_lib
 from diloco.replay import command, replayer
 
-OUTCOME = replayer.Outcome(
+OUTCOME = replayer.Replayed(
   compared=12,
   equal=12,
   arrays_compared=4,
@@ -96,7 +96,7 @@ def test_equal_outcome_in_words():
 )
 def test_difference_says_whose_it_is(contributions, said):
   difference = replayer.Difference(2, 7, "aa", "bb", contributions)
-  outcome = replayer.Outcome(12, 11, 0, difference, 3, 1234, 1.25)
+  outcome = replayer.Replayed(12, 11, 0, difference, 3, 1234, 1.25)
   text = command.describe(outcome)
   assert "first difference: version 7 of fragment 2" in text
   assert "the run has aa, the replay bb" in text

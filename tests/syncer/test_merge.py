@@ -55,7 +55,7 @@ def apply(
   momentum = np.zeros_like(theta)
   norms = norms or [None] * len(vectors)
   contributions = [
-    merge.Contribution(sources.MemorySource(v), w, n)
+    merge.Input(sources.MemorySource(v), w, n)
     for v, w, n in zip(vectors, weights, norms, strict=True)
   ]
   merger = merge.Merger(outer, threads)
@@ -110,7 +110,7 @@ def test_golden_trajectory_by_hand():
   theta, momentum = np.zeros((2, 2), np.float32)
   merger = merge.Merger(outer)
   contributions = [
-    merge.Contribution(sources.MemorySource(v), w)
+    merge.Input(sources.MemorySource(v), w)
     for v, w in zip(vectors, (3, 1), strict=True)
   ]
   g = 5 * np.array([3, 1]) / math.sqrt(10)
@@ -190,7 +190,7 @@ def test_all_zero_contributions_only_coast(method):
   momentum[:] = 4
   source = sources.MemorySource(np.zeros(10, np.float32))
   outcome = merge.Merger(outer).apply(
-    [merge.Contribution(source, 1.0)] * 2, method, theta, momentum
+    [merge.Input(source, 1.0)] * 2, method, theta, momentum
   )
   assert outcome.norm == 0 and not outcome.cancelled
   np.testing.assert_array_equal(momentum, 2)
@@ -287,10 +287,7 @@ def test_threads_and_storage_change_no_bit(tmp_path):
     for threads in (1, 2, 3):
       theta, momentum = np.ones((2, *shape), np.float32)
       merge.Merger(NESTEROV, threads).apply(
-        [
-          merge.Contribution(s, 1.0 + i, norms[i])
-          for i, s in enumerate(tensors)
-        ],
+        [merge.Input(s, 1.0 + i, norms[i]) for i, s in enumerate(tensors)],
         "rda",
         theta,
         momentum,
@@ -332,7 +329,7 @@ def test_failing_source_leaves_theta_alone(
   theta, momentum = np.full((2, size), 2, np.float32)
   merger = merge.Merger(NESTEROV, threads)
   for norm in (None, math.sqrt(size)):
-    contributions = [merge.Contribution(s, 1.0, norm) for s in (good, bad)]
+    contributions = [merge.Input(s, 1.0, norm) for s in (good, bad)]
     for method in ("rda", "mean"):
       with pytest.raises(expected) as caught:
         merger.apply(contributions, method, theta, momentum)
@@ -341,7 +338,7 @@ def test_failing_source_leaves_theta_alone(
   np.testing.assert_array_equal(theta, 2)
   np.testing.assert_array_equal(momentum, 2)
   # The same merger goes on without the bad one.
-  merger.apply([merge.Contribution(good, 1.0)], "rda", theta, momentum)
+  merger.apply([merge.Input(good, 1.0)], "rda", theta, momentum)
   assert theta[0] != 2
 
 
@@ -349,9 +346,7 @@ def test_peak_memory_is_one_accumulator():
   size = 64 * passes.BLOCK
   vectors = vectors_of(4, size)
   theta, momentum = np.zeros((2, size), np.float32)
-  contributions = [
-    merge.Contribution(sources.MemorySource(v), 1.0) for v in vectors
-  ]
+  contributions = [merge.Input(sources.MemorySource(v), 1.0) for v in vectors]
   tracemalloc.start()
   try:
     merge.Merger(NESTEROV).apply(contributions, "rda", theta, momentum)
@@ -372,9 +367,7 @@ def test_peak_memory_from_the_store_is_two_slabs_each(tmp_path):
   stored = [store.open("p", f"{i}") for i in range(2)]
   chunk_bytes = 4 * math.prod(stored[0].layout.chunk_shape)
   theta, momentum = np.zeros((2, size), np.float32)
-  contributions = [
-    merge.Contribution(sources.StoreSource(s), 1.0) for s in stored
-  ]
+  contributions = [merge.Input(sources.StoreSource(s), 1.0) for s in stored]
   tracemalloc.start()
   try:
     merge.Merger(NESTEROV, threads=1).apply(

@@ -37,7 +37,7 @@ class Betterment(NamedTuple):
 
 
 def limits(
-  request: plan_lib.Request, outcome: plan_lib.Outcome
+  request: plan_lib.Request, outcome: plan_lib.Prospect
 ) -> tuple[Limit, ...]:
   """What takes time away, most first."""
   model, choice = request.model, outcome.exchange
@@ -75,7 +75,7 @@ def limits(
 
 
 def one_more(
-  request: plan_lib.Request, outcome: plan_lib.Outcome
+  request: plan_lib.Request, outcome: plan_lib.Prospect
 ) -> tuple[Betterment, ...]:
   """What each resource would buy, most first."""
   count = len(outcome.islands)

@@ -33,8 +33,8 @@ ASSUMPTIONS = (
 
 def gather(
   request: plan_lib.Request,
-  weighed: Sequence[plan_lib.Outcome | plan_lib.Misfit],
-  best: plan_lib.Outcome,
+  weighed: Sequence[plan_lib.Prospect | plan_lib.Misfit],
+  best: plan_lib.Prospect,
 ) -> dict[str, Any]:
   """Everything a plan tells."""
   sync_use = plan_lib.synchronous_utilisation(request, best)
@@ -72,7 +72,7 @@ def gather(
 
 
 def _proposal(
-  request: plan_lib.Request, best: plan_lib.Outcome
+  request: plan_lib.Request, best: plan_lib.Prospect
 ) -> dict[str, Any]:
   choice = best.exchange
   return {
@@ -89,7 +89,7 @@ def _proposal(
 
 
 def _sites(
-  request: plan_lib.Request, best: plan_lib.Outcome
+  request: plan_lib.Request, best: plan_lib.Prospect
 ) -> list[dict[str, Any]]:
   found = []
   for number, (site, traffic) in enumerate(
@@ -112,7 +112,7 @@ def _sites(
 
 
 def _islands(
-  request: plan_lib.Request, best: plan_lib.Outcome
+  request: plan_lib.Request, best: plan_lib.Prospect
 ) -> list[dict[str, Any]]:
   count = len(best.islands)
   return [
@@ -130,7 +130,7 @@ def _islands(
   ]
 
 
-def _weighed(found: plan_lib.Outcome | plan_lib.Misfit) -> dict[str, Any]:
+def _weighed(found: plan_lib.Prospect | plan_lib.Misfit) -> dict[str, Any]:
   if isinstance(found, plan_lib.Misfit):
     return {"islands": found.num_islands, "fits": False, "why": found.why}
   count = len(found.islands)

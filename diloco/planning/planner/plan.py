@@ -57,7 +57,7 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class Prospect:
   """What M islands would come to.
 
   Attributes:
@@ -101,7 +101,7 @@ class Misfit:
   excess: float
 
 
-def evaluate(request: Request, num_islands: int) -> Outcome | Misfit:
+def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
   """Works M islands out, or says what does not fit."""
   model = request.model
   islands = division.divide(request.fleet, num_islands)
@@ -122,7 +122,7 @@ def evaluate(request: Request, num_islands: int) -> Outcome | Misfit:
   worth = efficiency.expected(model.params, num_islands, choice.every)
   speed = sum(model.tokens_per_sec(island.flops) for island in islands)
   perfect = model.tokens / speed
-  return Outcome(
+  return Prospect(
     islands=islands,
     exchange=choice,
     memory=held,
@@ -187,7 +187,7 @@ def _too_big(
   )
 
 
-def weigh(request: Request) -> tuple[Outcome | Misfit, ...]:
+def weigh(request: Request) -> tuple[Prospect | Misfit, ...]:
   """Every M that is considered, or the one asked for."""
   slices = sum(group.count for _, group in request.fleet.groups)
   counts = [m for m in CANDIDATES if m <= slices]
@@ -196,9 +196,9 @@ def weigh(request: Request) -> tuple[Outcome | Misfit, ...]:
   return tuple(evaluate(request, m) for m in counts)
 
 
-def best(request: Request, weighed: tuple[Outcome | Misfit, ...]) -> Outcome:
+def best(request: Request, weighed: tuple[Prospect | Misfit, ...]) -> Prospect:
   """The one that is soonest at the quality; refuses when nothing fits."""
-  outcomes = [w for w in weighed if isinstance(w, Outcome)]
+  outcomes = [w for w in weighed if isinstance(w, Prospect)]
   if outcomes:
     return min(outcomes, key=lambda outcome: outcome.secs_to_quality.mean)
   misfits = [w for w in weighed if isinstance(w, Misfit)]
@@ -210,7 +210,7 @@ def best(request: Request, weighed: tuple[Outcome | Misfit, ...]) -> Outcome:
   )
 
 
-def synchronous_utilisation(request: Request, outcome: Outcome) -> float:
+def synchronous_utilisation(request: Request, outcome: Prospect) -> float:
   """Of one job over all these sites and links; 1 where there is one site."""
   used = {island.site for island in outcome.islands}
   if len(used) == 1:

@@ -14,7 +14,7 @@ GRACE = "adaptive"
 
 
 def to_config(
-  request: plan_lib.Request, outcome: plan_lib.Outcome
+  request: plan_lib.Request, outcome: plan_lib.Prospect
 ) -> dict[str, Any]:
   """Returns nested mappings for `config.from_mapping`."""
   choice, count = outcome.exchange, len(outcome.islands)
