@@ -24,7 +24,8 @@ usage: diloco COMMAND [ARGS]
   report    make a run's report again
   explain   tell why a round closed when it did
   replay    do a run again from its tape and compare every version
-  bench     measure a part: island, store, merge, takeover, bookkeeping
+  bench     measure a part: island, store, merge, takeover, bookkeeping,
+            fragments
   chaos     kill, stop and damage real runs, and check what is left
   simulate  what a fleet will deliver, or what the links between sites must
   simulate-protocol
@@ -210,7 +211,14 @@ def _replay(argv: list[str]) -> int:
 
 def _bench(argv: list[str]) -> int:
   parser = _parser("bench", "Measure a part against its reference.")
-  parts = ("island", "store", "merge", "takeover", "bookkeeping")
+  parts = (
+    "island",
+    "store",
+    "merge",
+    "takeover",
+    "bookkeeping",
+    "fragments",
+  )
   parser.add_argument("part", choices=parts)
   args = parser.parse_args(argv)
   from experiments import benchmarks
