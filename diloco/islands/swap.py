@@ -91,14 +91,19 @@ def copy_tree(tree: Any) -> Any:
 
 def copy_to_host_memory(tree: Any) -> Any:
   """Starts copies of all arrays to memory that costs the devices nothing."""
+  return jax.tree.map(_to_host_memory, tree)
 
-  def copy(value: jax.Array) -> jax.Array:
-    if next(iter(value.devices())).platform == "cpu":
-      return _copy(value)
-    pinned = value.sharding.with_memory_kind("pinned_host")
-    return jax.device_put(value, pinned)
 
-  return jax.tree.map(copy, tree)
+def _to_host_memory(value: jax.Array) -> jax.Array:
+  if _is_host(value):
+    return _copy(value)
+  pinned = value.sharding.with_memory_kind("pinned_host")
+  return jax.device_put(value, pinned)
+
+
+def _is_host(value: jax.Array) -> bool:
+  """Whether the array's devices are the host's own processor."""
+  return next(iter(value.devices())).platform == "cpu"
 
 
 class Progress(NamedTuple):
@@ -121,6 +126,11 @@ class Swap:
   Parameters are given by leaf, fragments by tensor, which is a leaf or a part
   of one. Its methods change the parameters they are given in place: leaves that
   a fragment has part of are replaced. Nothing waits for the devices.
+
+  Copies that outlive a call are in host memory: anchors, which are references
+  too until something is published, and publications. What a fragment takes on
+  the devices beside the parameters is a version that waits for its adoption,
+  and for the moment of it a reference.
 
   Attributes:
     anchors: [P], the global versions that the fragments started from.
@@ -155,14 +165,14 @@ class Swap:
     self._adoption = adoption
     self._alpha = jnp.float32(blend_alpha)
     # R, where the way of adoption needs it: by step, in order.
-    self._references: dict[int, dict[int, Params]] = {}
+    self._references: dict[int, dict[int, Mapping[str, Held]]] = {}
     self._published: dict[int, Params] = {}  # last since the anchor
     for fragment in range(plan.num_fragments):
       values = self.values(params, fragment)
       held = {n: shards.to_host(n, value) for n, value in values.items()}
       # On a CPU the host copy is the device's memory, which is given away.
       self.anchors.append({n: t.owned() for n, t in held.items()})
-      self._started(fragment, 0, values)
+      self._started(fragment, 0)
 
   @property
   def tensors(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -241,8 +251,13 @@ class Swap:
           self._replace(spare, tensor, value)
 
   def publish(self, params: Params, fragment: int, step: int) -> Params:
-    """Starts copies of a fragment's values of this step, never donated."""
-    copies = self._kept(fragment, self.values(params, fragment))
+    """Starts copies of a fragment's values of this step in host memory."""
+    copies = {
+      t.name: self._value(params, t)
+      if t.part and _is_host(params[t.leaf])
+      else _to_host_memory(self._value(params, t))  # a part is a copy already
+      for t in self._plan.fragments[fragment]
+    }
     self._published[fragment] = copies
     if self._adoption == "carry":
       first, *published = self._references[fragment].items()
@@ -271,14 +286,15 @@ class Swap:
     adopted = self._take(fragment, anchor, on_device)
     if self._adoption == "carry":
       reference = self._references[fragment][kept_from]
-      self._references[fragment] = {kept_from: adopted}
+      self._references[fragment] = {kept_from: anchor}
     for tensor in self._plan.fragments[fragment]:
       value = adopted[tensor.name]
       if self._adoption == "blend":
         value = _blend(self._value(params, tensor), value, self._alpha)
       elif self._adoption == "carry":
         local = self._value(params, tensor)
-        value = _carry(local, value, reference[tensor.name])
+        held = self._on_devices(tensor.name, reference[tensor.name])
+        value = _carry(local, value, held)
       self._replace(params, tensor, value)
 
   def start_over(
@@ -299,7 +315,7 @@ class Swap:
       on_device: as for `adopt`.
     """
     values = self._take(fragment, anchor, on_device)
-    self._started(fragment, first_step, values)
+    self._started(fragment, first_step)
     for tensor in self._plan.fragments[fragment]:
       self._replace(params, tensor, values[tensor.name])
 
@@ -325,7 +341,9 @@ class Swap:
       if fragment in carried:
         assert saved is not None
         for tensor in self._plan.fragments[fragment]:
-          local = self._value(saved.params, tensor)
+          leaf = tensor.leaf
+          whole = jax.device_put(saved.params[leaf], self._leaves[leaf])
+          local = self._value({leaf: whole}, tensor)
           adopted = self._value(params, tensor)
           held = saved.references[tensor.name]
           reference = self._on_devices(tensor.name, held)
@@ -350,19 +368,14 @@ class Swap:
     self._published.pop(fragment, None)
     return self.put(anchor) if on_device is None else on_device
 
-  def _started(self, fragment: int, step: int, values: Params) -> None:
-    """At `step` the island's fragment equals a global version."""
+  def _started(self, fragment: int, step: int) -> None:
+    """At `step` the island's fragment equals its anchor."""
     if self._adoption == "carry":
-      self._references[fragment] = {step: self._kept(fragment, values)}
-
-  def _kept(self, fragment: int, values: Params) -> Params:
-    """The same values where nobody donates them; parts are copies already."""
-    return {
-      t.name: values[t.name] if t.part else _copy(values[t.name])
-      for t in self._plan.fragments[fragment]
-    }
+      self._references[fragment] = {step: self.anchors[fragment]}
 
   def _on_devices(self, name: str, value: Held) -> jax.Array:
     if isinstance(value, shards.HostTensor):
       return shards.put(value, self.shardings[name])
-    return value
+    if _is_host(value):
+      return value
+    return jax.device_put(value, self.shardings[name])

@@ -108,7 +108,7 @@ def run(
         secs |= island.submit(adopt, fragment).result()
         found.append(secs)
       memory = {
-        "island": island.submit(_peak, 4, sum(sizes), max(sizes)).result(),
+        "island": island.submit(_peak, 2, sum(sizes), max(sizes)).result(),
         "syncer": syncer.submit(_peak, 0, sum(sizes), max(sizes)).result(),
       }
   return _report(sizes, found) | {
@@ -332,7 +332,7 @@ def _peak(models: int, model_bytes: int, fragment_bytes: int) -> dict[str, int]:
   """Peak memory of this process, beside the copies it is meant to hold.
 
   Args:
-    models: copies of the whole model.
+    models: copies of the whole model: an island's parameters and anchors.
     model_bytes: of one.
     fragment_bytes: of the largest fragment.
   """

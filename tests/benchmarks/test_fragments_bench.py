@@ -15,5 +15,5 @@ def test_stations_are_measured_against_their_references_and_memory_told():
     assert least <= found["ratio"][name] <= most
   assert found["largest_over_mean"] <= 4 / 3
   island = found["memory"]["island"]
-  assert island["models_bytes"] == 4 * 4 * found["num_elements"]
+  assert island["models_bytes"] == 2 * 4 * found["num_elements"]
   assert island["peak_bytes"] > island["baseline_bytes"]

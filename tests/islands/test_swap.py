@@ -16,6 +16,13 @@ PLAN = partition.partition(
 F, OTHER = 0, 1  # the fragments of "w" and of "v"
 
 
+@pytest.fixture(autouse=True, params=["host", "device"])
+def memory(request, monkeypatch):
+  """As on a processor, and as where devices have memory of their own."""
+  if request.param == "device":
+    monkeypatch.setattr(swap, "_is_host", lambda value: False)
+
+
 class Model:
   """Two tensors, each a fragment, and a `Swap` of them."""
 
@@ -246,3 +253,24 @@ def test_progress_on_parts_that_never_left_is_put_on_top():
       was = made.before[tensor.leaf][box_of(tensor)]
       found = np.asarray(again.params[tensor.leaf])[box_of(tensor)]
       np.testing.assert_array_equal(found, 10 * was + (fragment == 0))
+
+
+def test_nothing_that_lasts_is_kept_on_the_devices(monkeypatch):
+  made = Model("carry")
+  monkeypatch.setattr(swap, "_is_host", lambda value: False)
+  for step in (4, 8, 12, 16):
+    made.learn(step, step)
+    sent = made.publish(step)
+    assert sent["w"].sharding.memory_kind == "pinned_host"
+  made.adopt(4, 8, 16)
+  made.publish(20)
+  kept = [
+    value
+    for references in made.swap._references.values()
+    for held in references.values()
+    for value in held.values()
+  ]
+  assert len(kept) == 3  # two of w, one of v
+  for value in kept:
+    if not isinstance(value, shards.HostTensor):
+      assert value.sharding.memory_kind == "pinned_host"

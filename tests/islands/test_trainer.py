@@ -8,7 +8,7 @@ import quadratic
 from quadratic import FRAGMENT, adopt, anchor, held, publish, start_over, step
 from quadratic import make_trainer as make
 
-from diloco.islands import trainer
+from diloco.islands import swap, trainer
 
 
 def values(made):
@@ -131,7 +131,11 @@ def test_snapshot_is_of_its_step_whatever_comes_after():
   assert held(made.snapshot().progress.references)["b"] == 9
 
 
-def test_life_goes_on_from_versions_and_what_was_not_published():
+@pytest.mark.parametrize("on_host", [True, False])
+def test_life_goes_on_from_versions_and_what_was_not_published(
+  on_host, monkeypatch
+):
+  monkeypatch.setattr(swap, "_is_host", lambda value: on_host)
   before = make(quadratic.Task(0.5))
   step(before, 2)
   publish(before, "a")
