@@ -79,6 +79,7 @@ class SyncConfig:
   gate_factor: float = 20.0  # times the median norm: an outlier; 0: no gate
   suspend_after: int = 3  # refusals of an island in a row
   follow: bool = True
+  wait_secs: float = 0.0  # for an answer, at most, before the next step
   codec: str = "bf16"
   adoption: Literal["overwrite", "blend", "carry"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"
@@ -255,6 +256,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("sync.max_staleness", 0, math.inf),
   ("sync.gate_factor", 0, math.inf),
   ("sync.suspend_after", 1, math.inf),
+  ("sync.wait_secs", 0, math.inf),
   ("sync.staleness_decay", 0, 1),
   ("sync.blend_alpha", 0, 1),
   ("outer.learning_rate", 0, math.inf),

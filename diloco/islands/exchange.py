@@ -124,6 +124,12 @@ class Exchange(hands.Hands):
     """Fragments published and not yet answered by a newer version."""
     return self.core.in_flight
 
+  @property
+  def unanswered(self) -> bool:
+    """Whether what was published after this very step has no answer yet."""
+    positions, step = self.core.positions, self.core.step
+    return any(positions[p].published == step for p in self.core.in_flight)
+
   def between_steps(self) -> None:
     """Publishes, adopts and saves what is due.
 

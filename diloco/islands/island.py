@@ -215,6 +215,7 @@ class Island:
     slot = time.monotonic()
     for _ in range(num_steps):
       self._one_step()
+      self._wait_for_answers(interrupted)
       if self._pace_secs:
         self._log.finish()
         slot = max(slot + self._pace_secs, time.monotonic())
@@ -232,6 +233,21 @@ class Island:
     self._exchange.between_steps()
     self._log.dispatched(self._trainer.step, metrics, dispatched_secs)
     self.progress.moved()
+
+  def _wait_for_answers(self, interrupted: Callable[[], bool]) -> None:
+    """As a synchronous method does, if the run is configured to."""
+    limit_secs = self._config.sync.wait_secs
+    if not limit_secs or not self._exchange.unanswered:
+      return
+    self._log.pause()
+    deadline = time.monotonic() + limit_secs
+    while self._exchange.unanswered and not interrupted():
+      if time.monotonic() >= deadline:
+        logger.warning("no_answer step=%d secs=%.1f", self.step, limit_secs)
+        return
+      time.sleep(_POLL_SECS[0])
+      self._exchange.between_steps()
+      self.progress.moved()
 
   def idle(self) -> None:
     """Adopts what is new and takes part in cuts while it does no steps."""

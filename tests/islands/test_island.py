@@ -328,6 +328,39 @@ def test_store_that_fails_during_merges_stops_no_fragment(
   assert {m["fragment"] for m in _events(run_dir, "merged")} == {0, 1, 2, 3}
 
 
+def test_island_that_waits_does_no_step_before_the_answer(tmp_path, run_dir):
+  config = make_config(tmp_path, num_fragments=1, quorum=1, wait_secs=60.0)
+  island = make_island(config, run_dir)
+  with running_syncer(config, run_dir):
+    island.train(12)
+    assert not island._exchange.in_flight
+  island.close("test")
+  adopted = _events(run_dir, "adopted")
+  assert [(e["step"], e["version"]) for e in adopted] == [
+    *((4, 1), (8, 2), (12, 3))
+  ]
+  for event in adopted:  # nothing was learned meanwhile that could be lost
+    assert event["lost_from_step"] == event["lost_to_step"] == event["step"]
+
+
+def test_island_whose_wait_is_over_or_interrupted_goes_on(
+  tmp_path, run_dir, caplog
+):
+  config = make_config(tmp_path, num_fragments=1, quorum=1, wait_secs=0.1)
+  island = make_island(config, run_dir)
+  assert island.train(5)["step"] == 5  # nobody answers
+  assert [r.message for r in caplog.records if "no_answer" in r.message] == [
+    "no_answer step=4 secs=0.1"
+  ]
+  island._config = make_config(
+    tmp_path, num_fragments=1, quorum=1, wait_secs=1e6
+  )
+  asked = iter([False, False, True])  # after steps 6, 7 and 8
+  island.train(5, lambda: next(asked, True))
+  assert island.step == 8
+  island.close("test")
+
+
 def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
   tmp_path, run_dir
 ):
