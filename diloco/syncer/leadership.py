@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from diloco import errors, timing
+from diloco import errors, timing, workers
 from diloco.snapshots import keys, lease, records, store
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Leadership:
     self._strangers = StrangerWatch(times.foreign_secs, stranger)
     self._stop = threading.Event()
     self._fenced = threading.Event()
-    self._renewals: threading.Thread | None = None
+    self._renewals: workers.Worker | None = None
     self._hang = HangWatch(times.hang_secs, times.lease_ttl_secs)
     self.token = 0  # 0 until it leads
 
@@ -143,10 +143,7 @@ class Leadership:
         time.sleep(self._times.retry_secs)
       if not self.token:
         time.sleep(self._times.standby_poll_secs)
-    self._renewals = threading.Thread(
-      target=self._renew_on, name="lease", daemon=True
-    )
-    self._renewals.start()
+    self._renewals = workers.Worker("lease", self._renew_on)
     return True
 
   def _look_for_strangers(self, now: float) -> None:
@@ -167,8 +164,11 @@ class Leadership:
 
     Raises:
       FencedError: another process has taken the lease, or may by now.
+      WorkerError: nobody renews it any more.
     """
     self._hang.asked()
+    if self._renewals is not None:
+      self._renewals.check()
     if self._fenced.is_set():
       raise errors.FencedError(
         f"the lease of token {self.token} was taken over"

@@ -13,7 +13,7 @@ import queue
 import sys
 
 from diloco import channel as channel_lib
-from diloco import errors, process, pulse, timing
+from diloco import errors, process, pulse, timing, workers
 from diloco.snapshots import store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import recorder
@@ -36,6 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     return process.EXIT_USER_ERROR
   except errors.FencedError as error:
     logger.warning("fenced error=%s", error)
+    return process.EXIT_FAILED
+  except workers.WorkerError as error:
+    process.print_error(error)
     return process.EXIT_FAILED
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diloco import config as config_lib
-from diloco import errors, timing
+from diloco import errors, timing, workers
 from diloco.snapshots import arrays, keys, layout, records, store
 from diloco.syncer import leadership, sources
 
@@ -61,16 +61,17 @@ def make(snapshots, clock, monkeypatch):
   made = []
 
   class NoThread:
-    def __init__(self, target, **_):
-      self._leader = target.__self__
-
-    def start(self):
+    def __init__(self, name, work):
+      self._leader = work.__self__
       clock.renewing[self._leader] = clock.now + self._leader.renewal_secs
+
+    def check(self):
+      pass
 
     def join(self):
       clock.renewing.pop(self._leader, None)
 
-  monkeypatch.setattr(leadership.threading, "Thread", NoThread)
+  monkeypatch.setattr(leadership.workers, "Worker", NoThread)
 
   def leader(owner, stranger=lambda owner: False, **overrides):
     made.append(
@@ -208,6 +209,26 @@ def test_failed_renewal_is_tried_again(make, snapshots, monkeypatch):
   assert leader.renew()
   assert snapshots.read(keys.SYNCER_LEASE, records.Lease).beat == 1
   leader.check()
+
+
+def test_leader_whose_renewals_have_ended_leads_no_more(snapshots, monkeypatch):
+  perform = snapshots.perform
+
+  def fails(procedure):
+    if procedure.__name__ == "renew":
+      procedure.close()
+      raise KeyError("beat")
+    return perform(procedure)
+
+  monkeypatch.setattr(snapshots, "perform", fails)
+  leader = leadership.Leadership(
+    snapshots, _times(heartbeat_secs=0.001), "only", lambda owner: False
+  )
+  assert leader.wait(_always)
+  leader._renewals.join()
+  with pytest.raises(workers.WorkerError, match="lease thread has ended"):
+    leader.check()
+  leader.close()
 
 
 def test_lease_is_renewed_by_a_thread_of_its_own(snapshots, monkeypatch):
