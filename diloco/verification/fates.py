@@ -86,8 +86,11 @@ class Fates:
     if content.fate and content.fate_of[0] == record.epoch:
       return
     island, fragment = record.island, record.fragment
-    if content.judged and not life.alive:
-      # Whoever judged it first has died, and now its deletion takes effect.
+    if content.judged and (
+      not life.alive or content.judged[1][1] == life.shell.token
+    ):
+      # Now the deletion takes effect of whoever judged it first: it has died,
+      # or could not delete all of it then.
       content.fate, content.fate_of = content.judged
       span = record.first_step, record.step
       return self.ledger.name(island, fragment, *span, content.fate)
@@ -308,7 +311,9 @@ class Fates:
       keeper = self._keepers.get(syncer.life) if syncer else None
       if (
         keeper
-        and kind != "corrupt_record"  # its name does not tell its rows
+        # The name of a damaged record does not tell its rows, and one of before
+        # a restore is not the one that was put back and merged.
+        and kind not in ("corrupt_record", "before_restore")
         and keeper.heads[record.fragment] is self.versions[record.fragment][-1]
       ):
         raise Violation(f"{record.key} is merged, and was discarded as {kind}")

@@ -118,6 +118,8 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     184_277,  # the only island is suspended, longer each time
     144_126,  # sent again, and deleted late by a dead leader that refused it
     121_571,  # merged, sent again, and then damaged
+    1_110_780,  # put back and merged, then sent once more as it was before
+    1_123_091,  # sent again, and deleted by the leader that had refused it
     2_186,  # of a publication that is overlapped, the rest is not seen yet
     3_699_714_089,  # the same
     3_025,  # one of a cut, discarded by a leader that is deposed
