@@ -45,6 +45,7 @@ from diloco import process
 from diloco.fragments import partition
 from diloco.snapshots import keys, operations, records, store
 from diloco.syncer import outer_optimizer, round_merge
+from experiments.benchmarks import merge as merge_bench
 
 T = TypeVar("T")
 Secs = dict[str, float]
@@ -168,7 +169,7 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
 
   from diloco.islands import bootstrap, fetching, swap
 
-  baseline = _status_bytes("VmRSS")
+  baseline = merge_bench.status_bytes("VmRSS")
   rng = np.random.default_rng(0)
   shapes: dict[str, tuple[int, ...]] = {}
   for tensor in (t for tensors in plan.fragments for t in tensors):
@@ -295,7 +296,7 @@ def _syncer(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
   _here.update(
     store=snapshots,
     merger=round_merge.RoundMerger(snapshots, plan, "rda", outer),
-    baseline=_status_bytes("VmRSS"),
+    baseline=merge_bench.status_bytes("VmRSS"),
   )
 
 
@@ -349,14 +350,6 @@ def _peak(models: int, model_bytes: int, fragment_bytes: int) -> dict[str, int]:
     "largest_fragment_bytes": fragment_bytes,
     "fragments_beside": round((peak - held) / fragment_bytes, 2),
   }
-
-
-def _status_bytes(field: str) -> int:
-  """A memory figure of this process, from the Linux kernel."""
-  for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-    if line.startswith(f"{field}:"):
-      return int(line.split()[1]) * 1024
-  raise OSError(f"/proc/self/status has no {field}; run on Linux")
 
 
 if __name__ == "__main__":

@@ -211,7 +211,7 @@ def streamed_merge_memory(
   root: pathlib.Path, norms: list[float]
 ) -> dict[str, int]:
   """Merges from the store in this process and returns what memory it took."""
-  baseline = _status_bytes("VmRSS")
+  baseline = status_bytes("VmRSS")
   stored = [
     arrays.ArrayStore(root).open(_PREFIX, str(i)) for i in range(len(norms))
   ]
@@ -226,7 +226,7 @@ def streamed_merge_memory(
 
   def watch() -> None:
     while not done.wait(0.002):
-      anonymous[0] = max(anonymous[0], _status_bytes("RssAnon"))
+      anonymous[0] = max(anonymous[0], status_bytes("RssAnon"))
 
   watcher = threading.Thread(target=watch)
   watcher.start()
@@ -239,7 +239,7 @@ def streamed_merge_memory(
   return {
     "fragment_bytes": layout.nbytes,
     "chunk_bytes": chunk_bytes,
-    "peak_rss_bytes": _status_bytes("VmHWM"),
+    "peak_rss_bytes": status_bytes("VmHWM"),
     "peak_rss_limit_bytes": baseline
     + 3 * layout.nbytes
     + STORE_BUFFERS * len(norms) * chunk_bytes,
@@ -248,7 +248,7 @@ def streamed_merge_memory(
   }
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
   """A memory figure of this process, from the Linux kernel."""
   for line in pathlib.Path("/proc/self/status").read_text().splitlines():
     if line.startswith(f"{field}:"):
