@@ -59,6 +59,8 @@ ALLOWED = {
     "diloco.planning.fleet",
   },
   "diloco.planning": BASE,  # and all that it consists of
+  "diloco.workbench": ROLE
+  | {"diloco.islands", "diloco.tasks", "diloco.report"},
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.
 TOP = (

@@ -1,0 +1,221 @@
+"""A run opened by its directory: tables, figures, parameters, reprs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cut_builder import PLAN, filled, run_with_a_cut
+
+from diloco import config as config_lib
+from diloco import errors, process
+from diloco.fragments import partition
+from diloco.snapshots import arrays, digest, keys, records, store, versions
+from diloco.tape import events, recorder
+from diloco.workbench import opened
+
+
+def value_digest(fragment, value):
+  tensors = PLAN.fragments[fragment]
+  return digest.tensors((t.name, filled(t, value)) for t in tensors)
+
+
+def write_tape(run_dir):
+  """Merges of both fragments up to version 7, as the store's heads have it."""
+  with_steps = recorder.MetricLog(run_dir, 0)
+  for step in (1, 2, 3):
+    with_steps.record(step=step, loss=3.0 / step, tokens=10, task={"nll": step})
+  with_steps.close()
+  tape = recorder.Recorder(run_dir, "controller", 1)
+  tape.record(events.RUN_STARTED, method="m", islands=1, total_tokens=100)
+  tape.close()
+  tape = recorder.Recorder(run_dir, "syncer", 1)
+  for version in range(1, 8):
+    for fragment in (0, 1):
+      share = {
+        "key": "k",
+        "island": 0,
+        "incarnation": 1,
+        "first_step": 0,
+        "step": 1,
+      }
+      tape.record(
+        events.MERGED,
+        fragment=fragment,
+        version=version,
+        contributions=[share | {"key": "k", "c_tokens": 10 + fragment}],
+        digest=value_digest(fragment, float(version)),
+      )
+  tape.close()
+
+
+@pytest.fixture
+def made(tmp_path):
+  run_dir = tmp_path / "run"
+  run_dir.mkdir()
+  process.write_config(config_lib.from_mapping({"name": "mine"}), run_dir)
+  made, _ = run_with_a_cut(run_dir, process.store_url(run_dir))
+  made.commit(1, 6, {}, value=6.0)
+  made.commit(1, 7, {}, value=7.0)
+  write_tape(run_dir)
+  return made
+
+
+@pytest.fixture
+def run(made):
+  return opened.Run(made.dir)
+
+
+def fills(params):
+  """The one value that each leaf is filled with."""
+  return {name: set(np.ravel(leaf)) for name, leaf in params.items()}
+
+
+def test_params_are_those_of_the_version_asked_for(run):
+  assert run.versions() == [0, 6, 7]
+  assert run.cuts() == [1]
+  assert fills(run.params()) == {"a": {7.0}, "b": {7.0}}
+  assert fills(run.params(version=6)) == {"a": {6.0}, "b": {6.0}}
+  assert fills(run.params(version=0)) == {"a": {0.0}, "b": {0.0}}
+  found = run.values(cut=1)
+  assert fills(found.params) == {"a": {5.0}, "b": {4.0}}
+  assert found.versions == [5, 4]
+
+
+def test_version_that_is_gone_names_those_that_are_there(run):
+  for wanted in ({"version": 5}, {"version": 8}, {"cut": 2}):
+    with pytest.raises(errors.UserError) as refused:
+      run.params(**wanted)
+    assert "versions 0, 6, 7 and cuts 1" in str(refused.value)
+  with pytest.raises(errors.UserError, match="exclude"):
+    run.params(version=6, cut=1)
+
+
+def test_version_left_by_a_deposed_leader_is_not_taken_for_the_committed(
+  made, run
+):
+  stray = keys.global_prefix(1, 6, "s0.stray")
+  tensors = [
+    arrays.Tensor.whole(t.name, filled(t, 9.0)) for t in PLAN.fragments[1]
+  ]
+  made.store.arrays.write(f"{stray}/params", tensors)
+  assert fills(run.params(version=6)) == {"a": {6.0}, "b": {6.0}}
+
+
+def test_values_other_than_those_committed_are_refused(made, run):
+  for version, number in ((None, 7), (6, 6)):
+    payload = keys.global_prefix(0, number, f"s1.{number}.0")
+    (spec,) = PLAN.fragments[0]
+    wrong = arrays.Tensor.whole(spec.name, filled(spec, 1.0))
+    made.store.arrays.write(f"{payload}/params", [wrong])
+    with pytest.raises(errors.CorruptSnapshotError, match="committed"):
+      run.params(version=version)
+
+
+def test_merged_tokens_follow_a_return_to_a_cut(run):
+  assert run.merged_tokens([7, 7]) == 7 * (10 + 11) // 2
+  assert run.merged_tokens([0, 0]) == 0
+  tape = recorder.Recorder(run.dir, "controller", 2)
+  tape.record(
+    events.RESTORED,
+    cut=1,
+    epoch=1,
+    version_from=[5, 4],
+    version_to=[8, 8],
+    reinjected=[],
+    steps={},
+  )
+  tape.close()
+  assert run.merged_tokens([8, 8]) == (5 * 10 + 4 * 11) // 2
+
+
+def test_leaves_are_put_together_from_parts():
+  whole = np.arange(24, dtype=np.float32).reshape(2, 12)
+  plan = partition.partition(
+    [partition.Tensor("top/w", (2, 12), "rda")], 3, split=True
+  )
+  snapshots = store.SnapshotStore("memory://")
+  snapshots.write_plan(plan)
+  for fragment, tensors in enumerate(plan.fragments):
+    payload = keys.global_prefix(fragment, 0, "i0.1")
+    held = []
+    for tensor in tensors:
+      axis, start = tensor.part.axis, tensor.part.start
+      cut = [slice(None)] * 2
+      cut[axis] = slice(start, start + tensor.shape[axis])
+      held.append((tensor.name, np.ascontiguousarray(whole[tuple(cut)])))
+    snapshots.arrays.write(
+      f"{payload}/params", [arrays.Tensor.whole(*pair) for pair in held]
+    )
+    head = records.Head(fragment, 0, 0, payload, [], {}, {})
+    snapshots.write(keys.head_key(fragment), head)
+  values = versions.Versions(snapshots).read()
+  assert len(plan.fragments) == 3
+  np.testing.assert_array_equal(values.params["top/w"], whole)
+  tree = opened.nested(values.params)
+  np.testing.assert_array_equal(tree["top"]["w"], whole)
+
+
+def test_tables(run):
+  steps = run.metrics()
+  assert steps["loss"].tolist() == [3.0, 1.5, 1.0]
+  assert steps["task/nll"].tolist() == [1, 2, 3]
+  assert set(steps["island"]) == {0}
+  merged = run.tape("merged")
+  assert len(merged) == 14 and set(merged["event"]) == {"merged"}
+  assert len(run.tape()) == 15
+  with pytest.raises(errors.UserError, match="name one of "):
+    run.tape("merge")
+
+
+def test_tables_without_pandas_say_what_to_install(run, monkeypatch):
+  monkeypatch.setitem(sys.modules, "pandas", None)
+  with pytest.raises(errors.UserError, match=r"diloco\[workbench\]"):
+    run.metrics()
+
+
+def test_configuration_is_a_copy_that_can_start_another_run(run):
+  config = run.config
+  config.name = "other"
+  assert run.config.name == "mine"
+  assert config_lib.from_mapping(config).name == "other"
+
+
+def test_summary_is_the_written_one_only_while_nothing_came_after_it(run):
+  path = run.dir / "summary.json"
+  path.write_text(json.dumps({"status": "as written"}))
+  os.utime(path, (2e9, 2e9))
+  assert run.summary == {"status": "as written"}
+  os.utime(path, (1e9, 1e9))
+  assert run.summary["status"] == "crashed"
+
+
+def test_reprs_say_what_became_of_it(run):
+  assert run.state == "crashed"
+  assert "state: crashed" in repr(run) and "merges: 14" in repr(run)
+  html = run._repr_html_()
+  assert html.startswith("<table>") and "mine (run)" in html
+
+
+def test_report_can_go_elsewhere(run, tmp_path):
+  path = run.report(tmp_path / "mine.html")
+  assert path.read_text().startswith("<!DOCTYPE html>")
+  assert not (run.dir / "report.html").exists()
+
+
+def test_no_run_is_one_line(tmp_path):
+  with pytest.raises(errors.UserError, match="name the directory of a run"):
+    opened.Run(tmp_path / "none")
+  process.write_config(config_lib.RunConfig(), tmp_path / "young")
+  with pytest.raises(errors.UserError, match="has none yet"):
+    opened.Run(tmp_path / "young").params()
+
+
+def test_opening_loads_neither_jax_nor_drawing_nor_tables():
+  code = "import diloco.workbench.opened, sys; print(*sys.modules)"
+  out = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  ).stdout.split()
+  assert not {"jax", "matplotlib", "pandas"} & set(out)
