@@ -7,36 +7,12 @@ import argparse
 import json
 import logging
 import os
-import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diloco import errors, process
-
-_USAGE = """\
-usage: diloco COMMAND [ARGS]
-
-  train     train, or go on with the run in a directory
-  resume    go on with the run in a directory, with its own configuration
-  status    show a live or dead run
-  cut       take a consistent checkpoint of a run while it goes on
-  report    make a run's report again
-  explain   tell why a round closed when it did
-  replay    do a run again from its tape and compare every version
-  bench     measure a part: island, store, merge, takeover, bookkeeping,
-            fragments
-  chaos     kill, stop and damage real runs, and check what is left
-  simulate  what a fleet will deliver, or what the links between sites must
-  simulate-protocol
-            run the protocol under faults in a simulated world, many times
-  plan      propose a configuration for a fleet, or say what does not fit
-
-'diloco COMMAND --help' tells more.
-"""
-
-
-_TASK_HELP = "the task of a run from elsewhere, if you trust its module"
+import diloco
+from diloco import commands, errors, process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,31 +21,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   logging.basicConfig(
     stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s"
   )
-  commands: dict[str, Callable[[list[str]], int]] = {
-    "train": _train,
-    "resume": _resume,
-    "status": _status,
-    "cut": _cut,
-    "report": _report,
-    "explain": _explain,
-    "replay": _replay,
-    "bench": _bench,
-    "chaos": _chaos,
-    "simulate": _simulate,
-    "simulate-protocol": _simulate_protocol,
-    "plan": _plan,
-  }
   if not args or args[0] in ("-h", "--help"):
-    print(_USAGE, end="", file=sys.stdout if args else sys.stderr)
+    usage = commands.usage()
+    print(usage, end="", file=sys.stdout if args else sys.stderr)
     return 0 if args else process.EXIT_USER_ERROR
+  if args[0] == "--version":
+    print(f"diloco {diloco.__version__}")
+    return 0
   try:
-    if args[0] not in commands:
-      raise errors.UserError(
-        f"diloco {args[0]}",
-        "there is no such command",
-        f"choose one of {', '.join(commands)}",
-      )
-    code = commands[args[0]](args[1:])
+    command = commands.find(args)
+    code = command.call(args[1:])
     sys.stdout.flush()  # a reader that has left is noticed here
     return code
   except errors.UserError as error:
@@ -86,37 +47,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(argv: list[str]) -> int:
-  # Imported here so that `status` and `report` start without JAX.
-  from diloco import launch
-
-  return launch.main(["diloco train", *argv])
-
-
-def _resume(argv: list[str]) -> int:
+def resume(args: argparse.Namespace) -> int:
+  """Goes on with a run; returns the exit code."""
   from diloco.controller import restorer
 
-  parser = _parser("resume", "Go on with the run in a directory.")
-  parser.add_argument("dir", type=pathlib.Path)
-  parser.add_argument(
-    "--cut", metavar="N", help="set the run back to cut N, or to the 'last' one"
-  )
-  parser.add_argument("--task", metavar="NAME", help=_TASK_HELP)
-  args = parser.parse_args(argv)
   restorer.check_wanted(args.cut)
   config = process.read_config(args.dir)
   process.check_task(config, args.dir, args.task)
+  # Imported here so that other commands start without JAX.
   from diloco import launch
 
   return launch.run(config.to_dict(), args.dir, as_json=args.json, cut=args.cut)
 
 
-def _cut(argv: list[str]) -> int:
+def cut(args: argparse.Namespace) -> int:
+  """Takes a cut of a run that is on; returns the exit code."""
   from diloco.controller import cut_command
 
-  parser = _parser("cut", "Take a consistent checkpoint of a run that is on.")
-  parser.add_argument("dir", type=pathlib.Path)
-  args = parser.parse_args(argv)
   process.read_config(args.dir)
   facts = cut_command.run(
     args.dir, told=lambda text: print(text, file=sys.stderr)
@@ -126,13 +73,10 @@ def _cut(argv: list[str]) -> int:
   return 0 if facts["status"] == "complete" else process.EXIT_FAILED
 
 
-def _status(argv: list[str]) -> int:
+def status(args: argparse.Namespace) -> int:
+  """Shows a run; returns the exit code."""
   from diloco.report import live
 
-  parser = _parser("status", "Show a live or dead run.")
-  parser.add_argument("dir", type=pathlib.Path)
-  parser.add_argument("--watch", action="store_true", help="until Ctrl-C")
-  args = parser.parse_args(argv)
   process.read_config(args.dir)
   if args.watch:
     live.watch(args.dir)
@@ -144,12 +88,10 @@ def _status(argv: list[str]) -> int:
 
 
 @process.private_files()
-def _report(argv: list[str]) -> int:
+def report(args: argparse.Namespace) -> int:
+  """Makes summary and report again; returns the exit code."""
   from diloco.report import html, summary
 
-  parser = _parser("report", "Make a run's summary.json and report.html again.")
-  parser.add_argument("dir", type=pathlib.Path)
-  args = parser.parse_args(argv)
   process.read_config(args.dir)
   run = summary.load(args.dir)
   facts = summary.write_summary(args.dir, run)
@@ -168,18 +110,15 @@ def _report(argv: list[str]) -> int:
   return 0
 
 
-def _explain(argv: list[str]) -> int:
+def explain(args: argparse.Namespace) -> int:
+  """Tells why a round closed; returns the exit code."""
   from diloco.report import explain_text
-  from diloco.tape import explain, reader
+  from diloco.tape import explain as explain_lib
+  from diloco.tape import reader
 
-  parser = _parser("explain", "Tell why a round closed when it did.")
-  parser.add_argument("dir", type=pathlib.Path)
-  parser.add_argument("--fragment", type=int, required=True, metavar="P")
-  parser.add_argument("--version", type=int, required=True, metavar="V")
-  args = parser.parse_args(argv)
   config = process.read_config(args.dir)
   record = reader.read(args.dir, strict=True)
-  facts = explain.explain(record, args.fragment, args.version)
+  facts = explain_lib.explain(record, args.fragment, args.version)
   if args.json:
     _print_json(facts.to_json())
   else:
@@ -187,15 +126,11 @@ def _explain(argv: list[str]) -> int:
   return 0
 
 
-def _replay(argv: list[str]) -> int:
+def replay(args: argparse.Namespace) -> int:
+  """Does a run again; returns the exit code."""
   # Imported here so that other commands start without JAX.
   from diloco.replay import command
 
-  parser = _parser("replay", "Do a run again; compare every version by bits.")
-  parser.add_argument("dir", type=pathlib.Path)
-  parser.add_argument("--until_version", type=int, metavar="V")
-  parser.add_argument("--task", metavar="NAME", help=_TASK_HELP)
-  args = parser.parse_args(argv)
   outcome = command.run(
     args.dir,
     args.until_version,
@@ -209,32 +144,16 @@ def _replay(argv: list[str]) -> int:
   return process.EXIT_FAILED if outcome.difference else 0
 
 
-def _bench(argv: list[str]) -> int:
-  parser = _parser("bench", "Measure a part against its reference.")
-  parts = (
-    "island",
-    "store",
-    "merge",
-    "takeover",
-    "bookkeeping",
-    "fragments",
-  )
-  parser.add_argument("part", choices=parts)
-  args = parser.parse_args(argv)
+def bench(args: argparse.Namespace) -> int:
+  """Measures a part; returns the exit code."""
   from experiments import benchmarks
 
   _print_json(benchmarks.run(args.part))
   return 0
 
 
-def _chaos(argv: list[str]) -> int:
-  parser = _parser("chaos", "Do faults to real runs, then check their books.")
-  parser.add_argument("--workdir", type=pathlib.Path, required=True)
-  parser.add_argument("--trials", type=int, default=40, help="faults in all")
-  parser.add_argument("--seed", type=int, default=0, help="of the plan")
-  parser.add_argument("--kinds", help="of faults, with commas; default: all")
-  parser.add_argument("--faults_per_run", type=int, default=12)
-  args = parser.parse_args(argv)
+def chaos(args: argparse.Namespace) -> int:
+  """Does faults to real runs; returns the exit code."""
   from diloco.chaos import campaign, faults
 
   kinds = tuple(args.kinds.split(",") if args.kinds else faults.KINDS)
@@ -248,45 +167,14 @@ def _chaos(argv: list[str]) -> int:
   return 0 if result["passed"] else process.EXIT_FAILED
 
 
-def _simulate(argv: list[str]) -> int:
-  from diloco.planning import cli
-
-  return cli.main(argv)
-
-
-def _simulate_protocol(argv: list[str]) -> int:
+def simulate_protocol(args: argparse.Namespace) -> int:
+  """Runs simulated schedules; returns the exit code."""
   from diloco.verification import command
 
-  parser = _parser(
-    "simulate-protocol", "Run the protocol under faults in a simulated world."
-  )
-  command.add_arguments(parser)
-  args = parser.parse_args(argv)
   code, facts = command.run(args)
   if args.json:
     _print_json(facts)
   return code
-
-
-def _plan(argv: list[str]) -> int:
-  from diloco.planning.planner import command
-
-  return command.main(argv)
-
-
-def _parser(command: str, description: str) -> argparse.ArgumentParser:
-  parser = _Parser(prog=f"diloco {command}", description=description)
-  parser.add_argument(
-    "--json", action="store_true", help="print one JSON object on stdout"
-  )
-  return parser
-
-
-class _Parser(argparse.ArgumentParser):
-  """Refuses in one line."""
-
-  def error(self, message: str) -> Any:
-    raise errors.UserError(self.prog, message, f"see '{self.prog} --help'")
 
 
 def _print_json(facts: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import importlib.util
 import json
+import os
 import pathlib
 import re
 import sys
@@ -44,17 +45,17 @@ def define_flags(values: flags.FlagValues) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-  """Parses flags and trains; returns the exit code.
+  """Parses flags, the program's name left out, and trains.
+
+  Returns:
+    The exit code.
 
   Raises:
     UserError: flags, file, configuration or directory will not do.
   """
+  argv = ["diloco train", *argv]
   values = flags.FlagValues()
   define_flags(values)
-  if any(a in ("-h", "--help", "-help") for a in argv[1:]):
-    print(f"usage: {argv[0]} --config=FILE.py --workdir=DIR\n\n{__doc__}")
-    print(values.get_help())
-    return 0
   # Which fields can be overridden is known once the file has been loaded.
   values.set_gnu_getopt(True)
   overrides = _parse(values, argv, known_only=True)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         f"--{name}", "it is missing", f"give --{name}=..., see --help"
       )
   config = load_config(values.config)
-  _override(config, [argv[0], *overrides])
+  override(config, overrides)
   return run(
     config,
     pathlib.Path(values.workdir),
@@ -99,7 +100,7 @@ def run(
   return 0 if done else process.EXIT_FAILED
 
 
-def load_config(place: str) -> ml_collections.ConfigDict:
+def load_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   """Loads a configuration and fills in every field it leaves out.
 
   Args:
@@ -109,7 +110,7 @@ def load_config(place: str) -> ml_collections.ConfigDict:
     UserError: there is no such file, or it cannot be used.
   """
   what = f"--config={place}"
-  path, colon, variant = place.partition(":")
+  path, colon, variant = os.fspath(place).partition(":")
   if not pathlib.Path(path).is_file():
     raise errors.UserError(what, "there is no such file", "check the path")
   spec = importlib.util.spec_from_file_location("diloco_config", path)
@@ -183,9 +184,15 @@ def _set_missing(config: Any, defaults: Mapping[str, Any]) -> None:
         _complete(item, default[0])
 
 
-def _override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
-  """Applies --config.FIELD=VALUE to `config`."""
-  for argument in argv[1:]:
+def override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
+  """Applies every --config.FIELD=VALUE of `argv` to `config`.
+
+  Raises:
+    UserError: there is no such field, it takes no such value, or something
+      else is among the arguments.
+  """
+  argv = ["", *argv]
+  for argument in argv:
     match = _OVERRIDE.match(argument)
     if match is not None:
       _check_field(config, match[1])
@@ -197,7 +204,7 @@ def _override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
       flag_values=values,
       lock_config=False,
       accept_new_attributes=True,
-      sys_argv=list(argv),
+      sys_argv=argv,
     )
   rest = _parse(values, argv)
   if rest:

@@ -1,4 +1,4 @@
-"""Launches an experiment.
+"""Launches an experiment: another name of `diloco train`.
 
     python -m experiments.launch --config=experiments/configs/quickstart.py \
         --workdir=runs/quickstart --config.seed=1
@@ -6,17 +6,7 @@
 
 import sys
 
-from diloco import errors, launch, process
-
-
-def main() -> int:
-  """Parses flags and trains; returns the exit code."""
-  try:
-    return launch.main(sys.argv)
-  except errors.UserError as error:
-    process.print_error(error)
-    return process.EXIT_USER_ERROR
-
+from diloco import cli
 
 if __name__ == "__main__":
-  sys.exit(main())
+  sys.exit(cli.main(["train", *sys.argv[1:]]))

@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -10,7 +12,8 @@ import sys
 
 import pytest
 
-from diloco import channel, cli, errors, launch, process
+import diloco
+from diloco import channel, cli, commands, errors, launch, process
 from diloco import config as config_lib
 from diloco.fragments import partition
 from diloco.islands import inner_step
@@ -18,6 +21,7 @@ from diloco.report import liveness
 from diloco.snapshots import store
 from diloco.tasks import registry
 
+ROOT = pathlib.Path(cli.__file__).parent.parent
 CONFIG = """
 import ml_collections
 
@@ -533,24 +537,72 @@ def test_flag_and_value_may_be_two_words(place, monkeypatch):
   assert seen[0][0].seed == 7
 
 
-COMMANDS = (
-  *("train", "resume", "status", "cut", "report", "explain", "replay", "bench"),
-  *("chaos", "simulate", "simulate-protocol", "plan"),
-)
+COMMANDS = {command.name: command for command in commands.TABLE}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help(place, capsys, command):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(place, capsys, name):
   before = tree_of(place)
-  try:
-    code = cli.main([command, "--help"])
-  except SystemExit as stop:  # argparse leaves this way
-    code = stop.code
+  with pytest.raises(SystemExit) as stop:  # argparse leaves this way
+    cli.main([*name.split(), "--help"])
   out, err = capsys.readouterr()
-  assert (code, err) == (0, "")
-  assert f"diloco {command}" in out
+  assert (stop.value.code, err) == (0, "")
+  assert f"diloco {name}" in out
   assert "json" in out
+  assert "\nexamples:\n  diloco " in out
   assert tree_of(place) == before
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_has_a_word(name):
+  actions = COMMANDS[name].make_parser()._actions
+  assert [a.dest for a in actions if not a.help] == []
+
+
+@pytest.mark.parametrize(
+  ("name", "example"),
+  [(c.name, e) for c in commands.TABLE for e in c.make_parser().examples],
+)
+def test_every_example_is_a_command_line(name, example):
+  program, *argv = shlex.split(example)
+  assert program == "diloco"
+  assert commands.find(argv).name == name
+  _, rest = COMMANDS[name].make_parser().parse_known_args(argv[1:])
+  files = re.findall(r"[\w/]+\.py\b", example)
+  assert [f for f in files if not (ROOT / f).is_file()] == []
+  config = launch.load_config(ROOT / files[0]) if rest else None
+  for argument in rest:  # one of a configuration
+    launch.override(config, [argument])
+
+
+def test_help_of_all_commands_imports_nothing_heavy():
+  code = "import sys; from diloco import commands\n"
+  code += "for c in commands.TABLE: c.make_parser().format_help()\n"
+  code += "print(*{m.partition('.')[0] for m in sys.modules})"
+  result = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  loaded = set(result.stdout.split())
+  assert "argparse" in loaded
+  heavy = {
+    "jax",
+    "flax",
+    "optax",
+    "grain",
+    "orbax",
+    "matplotlib",
+    "tensorstore",
+  }
+  assert not loaded & heavy
+
+
+def test_version(capsys):
+  assert cli.main(["--version"]) == 0
+  assert capsys.readouterr().out == f"diloco {diloco.__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -583,10 +635,9 @@ def test_usage_names_every_command(capsys, argv, code):
 )
 def test_real_process_refuses_in_the_same_way(place, module, argv, code, told):
   before = tree_of(place)
-  root = pathlib.Path(cli.__file__).parent.parent
   result = subprocess.run(
     [sys.executable, "-m", module, *argv],
-    env={**os.environ, "PYTHONPATH": str(root)},
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
     capture_output=True,
     text=True,
     check=False,
@@ -599,12 +650,11 @@ def test_real_process_refuses_in_the_same_way(place, module, argv, code, told):
 
 
 def test_reader_that_leaves_early_is_no_error(run_dir, place):
-  root = pathlib.Path(cli.__file__).parent.parent
   reader, writer = os.pipe()
   os.close(reader)
   result = subprocess.run(
     [sys.executable, "-m", "diloco.cli", "status", "run", "--json"],
-    env={**os.environ, "PYTHONPATH": str(root)},
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
     stdout=writer,
     stderr=subprocess.PIPE,
     check=False,
@@ -625,6 +675,6 @@ def test_controller_that_left_its_roles_running_is_one_line(
   def train(argv):
     raise errors.DetachedError("the controller failed")
 
-  monkeypatch.setattr(cli, "_train", train)
+  monkeypatch.setattr(launch, "main", train)
   assert cli.main(["train"]) == process.EXIT_FAILED
   assert capsys.readouterr().err == "error: the controller failed\n"

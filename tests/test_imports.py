@@ -22,6 +22,8 @@ CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
   "diloco.crash": set(),
+  "diloco.arguments": BASE,
+  "diloco.commands": BASE | {"diloco.arguments"},
   "diloco.typed": BASE,
   "diloco.config": CONFIG,
   "diloco.channel": BASE | {"diloco.wire"},
@@ -42,23 +44,21 @@ ALLOWED = {
   "diloco.controller": CONTROLLER,
   "diloco.verification": STORE
   | {"diloco.islands", "diloco.syncer", "diloco.workers"},
-  "diloco.planning.arguments": BASE,
-  "diloco.planning.bandwidth": BASE
-  | {"diloco.fragments", "diloco.planning.arguments"},
+  "diloco.planning.bandwidth": BASE | {"diloco.fragments", "diloco.arguments"},
   "diloco.planning.fleet": REPORT
   | {
     "diloco.islands",
     "diloco.syncer",
     "diloco.report",
-    "diloco.planning.arguments",
+    "diloco.arguments",
   },
   "diloco.planning.planner": CONFIG
   | {
-    "diloco.planning.arguments",
+    "diloco.arguments",
     "diloco.planning.bandwidth",
     "diloco.planning.fleet",
   },
-  "diloco.planning": BASE,  # and all that it consists of
+  "diloco.planning": set(),
   "diloco.workbench": ROLE
   | {"diloco.islands", "diloco.tasks", "diloco.report"},
 }

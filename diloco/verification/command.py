@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,32 +19,6 @@ from diloco.verification import (
 
 _LINES = 400  # of a trace, the last ones
 _LOG_LINES = 20  # of progress, where nobody watches
-
-
-def add_arguments(parser: Any) -> None:
-  """Declares the command's flags."""
-  parser.add_argument("--seed", type=int, default=0, help="the first seed")
-  parser.add_argument(
-    "--schedules", type=int, default=0, help="how many seeds; default 1000"
-  )
-  parser.add_argument(
-    "--schedule", default="", help="one schedule, as printed for a failure"
-  )
-  parser.add_argument(
-    "--trace", action="store_true", help="show what happens in one schedule"
-  )
-  parser.add_argument(
-    "--jobs", type=int, default=os.cpu_count() or 1, help="processes"
-  )
-  parser.add_argument(
-    "--plant",
-    default="",
-    metavar="BUG",
-    help=f"plant a bug: {', '.join(planted.PLANTS)}",
-  )
-  parser.add_argument(
-    "--no-shrink", action="store_true", help="leave a failure as it was found"
-  )
 
 
 def run(args: Any) -> tuple[int, dict[str, Any]]:

@@ -4,8 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from diloco import errors
-from diloco.planning import arguments
+from diloco import arguments, errors
 from diloco.planning.bandwidth import decoupled, methods, study, text
 from diloco.planning.bandwidth import workload as workload_lib
 
@@ -13,18 +12,34 @@ _DECOUPLED = "decoupled"
 _DESCRIPTION = (
   "Compute utilisation against the bandwidth of the links between sites."
 )
+_EXAMPLES = (
+  "diloco simulate --bandwidth --params=1e9 --layers=24 --step_secs=0.1",
+  "diloco simulate --bandwidth --method=decoupled --links=2,5 --codec=bf16",
+)
 
 
 def parser() -> arguments.Parser:
   """The arguments."""
-  made = arguments.Parser("diloco simulate --bandwidth", _DESCRIPTION)
+  made = arguments.Parser(
+    "diloco simulate --bandwidth", _DESCRIPTION, _EXAMPLES
+  )
   add, number, whole = made.add_argument, arguments.number, arguments.whole
   base = workload_lib.Workload()
   sync = decoupled.Sync(base.params)
   codecs = f"one of {', '.join(workload_lib.CODEC_BITS)}"
   add("--bandwidth", action="store_true", help=argparse.SUPPRESS)
-  add("--params", type=number(1), default=base.params)
-  add("--layers", type=whole(1), default=base.layers)
+  add(
+    *("--params",),
+    type=number(1),
+    default=base.params,
+    help="of the model",
+  )
+  add(
+    *("--layers",),
+    type=whole(1),
+    default=base.layers,
+    help="of the model",
+  )
   add(
     *("--step_secs",),
     type=number(0, above=True),

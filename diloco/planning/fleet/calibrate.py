@@ -11,6 +11,7 @@ Command: `python -m diloco.planning.fleet.calibrate [--json]`.
 Reference: Decoupled DiLoCo, arXiv 2604.21428.
 """
 
+import argparse
 import dataclasses
 import json
 import math
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from diloco.planning import arguments
+from diloco import arguments
 from diloco.planning.fleet import defaults, failures, jobs
 from diloco.planning.fleet import fleet as fleet_lib
 
@@ -222,22 +223,35 @@ def report(found: Fit) -> dict[str, Any]:
   }
 
 
-def main(argv: list[str] | None = None) -> int:
-  """Fits, and prints what was found."""
-  parser = arguments.Parser(
-    "diloco simulate --calibrate", "Fit the unpublished times."
+def parser() -> arguments.Parser:
+  """The arguments."""
+  made = arguments.Parser(
+    "diloco simulate --calibrate",
+    "Fit the unpublished times.",
+    ["diloco simulate --calibrate --failures=20000"],
   )
-  parser.add_argument("--seed", type=arguments.whole(0), default=0)
-  parser.add_argument(
+  made.add_argument("--calibrate", action="store_true", help=argparse.SUPPRESS)
+  made.add_argument(
+    "--seed",
+    type=arguments.whole(0),
+    default=0,
+    help="of the drawn failures",
+  )
+  made.add_argument(
     "--failures",
     type=arguments.whole(1000),
     default=_FAILURES,
     help="in each trial of a cell",
   )
-  parser.add_argument(
+  made.add_argument(
     "--alternatives", action="store_true", help="fit with others fixed, too"
   )
-  args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  return made
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Fits, and prints what was found."""
+  args = parser().parse_args(sys.argv[1:] if argv is None else argv)
   found = fit(seed=args.seed, num_failures=args.failures)
   facts = report(found)
   if args.alternatives:

@@ -5,19 +5,24 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from diloco import errors
-from diloco.planning import arguments
+from diloco import arguments, errors
 from diloco.planning.planner import facts, model, plan, resources, text
 
 _DESCRIPTION = "Propose a configuration for a fleet, or say what does not fit."
+_EXAMPLES = (
+  "diloco plan --fleet=experiments/fleets/four_regions.py --params=12e9"
+  " --wan_gbps=3",
+  "diloco plan --fleet=experiments/fleets/two_rooms.py --params=1e9"
+  " --plot=plan.png",
+)
 
 
 def parser() -> arguments.Parser:
   """The arguments."""
-  made = arguments.Parser("diloco plan", _DESCRIPTION)
+  made = arguments.Parser("diloco plan", _DESCRIPTION, _EXAMPLES)
   add, number, whole = made.add_argument, arguments.number, arguments.whole
   add("--fleet", required=True, metavar="FILE.py", help="has get_fleet()")
-  add("--params", type=number(1), required=True)
+  add("--params", type=number(1), required=True, help="of the model")
   add("--layers", type=whole(1), help="default: 24 (params / 1e9)^(1/3)")
   add("--tokens", type=number(1), help="budget; default: 20 a parameter")
   add(

@@ -1,0 +1,107 @@
+"""Command line arguments, refused in one line."""
+
+import argparse
+import inspect
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from diloco import errors
+
+_MOST_IN_USAGE = 16  # flags
+
+
+class _Formatter(
+  argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter
+):
+  """Keeps the lines of descriptions, and tells defaults worth telling."""
+
+  def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+    return "N" if action.type else action.dest.upper()
+
+  def _get_help_string(self, action: argparse.Action) -> str | None:
+    if isinstance(action.default, bool) or action.default in (None, ""):
+      return action.help
+    return super()._get_help_string(action)
+
+  def add_usage(self, usage: Any, actions: Any, *rest: Any) -> None:
+    """Adds a line with all flags, unless these would fill a screen."""
+    if len(actions := list(actions)) > _MOST_IN_USAGE:
+      usage = "%(prog)s [--FLAG=VALUE ...]"
+    super().add_usage(usage, actions, *rest)
+
+
+class Parser(argparse.ArgumentParser):
+  """Refuses in one line; takes no shortened names; shows examples."""
+
+  def __init__(self, prog: str, description: str, examples: Sequence[str] = ()):
+    """Args: the command's name, what it does, and whole command lines."""
+    self.examples = tuple(examples)
+    super().__init__(
+      prog=prog,
+      description=description,
+      epilog="\n  ".join(("examples:", *examples)) if examples else None,
+      formatter_class=_Formatter,
+      allow_abbrev=False,
+    )
+    self.add_argument(
+      "--json", action="store_true", help="print one JSON object on stdout"
+    )
+
+  def error(self, message: str) -> Any:
+    """Raises instead of printing usage and leaving."""
+    raise errors.UserError(self.prog, message, f"see '{self.prog} --help'")
+
+
+def words(kind: type) -> dict[str, str]:
+  """What a dataclass says of its fields under `Attributes:`, by name."""
+  text = inspect.getdoc(kind) or ""
+  found = re.findall(
+    r"^  (\w+): (.*(?:\n    .*)*)", text.partition("Attributes:")[2], re.M
+  )
+  return {name: " ".join(told.split()).rstrip(".") for name, told in found}
+
+
+def number(low: float, *, above: bool = False) -> Any:
+  """A finite number of at least (or above) `low`, for `add_argument(type=)`."""
+  return _checked(float, low, above)
+
+
+def whole(low: int) -> Any:
+  """A whole number of at least `low`; 1e9 is one."""
+  return _checked(_whole, low, False)
+
+
+def numbers(low: float, *, above: bool = False) -> Any:
+  """Several numbers, with commas between them."""
+  one = number(low, above=above)
+
+  def convert(text: str) -> tuple[float, ...]:
+    return tuple(one(part) for part in text.split(","))
+
+  return convert
+
+
+def _whole(text: str) -> int:
+  value = float(text)
+  if not value.is_integer():
+    raise ValueError(text)
+  return int(value)
+
+
+def _checked(kind: Callable[[str], float], low: float, above: bool) -> Any:
+  what = "a whole number" if kind is _whole else "a number"
+
+  def convert(text: str) -> float:
+    try:
+      value = kind(text)
+    except (ValueError, OverflowError):
+      value = math.nan
+    good = low < value if above else low <= value
+    if not good or not math.isfinite(value):
+      rule = f"must be {what} {'above' if above else 'of at least'} {low:g}"
+      raise argparse.ArgumentTypeError(f"{text!r} {rule}")
+    return value
+
+  return convert

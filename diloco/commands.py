@@ -1,0 +1,368 @@
+"""What commands there are: the one table behind usage, help and completion.
+
+It imports nothing that a command needs, so help comes at once. A new command is
+one entry.
+"""
+
+import importlib
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from diloco import arguments, errors
+
+# A flag: what `argparse` takes to add one.
+Flag = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def flag(*names: str, **options: Any) -> Flag:
+  """A flag or an argument, as `argparse.ArgumentParser.add_argument` has it."""
+  return names, options
+
+
+class Command(NamedTuple):
+  """A command, or one of its modes, which a switch in the name chooses.
+
+  Attributes:
+    name: what is typed, such as "status" or "simulate --bandwidth".
+    group: what a user wants, a key of `GROUPS`.
+    what: one sentence, for usage and help.
+    run: "module:function", from the parsed flags to the exit code.
+    examples: whole command lines, which work when copied.
+    flags: its flags.
+    more: further help.
+    parser: "module:function" that makes the parser, where `flags` cannot know
+      it. Such a command parses for itself.
+    raw: it is given its arguments as they are, and parses for itself.
+  """
+
+  name: str
+  group: str
+  what: str
+  run: str
+  examples: tuple[str, ...] = ()
+  flags: tuple[Flag, ...] = ()
+  more: str = ""
+  parser: str = ""
+  raw: bool = False
+
+  def make_parser(self) -> arguments.Parser:
+    """Returns the parser of its flags."""
+    if self.parser:
+      made: arguments.Parser = named(self.parser)()
+      return made
+    description = f"{self.what[0].upper()}{self.what[1:]}.\n\n{self.more}"
+    made = arguments.Parser(
+      f"diloco {self.name}", description.strip(), self.examples
+    )
+    for names, options in self.flags:
+      made.add_argument(*names, **options)
+    return made
+
+  def call(self, argv: Sequence[str]) -> int:
+    """Runs it; returns the exit code."""
+    raw = self.raw or bool(self.parser)
+    if not raw or {"-h", "--help"} & set(argv):
+      parsed = self.make_parser().parse_args(list(argv))
+    code: int = named(self.run)(list(argv) if raw else parsed)
+    return code
+
+
+def named(place: str) -> Callable[..., Any]:
+  """The function that "module:function" names."""
+  module, _, function = place.partition(":")
+  found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+  return found
+
+
+def find(argv: Sequence[str]) -> Command:
+  """The command, in the mode, that a command line asks for.
+
+  Raises:
+    UserError: there is none.
+  """
+  fitting = [
+    command
+    for command in TABLE
+    if command.name.split()[0] == argv[0]
+    and set(command.name.split()[1:]) <= set(argv)
+  ]
+  if not fitting:
+    names = dict.fromkeys(command.name.split()[0] for command in TABLE)
+    raise errors.UserError(
+      f"diloco {argv[0]}",
+      "there is no such command",
+      f"choose one of {', '.join(names)}",
+    )
+  return max(fitting, key=lambda command: len(command.name))
+
+
+def usage() -> str:
+  """All commands, by what a user wants."""
+  lines = ["usage: diloco COMMAND [ARGS]"]
+  for group, title in GROUPS.items():
+    mine = [command for command in TABLE if command.group == group]
+    if mine:
+      lines += ["", title]
+      lines += [f"  {command.name:23} {command.what}" for command in mine]
+  lines += ["", "'diloco COMMAND --help' tells more, with examples."]
+  return "\n".join(lines) + "\n"
+
+
+GROUPS = {
+  "train": "Train",
+  "look": "Look at runs",
+  "away": "Take something away from a run",
+  "ahead": "Look ahead before renting anything",
+  "check": "Check and measure",
+  "shell": "At the prompt",
+}
+
+_DIR = flag("dir", type=pathlib.Path, help="directory of a run")
+_TASK = flag(
+  "--task",
+  metavar="NAME",
+  help="the task of a run from elsewhere, if you trust its module",
+)
+
+TABLE: tuple[Command, ...] = (
+  Command(
+    name="train",
+    group="train",
+    what="train, or go on with the run in a directory",
+    run="diloco.launch:main",
+    raw=True,
+    examples=(
+      "diloco train --config=experiments/configs/quickstart.py:smoke"
+      " --workdir=runs/smoke",
+      "diloco train --config=experiments/configs/quickstart.py"
+      " --workdir=runs/two --config.seed=1 --config.sync.quorum=2",
+    ),
+    flags=(
+      flag(
+        "--config",
+        metavar="FILE.py[:VARIANT]",
+        help="a file with get_config() or get_config(variant)",
+      ),
+      flag("--workdir", metavar="DIR", help="directory of the run"),
+      flag(
+        "--config.FIELD",
+        metavar="VALUE",
+        help="sets one field, whether the file does or not; docs/glossary.md"
+        " lists them",
+      ),
+      flag("--quiet", action="store_true", help="show no live view"),
+    ),
+    more="A first Ctrl-C drains and saves, a second one kills. The same command"
+    " goes on\nwith the run.",
+  ),
+  Command(
+    name="resume",
+    group="train",
+    what="go on with the run in a directory, with its own configuration",
+    run="diloco.cli:resume",
+    examples=(
+      "diloco resume runs/quickstart",
+      "diloco resume runs/quickstart --cut=last",
+    ),
+    flags=(
+      _DIR,
+      flag(
+        "--cut",
+        metavar="N",
+        help="set the run back to cut N, or to the 'last' one",
+      ),
+      _TASK,
+    ),
+  ),
+  Command(
+    name="cut",
+    group="train",
+    what="take a consistent checkpoint of a run that is on",
+    run="diloco.cli:cut",
+    examples=("diloco cut runs/quickstart",),
+    flags=(_DIR,),
+  ),
+  Command(
+    name="status",
+    group="look",
+    what="show a live or dead run",
+    run="diloco.cli:status",
+    examples=(
+      "diloco status runs/quickstart --watch",
+      "diloco status runs/quickstart --json",
+    ),
+    flags=(
+      _DIR,
+      flag("--watch", action="store_true", help="until Ctrl-C"),
+    ),
+  ),
+  Command(
+    name="report",
+    group="look",
+    what="make a run's summary.json and report.html again",
+    run="diloco.cli:report",
+    examples=("diloco report runs/quickstart",),
+    flags=(_DIR,),
+  ),
+  Command(
+    name="explain",
+    group="look",
+    what="tell why a round closed when it did",
+    run="diloco.cli:explain",
+    examples=("diloco explain runs/quickstart --fragment=3 --version=7",),
+    flags=(
+      _DIR,
+      flag(
+        "--fragment",
+        type=int,
+        required=True,
+        metavar="P",
+        help="number of the fragment, from 0",
+      ),
+      flag(
+        "--version",
+        type=int,
+        required=True,
+        metavar="V",
+        help="global version that the round made, from 1",
+      ),
+    ),
+  ),
+  Command(
+    name="simulate",
+    group="ahead",
+    what="what a fleet delivers under failures",
+    run="diloco.planning.fleet.command:main",
+    parser="diloco.planning.fleet.flags:parser",
+  ),
+  Command(
+    name="simulate --bandwidth",
+    group="ahead",
+    what="what the links between sites must deliver",
+    run="diloco.planning.bandwidth.command:main",
+    parser="diloco.planning.bandwidth.command:parser",
+  ),
+  Command(
+    name="simulate --calibrate",
+    group="ahead",
+    what="fit the simulator's unpublished times",
+    run="diloco.planning.fleet.calibrate:main",
+    parser="diloco.planning.fleet.calibrate:parser",
+  ),
+  Command(
+    name="plan",
+    group="ahead",
+    what="propose a configuration for a fleet, or say what does not fit",
+    run="diloco.planning.planner.command:main",
+    parser="diloco.planning.planner.command:parser",
+  ),
+  Command(
+    name="replay",
+    group="check",
+    what="do a run again from its tape; compare every version by bits",
+    run="diloco.cli:replay",
+    examples=(
+      "diloco replay runs/quickstart",
+      "diloco replay runs/quickstart --until_version=3",
+    ),
+    flags=(
+      _DIR,
+      flag(
+        "--until_version",
+        type=int,
+        metavar="V",
+        help="leave out later versions",
+      ),
+      _TASK,
+    ),
+  ),
+  Command(
+    name="chaos",
+    group="check",
+    what="kill, stop and damage real runs, then check their books",
+    run="diloco.cli:chaos",
+    examples=("diloco chaos --workdir=runs/chaos --trials=12 --seed=1",),
+    flags=(
+      flag(
+        "--workdir",
+        type=pathlib.Path,
+        required=True,
+        metavar="DIR",
+        help="where its runs go; new, or its own",
+      ),
+      flag("--trials", type=int, default=40, help="faults in all"),
+      flag("--seed", type=int, default=0, help="of the plan"),
+      flag("--kinds", metavar="A,B", help="of faults; default: all"),
+      flag(
+        "--faults_per_run",
+        type=int,
+        default=12,
+        help="faults in one run, before the next one begins",
+      ),
+    ),
+  ),
+  Command(
+    name="simulate-protocol",
+    group="check",
+    what="run the protocol under faults in a simulated world, many times",
+    run="diloco.cli:simulate_protocol",
+    examples=(
+      "diloco simulate-protocol --schedules=200",
+      "diloco simulate-protocol --seed=7 --trace",
+    ),
+    flags=(
+      flag("--seed", type=int, default=0, help="the first seed"),
+      flag(
+        "--schedules",
+        type=int,
+        default=0,
+        help="how many seeds; default 1000",
+      ),
+      flag(
+        "--schedule",
+        default="",
+        metavar="JSON",
+        help="one schedule, as printed for a failure",
+      ),
+      flag(
+        "--trace", action="store_true", help="show what happens in one schedule"
+      ),
+      flag(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes",
+      ),
+      flag(
+        "--plant",
+        default="",
+        metavar="BUG",
+        help="plant a bug; an unknown name lists them",
+      ),
+      flag(
+        "--no-shrink",
+        action="store_true",
+        help="leave a failure as it was found",
+      ),
+    ),
+  ),
+  Command(
+    name="bench",
+    group="check",
+    what="measure a part against its reference",
+    run="diloco.cli:bench",
+    examples=("diloco bench merge",),
+    flags=(
+      flag(
+        "part",
+        choices=(
+          *("island", "store", "merge", "takeover"),
+          *("bookkeeping", "fragments"),
+        ),
+        help="what to measure",
+      ),
+    ),
+  ),
+)
