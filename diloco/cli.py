@@ -126,6 +126,20 @@ def explain(args: argparse.Namespace) -> int:
   return 0
 
 
+def export(args: argparse.Namespace) -> int:
+  """Writes a run's parameters; returns the exit code."""
+  from diloco.workbench import export as export_lib
+  from diloco.workbench import opened
+
+  run = opened.Run(args.dir)
+  facts = export_lib.export(run, args.format, args.out, args.version, args.cut)
+  if args.json:
+    _print_json(facts)
+  else:
+    print(export_lib.describe(facts))
+  return 0
+
+
 def replay(args: argparse.Namespace) -> int:
   """Does a run again; returns the exit code."""
   # Imported here so that other commands start without JAX.

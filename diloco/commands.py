@@ -126,6 +126,13 @@ _TASK = flag(
   help="the task of a run from elsewhere, if you trust its module",
 )
 
+_VERSION = flag(
+  "--version",
+  type=int,
+  metavar="V",
+  help="global version of every fragment; default: the newest of each",
+)
+
 TABLE: tuple[Command, ...] = (
   Command(
     name="train",
@@ -228,6 +235,35 @@ TABLE: tuple[Command, ...] = (
         metavar="V",
         help="global version that the round made, from 1",
       ),
+    ),
+  ),
+  Command(
+    name="export",
+    group="away",
+    what="write a run's global parameters as a file for other programs",
+    run="diloco.cli:export",
+    examples=(
+      "diloco export runs/quickstart --format=safetensors"
+      " --out=quickstart.safetensors",
+      "diloco export runs/quickstart --format=orbax --cut=3 --out=quickstart",
+    ),
+    flags=(
+      _DIR,
+      flag(
+        "--format",
+        choices=("safetensors", "orbax", "npz"),
+        required=True,
+        help="of what is written",
+      ),
+      flag(
+        "--out",
+        type=pathlib.Path,
+        required=True,
+        metavar="PATH",
+        help="file to make, or directory with orbax; nothing is overwritten",
+      ),
+      _VERSION,
+      flag("--cut", type=int, metavar="N", help="take those of cut N"),
     ),
   ),
   Command(

@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ml_collections
-import numpy as np
 
 from diloco import errors, process
 from diloco.report import (
@@ -22,7 +21,7 @@ from diloco.report import (
   status,
   summary,
 )
-from diloco.snapshots import store
+from diloco.snapshots import portable, store
 from diloco.snapshots import versions as versions_lib
 from diloco.tape import events, explain, reader
 
@@ -149,7 +148,7 @@ class Run:
       UserError: there is no such version or cut, or no longer.
       CorruptSnapshotError: it is damaged.
     """
-    return nested(self.values(version, cut).params)
+    return portable.nested(self.values(version, cut).params)
 
   def values(
     self, version: int | None = None, cut: int | None = None
@@ -258,18 +257,6 @@ class Run:
       for k, v in self._facts().items()
     )
     return f"<table>{rows}</table>"
-
-
-def nested(flat: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """Parameters by '/'-joined names as nested dicts."""
-  tree: dict[str, Any] = {}
-  for path, value in flat.items():
-    *parents, leaf = path.split("/")
-    inner = tree
-    for name in parents:
-      inner = inner.setdefault(name, {})
-    inner[leaf] = value
-  return tree
 
 
 def _flat(line: Mapping[str, Any]) -> dict[str, Any]:

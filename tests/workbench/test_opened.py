@@ -7,65 +7,21 @@ import sys
 
 import numpy as np
 import pytest
-from cut_builder import PLAN, filled, run_with_a_cut
+from cut_builder import PLAN, filled
 
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.fragments import partition
-from diloco.snapshots import arrays, digest, keys, records, store, versions
+from diloco.snapshots import (
+  arrays,
+  keys,
+  portable,
+  records,
+  store,
+  versions,
+)
 from diloco.tape import events, recorder
 from diloco.workbench import opened
-
-
-def value_digest(fragment, value):
-  tensors = PLAN.fragments[fragment]
-  return digest.tensors((t.name, filled(t, value)) for t in tensors)
-
-
-def write_tape(run_dir):
-  """Merges of both fragments up to version 7, as the store's heads have it."""
-  with_steps = recorder.MetricLog(run_dir, 0)
-  for step in (1, 2, 3):
-    with_steps.record(step=step, loss=3.0 / step, tokens=10, task={"nll": step})
-  with_steps.close()
-  tape = recorder.Recorder(run_dir, "controller", 1)
-  tape.record(events.RUN_STARTED, method="m", islands=1, total_tokens=100)
-  tape.close()
-  tape = recorder.Recorder(run_dir, "syncer", 1)
-  for version in range(1, 8):
-    for fragment in (0, 1):
-      share = {
-        "key": "k",
-        "island": 0,
-        "incarnation": 1,
-        "first_step": 0,
-        "step": 1,
-      }
-      tape.record(
-        events.MERGED,
-        fragment=fragment,
-        version=version,
-        contributions=[share | {"key": "k", "c_tokens": 10 + fragment}],
-        digest=value_digest(fragment, float(version)),
-      )
-  tape.close()
-
-
-@pytest.fixture
-def made(tmp_path):
-  run_dir = tmp_path / "run"
-  run_dir.mkdir()
-  process.write_config(config_lib.from_mapping({"name": "mine"}), run_dir)
-  made, _ = run_with_a_cut(run_dir, process.store_url(run_dir))
-  made.commit(1, 6, {}, value=6.0)
-  made.commit(1, 7, {}, value=7.0)
-  write_tape(run_dir)
-  return made
-
-
-@pytest.fixture
-def run(made):
-  return opened.Run(made.dir)
 
 
 def fills(params):
@@ -154,7 +110,7 @@ def test_leaves_are_put_together_from_parts():
   values = versions.Versions(snapshots).read()
   assert len(plan.fragments) == 3
   np.testing.assert_array_equal(values.params["top/w"], whole)
-  tree = opened.nested(values.params)
+  tree = portable.nested(values.params)
   np.testing.assert_array_equal(tree["top"]["w"], whole)
 
 
