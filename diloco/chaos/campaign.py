@@ -28,7 +28,16 @@ _SECS_PER_FAULT = 6.0
 _SECS_PER_RUN = 8.0
 _PACE_SECS = 0.1
 _SPEEDS = (1.0, 0.6, 0.4)
-_TOKENS_PER_STEP = 256
+# Tiny, so that what is measured is the protocol and not the model.
+MODEL = {
+  "d_model": 32,
+  "num_layers": 1,
+  "num_heads": 4,
+  "seq_len": 32,
+  "batch_size": 4,
+  "warmup_steps": 5,
+}
+_TOKENS_PER_STEP = MODEL["seq_len"] * MODEL["batch_size"]
 _CUT_SECS = 15.0
 _CACHE = "compilation_cache"
 _WORST_GAPS = 8
@@ -42,17 +51,7 @@ def values(num_faults: int) -> dict[str, Any]:
   return {
     "name": "chaos",
     "total_tokens": int(secs * tokens_per_sec),
-    "task": {
-      "name": "language_model",
-      "options": {
-        "d_model": 32,
-        "num_layers": 2,
-        "num_heads": 2,
-        "seq_len": 64,
-        "batch_size": 4,
-        "learning_rate": 0.003,
-      },
-    },
+    "task": {"name": "language_model", "options": dict(MODEL)},
     "fleet": {
       "slices": [
         {"kind": "v5p", "topology": "1", "relative_speed": speed}

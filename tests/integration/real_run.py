@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+from diloco.chaos import campaign
 from diloco.tape import reader
 
 CONFIG = """
@@ -145,16 +146,9 @@ def _values(corpus):
     "total_tokens": 32_000,
     "task": {
       "name": "language_model",
-      "options": {
-        "d_model": 32,
-        "num_layers": 1,
-        "num_heads": 4,
-        "seq_len": 32,
-        "batch_size": 4,
-        "warmup_steps": 5,
-        "data_glob": str(corpus / "*.txt"),
-        "heldout_fraction": 0.2,
-      },
+      # That of campaigns, so that what is compiled serves both.
+      "options": campaign.MODEL
+      | {"data_glob": str(corpus / "*.txt"), "heldout_fraction": 0.2},
     },
     "fleet": {
       "slices": (
