@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKDIR ?= runs/quickstart
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart docs test lint format clean
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	    "newer; install one and run 'make PYTHON=python3.11 ...'" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[test,workbench]'
+	  --constraint constraints.txt --editable '.[test,workbench,docs]'
 	@touch $@
 
 quickstart: $(READY)
@@ -27,6 +27,9 @@ test: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest --numprocesses=2 \
 	  --dist=loadfile --no-loadscope-reorder
+
+docs: $(READY)
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 
 lint: $(READY)
 	$(BIN)/ruff check .

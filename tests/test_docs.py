@@ -5,9 +5,13 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
+import subprocess
+import sys
 import textwrap
 
 import diloco
+from diloco import commands
 from diloco import config as config_lib
 from diloco.tape import events, fates
 
@@ -166,3 +170,58 @@ def test_layout_matches_the_tree():
       tree.setdefault(folder, set()).add(path.stem)
   told = {k: v for k, v in layout().items() if k.startswith("diloco/")}
   assert told == tree
+
+
+def test_site_builds_without_a_warning(tmp_path):
+  """Links between pages, references to code and the code's own docstrings."""
+  command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
+  built = subprocess.run(
+    [
+      *command,
+      "-d",
+      str(tmp_path / "cache"),
+      str(DOCS),
+      str(tmp_path / "site"),
+    ],
+    capture_output=True,
+    text=True,
+  )
+  assert built.returncode == 0, built.stderr
+  assert (tmp_path / "site" / "index.html").exists()
+
+
+def typed_commands():
+  """(page, arguments) of every `diloco` command in an example of a page."""
+  pages = {*DOCS.glob("*.md")} - {DOCS / "results.md"}  # which has ranges
+  for page in (ROOT / "README.md", *sorted(pages)):
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(
+      r"^(?: {4}|\$ )?(?:\.venv/bin/)?diloco (.*)$", text, re.M
+    ):
+      yield page.name, shlex.split(line, comments=True)
+
+
+def test_commands_of_the_pages_are_understood():
+  shown = list(typed_commands())
+  assert len(shown) > 12
+  for page, arguments in shown:
+    command = commands.find(arguments)
+    if not command.raw:
+      command.make_parser().parse_args(arguments[1:])
+    assert page
+
+
+def test_symptoms_are_in_the_words_of_the_code():
+  source = "".join(p.read_text() for p in (ROOT / "diloco").rglob("*.py"))
+  said = re.sub(r'"\s*f?"', "", source)  # a text over several lines is one
+  lines = (DOCS / "troubleshooting.md").read_text().splitlines()
+  quoted = [
+    part.strip()
+    for line in lines
+    if line.startswith("| ")
+    for words in re.findall("`([^`]+)`", line.split(" | ")[0])
+    for part in re.split(r"…|error:|config\.…", words)
+    if " " in part.strip()
+  ]
+  assert len(quoted) > 8
+  assert [part for part in quoted if part not in said] == []
