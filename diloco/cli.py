@@ -73,6 +73,20 @@ def cut(args: argparse.Namespace) -> int:
   return 0 if facts["status"] == "complete" else process.EXIT_FAILED
 
 
+def ls(args: argparse.Namespace) -> int:
+  """Lists runs; returns the exit code."""
+  from diloco.report import listing
+
+  found = listing.runs(args.dir)
+  if args.json:
+    _print_json({"runs": found})
+  elif found:
+    print(listing.show(found))
+  else:
+    print(f"there is no run below {args.dir}", file=sys.stderr)
+  return 0
+
+
 def status(args: argparse.Namespace) -> int:
   """Shows a run; returns the exit code."""
   from diloco.report import live
@@ -189,6 +203,14 @@ def simulate_protocol(args: argparse.Namespace) -> int:
   if args.json:
     _print_json(facts)
   return code
+
+
+def completion(args: argparse.Namespace) -> int:
+  """Prints a shell's completion; returns the exit code."""
+  from diloco import completion as completion_lib
+
+  print(completion_lib.script(args.shell), end="")
+  return 0
 
 
 def _print_json(facts: Mapping[str, Any]) -> None:

@@ -119,6 +119,7 @@ GROUPS = {
   "shell": "At the prompt",
 }
 
+CONFIG_FLAG = "--config.FIELD"  # stands for every field's
 _DIR = flag("dir", type=pathlib.Path, help="directory of a run")
 _TASK = flag(
   "--task",
@@ -154,7 +155,7 @@ TABLE: tuple[Command, ...] = (
       ),
       flag("--workdir", metavar="DIR", help="directory of the run"),
       flag(
-        "--config.FIELD",
+        CONFIG_FLAG,
         metavar="VALUE",
         help="sets one field, whether the file does or not; docs/glossary.md"
         " lists them",
@@ -190,6 +191,22 @@ TABLE: tuple[Command, ...] = (
     run="diloco.cli:cut",
     examples=("diloco cut runs/quickstart",),
     flags=(_DIR,),
+  ),
+  Command(
+    name="ls",
+    group="look",
+    what="list the runs below a directory, with state and result",
+    run="diloco.cli:ls",
+    examples=("diloco ls", "diloco ls runs --json"),
+    flags=(
+      flag(
+        "dir",
+        nargs="?",
+        type=pathlib.Path,
+        default=pathlib.Path("runs"),
+        help="where to look",
+      ),
+    ),
   ),
   Command(
     name="status",
@@ -400,5 +417,17 @@ TABLE: tuple[Command, ...] = (
         help="what to measure",
       ),
     ),
+  ),
+  Command(
+    name="completion",
+    group="shell",
+    what="print what makes a shell complete these commands",
+    run="diloco.cli:completion",
+    examples=(
+      "source <(diloco completion bash)",
+      "diloco completion zsh > ~/.diloco.zsh",
+    ),
+    flags=(flag("shell", choices=("bash", "zsh"), help="which one"),),
+    more="Put the line into ~/.bashrc or ~/.zshrc.",
   ),
 )

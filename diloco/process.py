@@ -159,8 +159,8 @@ def _changed(
   run_dir: str | os.PathLike[str], found: Any, held: dict[str, Any] | None
 ) -> errors.UserError:
   """Says what of config.json was changed by hand, if the copy can tell."""
-  before = {} if held is None else dict(_flat(held))
-  after = dict(_flat(found))
+  before = {} if held is None else dict(flat(held))
+  after = dict(flat(found))
   names = [
     f"{name} from {before.get(name)!r} to {after.get(name)!r}"
     for name in sorted({*before, *after})
@@ -177,14 +177,14 @@ def _changed(
   )
 
 
-def _flat(value: Any, name: str = "config") -> Iterator[tuple[str, Any]]:
+def flat(value: Any, name: str = "config") -> Iterator[tuple[str, Any]]:
   """Leaves of a JSON value by their names, as the command line has them."""
   if isinstance(value, dict) and value:
     for key, inner in value.items():
-      yield from _flat(inner, f"{name}.{key}")
+      yield from flat(inner, f"{name}.{key}")
   elif isinstance(value, list) and value:
     for i, inner in enumerate(value):
-      yield from _flat(inner, f"{name}[{i}]")
+      yield from flat(inner, f"{name}[{i}]")
   else:
     yield name, value
 

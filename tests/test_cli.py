@@ -311,6 +311,7 @@ BAD_INPUT = {
     ["simulate-protocol", "--seed=x"],
     ["--seed", "'x'"],
   ),
+  "ls of nowhere": (["ls", "nowhere"], ["nowhere", "holds runs"]),
   "plan without a fleet": (["plan"], ["diloco plan", "--fleet"]),
   "plan of a fleet that is not there": (
     ["plan", "--fleet=nowhere.py", "--params=1e9"],
@@ -549,7 +550,7 @@ def test_every_command_has_help(place, capsys, name):
   assert (stop.value.code, err) == (0, "")
   assert f"diloco {name}" in out
   assert "json" in out
-  assert "\nexamples:\n  diloco " in out
+  assert re.search(r"\nexamples:\n  .*diloco ", out)
   assert tree_of(place) == before
 
 
@@ -564,8 +565,8 @@ def test_every_flag_has_a_word(name):
   [(c.name, e) for c in commands.TABLE for e in c.make_parser().examples],
 )
 def test_every_example_is_a_command_line(name, example):
-  program, *argv = shlex.split(example)
-  assert program == "diloco"
+  argv = shlex.split(re.sub(r"^.*<\(|\)$| > .*", "", example))
+  assert argv.pop(0) == "diloco"
   assert commands.find(argv).name == name
   _, rest = COMMANDS[name].make_parser().parse_known_args(argv[1:])
   files = re.findall(r"[\w/]+\.py\b", example)
@@ -598,6 +599,33 @@ def test_help_of_all_commands_imports_nothing_heavy():
     "tensorstore",
   }
   assert not loaded & heavy
+
+
+@pytest.mark.parametrize(
+  ("typed", "offered"),
+  [
+    ("st", {"status"}),
+    ("status --w", {"--watch"}),
+    ("bench ta", {"takeover"}),
+    ("simulate --bandw", {"--bandwidth"}),
+    (
+      "train --config.sync.gr",
+      {f"--config.sync.grace{s}=" for s in ("", "_gamma")},
+    ),
+    ("status ru", set()),  # a file, as ever
+  ],
+)
+def test_bash_completes(tmp_path, capsys, typed, offered):
+  assert cli.main(["completion", "bash"]) == 0
+  script = tmp_path / "completion"
+  script.write_text(capsys.readouterr().out)
+  words = typed.split()
+  code = f"source {script}; COMP_WORDS=(diloco {typed}); "
+  code += f"COMP_CWORD={len(words)}; _diloco; echo ${{COMPREPLY[@]}}"
+  told = subprocess.run(
+    ["bash", "-c", code], capture_output=True, text=True, check=True
+  )
+  assert (set(told.stdout.split()), told.stderr) == (offered, "")
 
 
 def test_version(capsys):

@@ -68,6 +68,7 @@ TOP = (
   "diloco.launch",
   "diloco.chaos",
   "diloco.cli",
+  "diloco.completion",
   "experiments",
 )
 

@@ -1,0 +1,153 @@
+"""The runs below a directory, each told from the ends of its files.
+
+No tape is read whole, so a folder of long runs is listed at once.
+"""
+
+import datetime
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from diloco import errors, process
+from diloco.report import figures, liveness, sessions, summary
+from diloco.tape import events, recorder
+
+_TAIL_BYTES = 1 << 16
+
+
+def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+  """Returns the runs in a directory and below it, by their path.
+
+  Args:
+    folder: where to look; a run itself is listed alone.
+
+  Returns:
+    Plain JSON values: `dir`, `name`, `status`, `tokens`, `tokens_budget`,
+    `final_eval_loss` in nats, and `wall_secs`, the wall time of its last line.
+    What is not known is None.
+
+  Raises:
+    UserError: there is no such directory.
+  """
+  if not pathlib.Path(folder).is_dir():
+    raise errors.UserError(
+      f"the directory {folder}", "there is none", "name one that holds runs"
+    )
+  return [_facts(run_dir) for run_dir in _found(folder)]
+
+
+def _found(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+  for place, below, _ in os.walk(folder):
+    run_dir = pathlib.Path(place)
+    # Others have a config.json too.
+    if process.holds_run(run_dir) and (run_dir / process.STORE).is_dir():
+      below.clear()
+      yield run_dir
+    below[:] = sorted(name for name in below if not name.startswith("."))
+
+
+def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
+  tapes = list(run_dir.glob(f"{recorder.TAPE_DIR}/*.jsonl"))
+  logs = list(run_dir.glob(f"{recorder.METRICS_DIR}/*.jsonl"))
+  times = [path.stat().st_mtime for path in (*tapes, *logs)]
+  facts: dict[str, Any] = {
+    "dir": str(run_dir),
+    "name": None,
+    "status": "unreadable",
+    "tokens": None,
+    "tokens_budget": None,
+    "final_eval_loss": None,
+    "wall_secs": max(times, default=None),
+  }
+  try:
+    config = process.read_config(run_dir)
+  except errors.UserError:
+    return facts
+  facts |= {
+    "name": config.name,
+    "status": _status(run_dir, tapes),
+    "tokens": sum(map(_tokens, logs)),
+    "tokens_budget": config.total_tokens,
+  }
+  if facts["status"] not in ("running", sessions.CRASHED):
+    facts |= _result(run_dir / summary.FILE_NAME)
+  return facts
+
+
+def _status(run_dir: pathlib.Path, tapes: Sequence[pathlib.Path]) -> str:
+  if liveness.controller_alive(run_dir):
+    return "running"
+  own = sorted(path for path in tapes if path.name.startswith("controller-"))
+  ends = [
+    line
+    for line in (_last_lines(own[-1]) if own else ())
+    if line.get("event") == events.RUN_FINISHED
+  ]
+  return str(ends[-1].get("status")) if ends else sessions.CRASHED
+
+
+def _tokens(log: pathlib.Path) -> int:
+  """What an island has trained, by its last step."""
+  for line in reversed(_last_lines(log)):
+    step, tokens = line.get("step"), line.get("tokens")
+    if isinstance(step, int) and isinstance(tokens, int):
+      return step * tokens
+  return 0
+
+
+def _last_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The lines in the last bytes of a file, but for broken ones."""
+  with path.open("rb") as file:
+    file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+    texts = file.read().splitlines()
+  found = []
+  for text in texts:
+    try:
+      line = json.loads(text)
+    except ValueError:
+      continue
+    if isinstance(line, dict):
+      found.append(line)
+  return found
+
+
+def _result(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    told = json.loads(path.read_text())
+    return {
+      "tokens": told["tokens_trained"],
+      "final_eval_loss": told["final_eval_loss"],
+    }
+  except (OSError, ValueError, KeyError, TypeError):
+    return {}
+
+
+def show(found: Sequence[dict[str, Any]]) -> str:
+  """Runs as text, one a line, with their directories last, at length."""
+  heads = ("state", "tokens", "of", "bits/token", "last line", "run")
+  rows = [heads, *map(_row, found)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(
+    "  ".join(
+      f"{cell:>{width}}" if head in heads[1:4] else f"{cell:{width}}"
+      for head, cell, width in zip(heads, row, widths, strict=True)
+    ).rstrip()
+    for row in rows
+  )
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+  when = figures.DASH
+  if one["wall_secs"] is not None:
+    moment = datetime.datetime.fromtimestamp(one["wall_secs"])
+    when = f"{moment:%Y-%m-%d %H:%M}"
+  return (
+    one["status"],
+    figures.count(one["tokens"]),
+    figures.count(one["tokens_budget"]),
+    figures.number(figures.bits(one["final_eval_loss"]), 4),
+    when,
+    one["dir"] + (f" ({one['name']})" if one["name"] else ""),
+  )

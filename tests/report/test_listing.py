@@ -1,0 +1,72 @@
+"""`diloco ls`: runs told from the ends of their files."""
+
+import json
+import os
+
+import pytest
+import run_builder
+
+from diloco import cli, process
+from diloco import config as config_lib
+from diloco.report import listing, liveness, summary
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Makes a run's directory below the folder."""
+
+  def make(name, **plan):
+    run_dir = tmp_path / name
+    run_builder.simulate(run_dir, run_builder.Plan(secs=6.0, **plan))
+    config = config_lib.from_mapping({"name": name, "total_tokens": 50_000})
+    process.write_config(config, run_dir)
+    return run_dir
+
+  return make
+
+
+def test_runs_are_listed_with_state_and_result(tmp_path, make, capsys):
+  told = summary.write_summary(make("deep/done"))
+  make("torn", finish=False)
+  (make("broken") / "config.json").write_text("{")
+  (tmp_path / "broken" / "snapshots" / "config").unlink()
+  foreign = tmp_path / "model"
+  foreign.mkdir()
+  (foreign / "config.json").write_text('{"vocab_size": 256}')
+  assert cli.main(["ls", str(tmp_path), "--json"]) == 0
+  found = json.loads(capsys.readouterr().out)["runs"]
+  by_dir = {os.path.relpath(one["dir"], tmp_path): one for one in found}
+  assert list(by_dir) == ["broken", "deep/done", "torn"]
+  assert [one["status"] for one in by_dir.values()] == [
+    *("unreadable", "finished", "crashed")
+  ]
+  done, torn = by_dir["deep/done"], by_dir["torn"]
+  assert done["tokens"] == told["tokens_trained"] > 0
+  assert done["final_eval_loss"] == told["final_eval_loss"]
+  assert (torn["name"], torn["tokens_budget"]) == ("torn", 50_000)
+  assert torn["tokens"] == summary.summarise(torn["dir"])["tokens_trained"]
+  assert torn["final_eval_loss"] is None
+  assert cli.main(["ls", str(tmp_path)]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert len(lines) == 4 and "crashed" in lines[-1]
+
+
+def test_living_run_is_running(make, monkeypatch):
+  run_dir = make("live", finish=False)
+  monkeypatch.setattr(liveness, "controller_alive", lambda path: True)
+  (found,) = listing.runs(run_dir)
+  assert found["status"] == "running"
+
+
+def test_nothing_to_list_is_said(tmp_path, capsys):
+  assert cli.main(["ls", str(tmp_path)]) == 0
+  assert "no run below" in capsys.readouterr().err
+
+
+def test_no_file_is_read_whole(make, monkeypatch):
+  run_dir = make("long")
+  monkeypatch.setattr(listing, "_TAIL_BYTES", 4096)
+  sizes = [path.stat().st_size for path in run_dir.glob("*/*.jsonl")]
+  assert max(sizes) > 4096
+  (found,) = listing.runs(run_dir.parent)
+  assert found["status"] == "finished" and found["tokens"] > 0
