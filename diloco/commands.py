@@ -312,6 +312,34 @@ TABLE: tuple[Command, ...] = (
     parser="diloco.planning.planner.command:parser",
   ),
   Command(
+    name="doctor",
+    group="check",
+    what="test what a run will stand on: machine, packages, store",
+    run="diloco.workbench.doctor:main",
+    examples=(
+      "diloco doctor --quick",
+      "diloco doctor --config=experiments/configs/quickstart.py:smoke",
+    ),
+    flags=(
+      flag("--store", default=".", metavar="DIR", help="where runs will be"),
+      flag("--config", metavar="FILE.py[:VARIANT]", help="of the run to come"),
+      flag("--fleet", metavar="FILE.py", help="whose links to compare with"),
+      flag(
+        "--params",
+        type=arguments.number(1),
+        help="of the model, where --config does not say",
+      ),
+      flag(
+        "--step_secs",
+        type=arguments.number(0, above=True),
+        help="seconds of a step; default: the pace of --config, or measured",
+      ),
+      flag("--quick", action="store_true", help="try less of everything"),
+    ),
+    more="Works in a directory of its own below --store, which it removes. Exit"
+    " code 1 if\nsomething will fail. Run it on each machine of a run.",
+  ),
+  Command(
     name="replay",
     group="check",
     what="do a run again from its tape; compare every version by bits",

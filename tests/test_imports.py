@@ -59,6 +59,17 @@ ALLOWED = {
     "diloco.planning.fleet",
   },
   "diloco.planning": set(),
+  "diloco.workbench.doctor": CONTROLLER
+  | {
+    "diloco.controller",
+    "diloco.islands",
+    "diloco.launch",
+    "diloco.planning",
+    "diloco.run",
+    "diloco.syncer.grace",
+    "diloco.tasks",
+    "diloco.workbench",
+  },
   "diloco.workbench": ROLE
   | {"diloco.islands", "diloco.tasks", "diloco.report"},
 }

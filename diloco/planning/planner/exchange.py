@@ -128,7 +128,7 @@ def choose(
   for site in range(len(star)):
     for codec in options.codecs:
       for choice in _periods(star, site, codec, model, options):
-        if _fits(choice):
+        if fits(choice.load, choice.overlap_steps, choice.every):
           loss = CODEC_LOSS[codec] + efficiency.period_loss(choice.every).mean
           bits = workload.codec_bits(codec)
           key = (loss, bits, choice.overlap_steps / choice.every, choice.load)
@@ -184,18 +184,22 @@ def _exchange(
     for t, link in zip(traffic, star, strict=True)
     if link.islands
   )
-  tau = math.ceil(slowest + _GRACE_STEPS)
+  tau = overlap_steps(slowest)
   return Exchange(site, codec, every, fragments, tau, traffic)
+
+
+def overlap_steps(round_trip_steps: float) -> int:
+  """tau: a fragment's round trip in steps, and some for the grace window."""
+  return math.ceil(round_trip_steps + _GRACE_STEPS)
 
 
 def _most_overlap(every: int) -> int:
   return max(1, int(_OVERLAP_SHARE * every))
 
 
-def _fits(choice: Exchange) -> bool:
-  return choice.load <= MOST_LOAD and choice.overlap_steps <= _most_overlap(
-    choice.every
-  )
+def fits(load: float, overlap: int, every: int) -> bool:
+  """Whether links are loaded, and fragments back, as this module asks for."""
+  return load <= MOST_LOAD and overlap <= _most_overlap(every)
 
 
 def _excess(choice: Exchange) -> float:

@@ -1,0 +1,26 @@
+"""Stores that break their promises, for clients in processes of their own."""
+
+from diloco.snapshots import store
+
+
+class Unconditional:
+  """A key-value store that takes every write, whatever its condition."""
+
+  def __init__(self, kvs):
+    self._kvs = kvs
+
+  def __getattr__(self, name):
+    return getattr(self._kvs, name)
+
+  def write(self, key, value, if_equal=None):
+    return self._kvs.write(key, value)
+
+
+def losing(url):
+  made = store.SnapshotStore(url)
+  made._kvs = Unconditional(made._kvs)
+  return made
+
+
+def broken(url):
+  raise OSError("no route to the store")
