@@ -218,8 +218,13 @@ def main() -> int:
     "--only", default="", help="text in a mutant's name or file"
   )
   parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+  parser.add_argument(
+    "--mutants", type=pathlib.Path, default=LIST, help="another list"
+  )
   args = parser.parse_args()
-  mutants = [m for m in load() if args.only in m.name or args.only in m.file]
+  mutants = [
+    m for m in load(args.mutants) if args.only in m.name or args.only in m.file
+  ]
   result = run(mutants, args.jobs, args.stages)
   print(json.dumps(result, indent=2))
   return 1 if result["alive"] else 0
