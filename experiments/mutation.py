@@ -102,10 +102,9 @@ def load(path: pathlib.Path = LIST) -> list[Mutant]:
 
 
 def _fails(command: Sequence[str], tree: pathlib.Path, cache: str) -> bool:
-  environ = os.environ | {
+  environ = {"JAX_COMPILATION_CACHE_DIR": cache} | os.environ | {
     "PYTHONPATH": str(tree),
     "PYTHONDONTWRITEBYTECODE": "1",
-    "JAX_COMPILATION_CACHE_DIR": cache,
   }
   try:
     done = subprocess.run(
