@@ -102,10 +102,14 @@ def load(path: pathlib.Path = LIST) -> list[Mutant]:
 
 
 def _fails(command: Sequence[str], tree: pathlib.Path, cache: str) -> bool:
-  environ = {"JAX_COMPILATION_CACHE_DIR": cache} | os.environ | {
-    "PYTHONPATH": str(tree),
-    "PYTHONDONTWRITEBYTECODE": "1",
-  }
+  environ = (
+    {"JAX_COMPILATION_CACHE_DIR": cache}
+    | os.environ
+    | {
+      "PYTHONPATH": str(tree),
+      "PYTHONDONTWRITEBYTECODE": "1",
+    }
+  )
   try:
     done = subprocess.run(
       [sys.executable, "-m", *command],

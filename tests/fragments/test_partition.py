@@ -153,6 +153,30 @@ def test_few_large_leaves_make_balanced_fragments(shapes, num_fragments):
   assert max(sizes) <= 4 / 3 * sum(sizes) / num_fragments
 
 
+def test_parts_are_no_larger_than_a_third_of_a_share():
+  rows = partition.Tensor("rows", (10, 2), "mean")
+  rest = partition.Tensor("rest", (40,), "mean")
+  plan = partition.partition([rows, rest], 3, split=True)
+  parts = [t for f in plan.fragments for t in f]
+  assert max(t.size for t in parts if t.leaf == "rows") <= 60 / 3 / 3
+
+
+def test_parts_are_placed_as_leaves_of_their_sizes_are():
+  leaves = _tensors([40, 11, 10, 4])
+  plan = partition.partition(leaves, 3, split=True)
+  parts = [t for fragment in plan.fragments for t in fragment]
+  alike = [partition.Tensor(t.name, t.shape, t.merge) for t in parts]
+  assert [[t.name for t in f] for f in plan.fragments] == [
+    [t.name for t in f] for f in partition.partition(alike, 3).fragments
+  ]
+
+
+def test_one_fragment_needs_no_parts():
+  leaves = _tensors([40, 11])
+  plan = partition.partition(leaves, 1, split=True)
+  assert plan == partition.partition(leaves, 1)
+
+
 def test_more_fragments_than_parts_are_refused_in_a_line():
   leaf = partition.Tensor("w", (3, 2), "mean")
   with pytest.raises(errors.UserError, match="split_tensors to True"):

@@ -1,10 +1,10 @@
 import dataclasses
 
 import pytest
-from cut_builder import CutRun, run_with_a_cut
+from cut_builder import CutRun, run_with_a_cut, spoil
 
 from diloco import errors
-from diloco.snapshots import cut_parts, cuts, keys, records, restore
+from diloco.snapshots import cut_parts, cuts, keys, operations, records, restore
 
 
 def test_numbers_grow_and_are_never_used_twice(tmp_path):
@@ -15,6 +15,21 @@ def test_numbers_grow_and_are_never_used_twice(tmp_path):
   assert run.perform(cuts.numbers()) == [2]
   run.commit(0, 1, {}, value=1.0, cut=7)  # all of `cuts/` may be lost
   assert run.perform(cuts.request([0], 2)).cut == 8
+
+
+def test_no_cut_is_missed_that_a_stale_listing_lacks(tmp_path):
+  run = CutRun(tmp_path)
+  for _ in range(4):
+    run.perform(cuts.request([0], 2))
+  spoil(run, keys.cut_request_key(3))  # it is there all the same
+
+  def execute(operation):
+    found = run.store.execute(operation)
+    return found[:1] if isinstance(operation, operations.Names) else found
+
+  for taken in (0, 3, 4):
+    found = operations.perform(cuts.all_numbers(taken), execute)
+    assert found == [1, 2, 3, 4]
 
 
 def test_cut_is_complete_only_with_all_its_parts(tmp_path):

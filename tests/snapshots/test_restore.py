@@ -3,10 +3,10 @@ import dataclasses
 import random
 
 import pytest
-from cut_builder import run_with_a_cut, spoil
+from cut_builder import PLAN, run_with_a_cut, spoil
 
 from diloco import errors
-from diloco.snapshots import cuts, keys, operations, records, restore
+from diloco.snapshots import cuts, keys, operations, records, restore, verify
 
 
 class Told:
@@ -383,6 +383,31 @@ def test_contribution_that_cannot_be_read_does_not_spoil_a_cut(tmp_path):
   assert choice.passed_over == () and choice.left_out == ((gone, "gone"),)
 
 
+def test_cut_chosen_in_place_of_a_begun_one_has_its_channel_read_too(tmp_path):
+  run, (gone, other) = run_with_a_cut(tmp_path)
+  second = run.take_cut(published=(32, 8))
+  died, _ = run.perform_until(restoring(run, second)[0], 12)
+  assert died and run.perform(restore.unfinished()) == second
+  choice = run.perform(
+    restore.choose(
+      lambda parts: "gone" if parts.request.cut == second else "",
+      lambda sent: "gone" if sent == gone else "",
+    )
+  )
+  assert choice.parts.contributions == (other,)
+  assert choice.left_out == ((gone, "gone"),)
+
+
+def test_saved_state_of_another_moment_is_not_that_of_a_cut(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  part = run.store.read(keys.cut_part_key(1, 0), records.CutPart)
+  check = verify.Verifier(run.dir, run.store, PLAN, momentum=True).check_saved
+  check(part)
+  for changes in ({"step": part.step + 1}, {"positions": part.positions[::-1]}):
+    with pytest.raises(errors.CorruptSnapshotError, match="another moment"):
+      check(dataclasses.replace(part, **changes))
+
+
 def test_cut_that_only_looks_open_is_not_given_up(tmp_path, monkeypatch):
   run, _ = run_with_a_cut(tmp_path)
   chosen = run.take_cut(published=(32, 8))
@@ -430,6 +455,21 @@ def test_restore_that_is_late_leaves_what_came_after_it_alone(tmp_path):
   operations.perform(late, execute)
   assert [h.version for h in run.heads()] == [9, 5]
   assert [h.epoch for h in run.heads()] == [1, 1]
+
+
+def test_restore_that_is_late_gives_up_no_cut_of_the_new_timeline(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  late, _ = restoring(run)
+  asked = []
+
+  def execute(operation):
+    if operation == operations.Point("mid_restore") and not asked:
+      run.perform(restoring(run)[0])  # finishes what was begun
+      asked.append(run.perform(cuts.request([0, 1], 2)))
+    return run.store.execute(operation)
+
+  operations.perform(late, execute)
+  assert run.perform(cuts.look(asked[0].cut)).is_open_in(1)
 
 
 def changed(record):

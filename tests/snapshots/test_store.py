@@ -1,3 +1,4 @@
+import json
 import threading
 
 import numpy as np
@@ -113,6 +114,37 @@ def test_plan_is_written_once_and_another_is_refused(snapshots):
   assert snapshots.read_plan() == _plan(4)
   with pytest.raises(errors.UserError, match="fragment plan"):
     snapshots.write_plan(_plan(5))
+
+
+@pytest.mark.parametrize("newer", [-1, 1])
+def test_store_of_another_format_is_refused(snapshots, newer):
+  snapshots.write_plan(_plan(4))
+  data = json.loads(snapshots._kvs.read("plan").result().value)
+  data["format"] += newer
+  snapshots._kvs.write("plan", json.dumps(data)).result()
+  with pytest.raises(errors.UserError, match="has format"):
+    snapshots.read_plan()
+
+
+def test_answers_to_peers_lie_under_prefixes_of_their_own():
+  who = {"island": 0, "incarnation": 1, "server": 1, "life": 1, "step": 8}
+  prefixes = {keys.peer_payload_prefix(**who)}
+  prefixes |= {keys.peer_payload_prefix(**who | {name: 9}) for name in who}
+  assert len(prefixes) == 1 + len(who)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "0000.0001.0002.000000008.part",
+    ".0000.0001.0002.000000008",
+    "0000.0001.0002",
+    "0000.0001.0002.8a",
+  ],
+)
+def test_what_others_leave_in_a_folder_is_no_contribution(name):
+  assert not keys.is_contribution_name(name)
+  assert keys.is_contribution_name(keys.contribution_name(0, 1, 2, 8))
 
 
 def _acquire(snapshots, owner, watch, now):

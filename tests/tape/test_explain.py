@@ -135,6 +135,15 @@ def test_weights_are_shares_of_the_round(tape):
   assert (facts.token, facts.retold) == (1, False)
 
 
+def test_round_opened_again_by_a_successor_is_its_own(tape):
+  tape.open(1, island=1)
+  tape.incarnation = 2
+  tape.lead(2)
+  tape.open(1, island=2)
+  tape.merge(1, part("a"))
+  assert tape.explain().opened_by == 2
+
+
 def test_late_ones_say_by_how_much_and_what_became_of_them(tape):
   story(tape)
   late = {x.key: (x.late_secs, x.fate) for x in tape.explain().late}

@@ -44,3 +44,13 @@ def test_what_waits_for_a_merge_is_not_summed_up():
   waiting = facts.merged.pop(8).contribution
   folding.fold([history.Life(2, 0, 10, 40)], facts, _FAR, 2)
   assert facts.folded.row == 8 and waiting.key in facts.published
+
+
+def test_merge_that_its_life_never_told_of_is_told_of_when_summed_up():
+  facts = merged(40, untold=(5,))
+  facts.told[2] = 40  # so it wrote its lines, and none of this one
+  folding.fold([history.Life(2, 0, 10, 40)], facts, _FAR, 3)
+  assert facts.folded.row == 21
+  assert facts.folded.violations == [
+    "steps (5, 6] merged in version 6 were never published"
+  ]

@@ -6,7 +6,7 @@ import sys
 import pytest
 from tape_builder import TOKENS_PER_STEP, Tapes
 
-from diloco.tape import ledger
+from diloco.tape import history, ledger
 
 
 def _fates(tapes, num_fragments=1):
@@ -499,6 +499,28 @@ def test_life_that_dies_while_it_is_muted_has_repeated_no_more_than_it_did():
   assert _fates(tapes)["repeated"] == 2
 
 
+def test_what_a_muted_life_never_came_to_is_still_lost():
+  tapes = _trained(8)
+  tapes.submit(0, 8)  # it may be in the store
+  tapes.die()
+  tapes.start(step=4, unsent_from_step=[8])
+  tapes.train(4, 6)
+  tapes.die()
+  assert _fates(tapes) == {
+    "trained": 10,
+    "lost_with_island": 8,
+    "repeated": 2,
+  }
+
+
+def test_rows_that_were_skipped_are_not_among_those_that_were_read():
+  tapes = _trained(4)
+  tapes.merge(1, tapes.publish(0, 4))
+  tapes.start(step=7)
+  tapes.train(7, 9)
+  assert _rows(tapes) == {"merged": [(0, 4)], "pending": [(7, 9)]}
+
+
 def test_rows_name_the_reason_of_each_that_is_not_merged():
   tapes = _trained(12)
   tapes.merge(1, tapes.publish(0, 4))
@@ -613,6 +635,34 @@ def test_rows_that_are_summed_up_cannot_be_merged_again():
   tapes.merge(len(items) + 1, again)
   (violation,) = _violations(tapes)
   assert "steps (14, 16] merged in version 2001, after all up to" in violation
+
+
+def test_what_is_wrong_with_rows_that_are_summed_up_is_told():
+  tapes = _trained(4000)
+  items = [
+    tapes.publish(n, n + 2) if n != 10 else tapes.contribution(10, 12)
+    for n in range(0, 4000, 2)
+  ]
+  tapes.start(step=4000)  # the life before has told all it ever will
+  for version, item in enumerate(items, 1):
+    tapes.merge(version, item)
+  result = ledger.compute(tapes.record())
+  assert result.folded_rows["merged"] > 2000
+  assert result.violations == [
+    "island 0, fragment 0: steps (10, 12] merged in version 6 were never"
+    " published"
+  ]
+
+
+def test_version_told_again_after_many_others_counts_once(monkeypatch):
+  monkeypatch.setattr(history, "_KNOWN_VERSIONS", 2)
+  tapes = _trained(8)
+  items = [tapes.publish(n, n + 2) for n in range(0, 8, 2)]
+  for version, item in enumerate(items, 1):
+    tapes.merge(version, item)
+  tapes.merge(1, items[0])
+  assert not _violations(tapes)
+  assert _fates(tapes) == {"trained": 8, "merged": 8}
 
 
 def test_what_has_no_fate_is_never_summed_up():

@@ -65,6 +65,9 @@ def test_torn_tail_is_ignored_at_every_byte(tmp_path):
     b'{"wall_secs": 3}\n',
     b'{"event": "b", "wall_secs": "soon"}\n',
     b"\x00\xff\r\x00\n",
+    b'{"event": "b", "wall_secs": 2, "text": "\\ud83d"}\n',
+    b'{"event": "b", "wall_secs": 2, "text": "\\uD83D"}\n',
+    b"[" * 100_000 + b"\n",
   ],
 )
 def test_broken_middle_line_is_named_and_the_rest_read(tmp_path, broken):

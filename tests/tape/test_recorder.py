@@ -111,14 +111,15 @@ def test_file_with_nothing_but_a_torn_line_is_emptied(tmp_path):
   assert path.read_bytes() == b""
 
 
-def test_full_disk_delays_lines_and_loses_none(tmp_path, monkeypatch):
+@pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk_delays_lines_and_loses_none(tmp_path, monkeypatch, why):
   tape = recorder.Recorder(tmp_path, "syncer", 1)
   room = 10
 
   def write(fd, data):
     nonlocal room
     if not room:
-      raise OSError(errno.ENOSPC, "no room")
+      raise OSError(why, "no room")
     taken, room = data[:room], room - len(data[:room])
     return real_write(fd, taken)
 

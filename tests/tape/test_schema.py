@@ -1,17 +1,18 @@
 """Lines that are JSON and yet not what a tape has."""
 
+import math
+
 import pytest
 
 from diloco.tape import events, schema
 
 SENT = {"fragment": 0, "first_step": 0, "step": 8}
+PART = {"island": 0, "incarnation": 1, "first_step": 0, "step": 8}
 MERGED = {
   "event": events.MERGED,
   "fragment": 0,
   "version": 1,
-  "contributions": [
-    {"island": 0, "incarnation": 1, "first_step": 0, "step": 8}
-  ],
+  "contributions": [PART],
 }
 
 # Line, whose tape -> what is wrong.
@@ -46,6 +47,26 @@ LINES = {
     {"event": events.PUBLISHED, **SENT},
     "syncer",
     "only an island",
+  ),
+  "islands that are none": (MERGED | {"absent": ["1"]}, "syncer", "'absent'"),
+  "number beyond every float": (
+    MERGED | {"contributions": [PART | {"weight": 9**999}]},
+    "syncer",
+    "in 'contributions': its 'weight' is",
+  ),
+  "time that is no number": (
+    MERGED | {"wall_secs": math.nan},
+    "syncer",
+    "'wall_secs' is nan",
+  ),
+  "steps given up that are none": (
+    {
+      "event": events.RESYNCED,
+      "step": 8,
+      "fragments": [{"fragment": 0, "lost_from_step": "0"}],
+    },
+    "island-0",
+    "in 'fragments': its 'lost_from_step' is '0'",
   ),
   "versions that do not pair": (
     {"event": events.RESTORED, "version_from": [1], "version_to": []},
