@@ -153,6 +153,7 @@ class RunConfig:
   name: str = "run"
   seed: int = 0
   total_tokens: int = 1_000_000  # trained by all islands together
+  init_from: str = ""  # file of the initial parameters; else from the seed
   task: TaskConfig = TaskConfig()
   fleet: FleetConfig = FleetConfig()
   sync: SyncConfig = SyncConfig()

@@ -19,9 +19,9 @@ from diloco.controller import outcome as outcome_lib
 from diloco.controller import outside, resources, restorer, roles, wind_down
 from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
-from diloco.islands import trial
+from diloco.islands import bootstrap, trial
 from diloco.report import html, live, liveness, summary
-from diloco.snapshots import store
+from diloco.snapshots import portable, store
 from diloco.tape import events, reader
 from diloco.tasks import registry
 from diloco.tasks import task as task_lib
@@ -72,7 +72,7 @@ def train(
   """
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()
-  task, plan = preflight(config, run_dir)
+  task, plan, given = preflight(config, run_dir)
   resumed = process.holds_run(run_dir)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   if resumed:
@@ -91,6 +91,8 @@ def train(
     # Before any role, so that a run killed at any later instant can go on.
     process.write_config(config, run_dir)
     snapshots.write_plan(plan)
+    if given is not None:
+      bootstrap.keep_given(snapshots, plan, given)
     times = timing.settle(snapshots, config, anew=not engine.survivors())
     view = live.LiveView(run_dir, quiet=quiet)
     controller = controller_lib.Controller(
@@ -131,11 +133,12 @@ def _sole_controller(run_dir: pathlib.Path) -> Iterator[None]:
 
 def preflight(
   config: config_lib.RunConfig, run_dir: pathlib.Path
-) -> tuple[task_lib.Task, partition.FragmentPlan]:
+) -> tuple[task_lib.Task, partition.FragmentPlan, portable.Params | None]:
   """Checks everything that can be checked before a run; touches nothing.
 
   Returns:
-    The task, every function of which was tried, and its fragments.
+    The task, every function of which was tried, its fragments, and initial
+    parameters if the run is to be given some and does not have them yet.
 
   Raises:
     UserError: the first thing that will not do.
@@ -151,7 +154,26 @@ def preflight(
     split=config.sync.split_tensors,
   )
   timing.derive(config.controller, 0.0)  # how fast the store is comes later
-  return task, plan
+  return task, plan, _given(config, run_dir, tree.shapes, plan)
+
+
+def _given(
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  shapes: Mapping[str, tuple[int, ...]],
+  plan: partition.FragmentPlan,
+) -> portable.Params | None:
+  """Reads and checks the parameters that `init_from` names, if need be."""
+  if not config.init_from:
+    return None
+  if process.holds_run(run_dir):
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    if bootstrap.has_given(snapshots, plan.num_fragments):
+      return None  # a run goes on without the file
+  what = f"config.init_from = {config.init_from!r}"
+  found = portable.read(what, config.init_from)
+  portable.check_fits(what, found, shapes)
+  return found
 
 
 def _check_directory(

@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import diloco
 from diloco import channel, cli, commands, errors, launch, process
 from diloco import config as config_lib
+from diloco import run as run_lib
 from diloco.fragments import partition
-from diloco.islands import inner_step
+from diloco.islands import bootstrap, inner_step
 from diloco.report import liveness
 from diloco.snapshots import store
 from diloco.tasks import registry
@@ -382,6 +384,57 @@ def test_run_does_not_go_on_with_another_fragment_plan(
   snapshots.write_plan(partition.partition([tensor], 1))
   argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "fragment plan", "--workdir")
+
+
+@pytest.fixture
+def shapes(place):
+  """Shapes of the parameters of `config.py`, by name."""
+  config = config_lib.from_mapping(launch.load_config("config.py"))
+  task = registry.make_task(config.task.name, config.task.options)
+  return inner_step.ParamTree(task, config.seed).shapes
+
+
+def test_parameters_of_another_model_are_refused(place, capsys, shapes):
+  given = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+  first, second, *_ = sorted(given)
+  del given[first]
+  given[second] = np.zeros((2, 2), np.float32)
+  np.savez("theirs.npz", **given)
+  (place / "no.npz").write_text("no")
+  check_refused(
+    place,
+    capsys,
+    train("init_from=theirs.npz"),
+    "config.init_from = 'theirs.npz': its tensors are not the task's:"
+    f" {first!r} is missing, {second!r} is [2, 2], the task's"
+    f" {list(shapes[second])};",
+  )
+  given = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+  given[first].flat[0] = np.nan
+  np.savez("theirs.npz", **given)
+  check_refused(
+    place, capsys, train("init_from=theirs.npz"), f"{first!r} is not finite"
+  )
+  for name, told in (("no.npz", "cannot be read"), ("none", "no such file")):
+    check_refused(place, capsys, train(f"init_from={name}"), told)
+
+
+def test_run_that_was_given_parameters_goes_on_without_their_file(
+  place, shapes
+):
+  given = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+  np.savez("theirs.npz", **given)
+  values = launch.load_config("config.py")
+  values.init_from = "theirs.npz"
+  config, folder = config_lib.from_mapping(values), place / "run"
+  _, plan, found = run_lib.preflight(config, folder)
+  assert found.keys() == given.keys()
+  process.write_config(config, folder)
+  assert run_lib.preflight(config, folder)[2] is not None  # killed in between
+  snapshots = store.SnapshotStore(process.store_url(folder))
+  bootstrap.keep_given(snapshots, plan, found)
+  (place / "theirs.npz").unlink()
+  assert run_lib.preflight(config, folder)[2] is None
 
 
 # The options of one are a dict, and a list of it is a command.

@@ -1,25 +1,28 @@
 """Version 0: how a run's first global parameters come to be.
 
-Every island computes the same initial parameters from the run's seed. Whoever
+Every island computes the same initial parameters from the run's seed, or reads
+those that the run was given from the run's store, where they stay. Whoever
 comes first publishes them; the others find the heads taken and adopt what is
 there, so that all start equal to the bit whatever their meshes.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import shards
+from diloco.islands import fetching, learner, shards
 from diloco.snapshots import arrays, digest, keys, records, store
+
+Initial = Callable[[int], shards.HostFragment]  # by fragment
 
 
 def publish_initial(
   snapshots: store.SnapshotStore,
   plan: partition.FragmentPlan,
-  initial: Sequence[shards.HostFragment],
+  initial: Initial,
   writer: str,
   first_fragment: int,
   *,
@@ -30,7 +33,7 @@ def publish_initial(
   Args:
     snapshots: the store.
     plan: the fragment plan.
-    initial: [P], this island's initial parameters.
+    initial: gives this island's initial parameters.
     writer: unique to this process, part of the payload's name.
     first_fragment: where to start, so that islands starting together rarely
       write the same fragment.
@@ -52,7 +55,8 @@ def publish_initial(
         f"{key} is lost: a new version 0 would undo what was merged; stop the"
         " run and give 'diloco resume' to go back to its last cut"
       )
-    first = write_initial(snapshots, plan, fragment, initial[fragment], writer)
+    payload = keys.global_prefix(fragment, 0, writer)
+    first = write_initial(snapshots, plan, fragment, initial(fragment), payload)
     snapshots.compare_and_set(key, first, generation)
 
 
@@ -66,10 +70,9 @@ def write_initial(
   plan: partition.FragmentPlan,
   fragment: int,
   initial: shards.HostFragment,
-  writer: str,
+  payload: str,
 ) -> records.Head:
   """Writes the payload of a fragment's version 0; returns its head."""
-  payload = keys.global_prefix(fragment, 0, writer)
   tensors = []
   for spec in plan.fragments[fragment]:
     held = initial[spec.name]
@@ -86,6 +89,66 @@ def write_initial(
     merged={},
     digest=digest.tensors((t.name, initial[t.name].whole()) for t in tensors),
   )
+
+
+def keep_given(
+  snapshots: store.SnapshotStore,
+  plan: partition.FragmentPlan,
+  given: Mapping[str, np.ndarray],
+) -> None:
+  """Stores what a run starts from, for its islands and whoever replays it.
+
+  Args:
+    snapshots: the run's store.
+    plan: of its fragments.
+    given: float32 values of every leaf, by name.
+  """
+  for fragment, tensors in enumerate(plan.fragments):
+    held = {}
+    for spec in tensors:
+      box, values = [slice(0, n) for n in spec.shape], given[spec.leaf]
+      if spec.part is not None:
+        start, stop = spec.part.start, spec.shape[spec.part.axis]
+        rows = slice(start, start + stop)
+        values = values[(slice(None),) * spec.part.axis + (rows,)]
+      pieces = ((tuple(box), values),)
+      held[spec.name] = shards.HostTensor(
+        spec.name, spec.shape, spec.shape, pieces
+      )
+    payload = f"{keys.initial_key(fragment)}.values"
+    head = write_initial(snapshots, plan, fragment, held, payload)
+    key = keys.initial_key(fragment)
+    snapshots.write(key, records.Initial(**head.to_fields()))
+
+
+def has_given(snapshots: store.SnapshotStore, num_fragments: int) -> bool:
+  """Whether all of what a run starts from was stored."""
+  every = map(keys.initial_key, range(num_fragments))
+  return all(snapshots.read(key, records.Initial) for key in every)
+
+
+def initial_of(
+  snapshots: store.SnapshotStore, like: learner.Learner, *, given: bool
+) -> Initial:
+  """Where a run's initial parameters come from.
+
+  Args:
+    snapshots: the run's store.
+    like: holds those of the seed, and knows which shards are wanted.
+    given: whether the run was given others.
+  """
+  if not given:
+    return like.swap.anchors.__getitem__
+  fetcher = fetching.Fetcher(snapshots, like.plan, like.swap.shardings)
+
+  def read(fragment: int) -> shards.HostFragment:
+    key = keys.initial_key(fragment)
+    head = snapshots.read(key, records.Initial)
+    if head is None:
+      raise errors.CorruptSnapshotError(f"{key} is lost: restore it")
+    return fetcher.read(head)
+
+  return read
 
 
 def writer_name(island: int, incarnation: int) -> str:

@@ -51,10 +51,16 @@ class Fetcher:
   def execute(self, operation: operations.Operation) -> Any:
     """Does one operation of a procedure that reads global versions."""
     if isinstance(operation, operations.ReadPayload):
-      return self._read(operation.head)
+      return self.read(operation.head)
     return self._store.execute(operation)
 
-  def _read(self, head: records.Head) -> shards.HostFragment:
+  def read(self, head: records.Head) -> shards.HostFragment:
+    """Reads what a head points to.
+
+    Raises:
+      CorruptSnapshotError: it is damaged.
+      OSError: the store could not be reached.
+    """
     tensors = self._plan.fragments[head.fragment]
     found = shards.read_fragment(self._store, head, tensors, self._shardings)
     if head.digest and head.digest != digest_of(found):

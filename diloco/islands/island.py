@@ -178,7 +178,9 @@ class Island:
     bootstrap.publish_initial(
       self._store,
       plan,
-      self._trainer.swap.anchors,
+      bootstrap.initial_of(
+        self._store, self._trainer, given=bool(self._config.init_from)
+      ),
       writer=bootstrap.writer_name(spec.island, spec.incarnation),
       first_fragment=spec.island * plan.num_fragments // num_islands,
       begun=bool(checkpoint.completed(saved)),

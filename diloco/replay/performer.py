@@ -13,7 +13,7 @@ from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.replay import scratch as scratch_lib
 from diloco.replay import script
-from diloco.snapshots import checkpoint, keys, records
+from diloco.snapshots import checkpoint, keys, records, store
 from diloco.tasks import registry
 
 
@@ -26,6 +26,7 @@ class Performer:
     life: script.LifeId,
     topology: Sequence[int],
     folder: pathlib.Path,
+    original: store.SnapshotStore,
   ):
     """Makes the trainer, in its initial state.
 
@@ -34,6 +35,7 @@ class Performer:
       life: which.
       topology: of its mesh.
       folder: the replay's scratch directory.
+      original: the run's store.
     """
     self._config = config
     self._life = life
@@ -44,6 +46,9 @@ class Performer:
     )
     self._plan = self._trainer.plan
     self._swap = self._trainer.swap
+    self._initial = bootstrap.initial_of(
+      original, self._trainer, given=bool(config.init_from)
+    )
     self._bases: list[int] = []
     self._writer = ocp.StandardCheckpointer()
 
@@ -53,8 +58,8 @@ class Performer:
       self._scratch.snapshots,
       self._plan,
       fragment,
-      self._swap.anchors[fragment],
-      bootstrap.writer_name(*self._life),
+      self._initial(fragment),
+      keys.global_prefix(fragment, 0, bootstrap.writer_name(*self._life)),
     )
     self._scratch.write_head(head)
 

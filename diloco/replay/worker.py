@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
   # JAX reads its environment once, which is in place by now.
   from diloco.islands import compilation
   from diloco.replay import performer
+  from diloco.snapshots import store
 
   compilation.use_cache(args.scratch / "compilation_cache")
   config = process.read_config(args.run_dir)
@@ -45,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     script.LifeId(args.island, args.incarnation),
     tuple(int(n) for n in args.topology.split("x")),
     args.scratch,
+    store.SnapshotStore(process.store_url(args.run_dir)),
   )
   for line in sys.stdin:
     answer = _answer(life, json.loads(line))

@@ -10,6 +10,8 @@ Layout, relative to the store's root:
     members/<m>                           signs of life of islands
     leases/syncer                         syncer leadership
     leases/syncer.token                   the newest fencing token drawn
+    initial/<p>                           what version 0 is made of, if the run
+                                          was given parameters
     board                                 hint: versions and open rounds
     verdicts/<m>                          what the syncer has against island m
     cuts/<n>/...                          parts of cut n, see `cuts`
@@ -32,6 +34,11 @@ _CONTRIBUTION_NAME = re.compile(r"\d+\.\d+\.\d+\.\d+").fullmatch
 def head_key(fragment: int) -> str:
   """Key of a fragment's head."""
   return f"heads/{fragment:04d}"
+
+
+def initial_key(fragment: int) -> str:
+  """Key of a fragment that the run was given to start from."""
+  return f"initial/{fragment:04d}"
 
 
 @functools.cache

@@ -78,10 +78,11 @@ def check_free(path: pathlib.Path) -> None:
     )
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read(what: str, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
   """Reads parameters in any of the formats, whoever wrote them.
 
   Args:
+    what: how to call them in a refusal.
     path: of the file or directory.
 
   Returns:
@@ -92,9 +93,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
   """
   path = pathlib.Path(path).absolute()
   if not path.exists():
-    raise errors.UserError(
-      f"parameters in {path}", "there is no such file", "check the path"
-    )
+    raise errors.UserError(what, "there is no such file", "check the path")
   try:
     if path.is_dir():
       found = _read_orbax(path)
@@ -107,8 +106,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     raise
   except Exception as error:  # these libraries raise many kinds
     raise errors.UserError(
-      f"parameters in {path}",
-      f"they cannot be read ({errors.one_line(error)})",
+      what,
+      f"it cannot be read ({errors.one_line(error)})",
       f"give what 'diloco export' writes: {', '.join(FORMATS)}",
     ) from error
 
@@ -141,6 +140,8 @@ def check_fits(
     elif params[name].shape != tuple(shapes[name]):
       found, wanted = list(params[name].shape), list(shapes[name])
       differences.append(f"{name!r} is {found}, the task's {wanted}")
+    elif not np.isfinite(params[name]).all():
+      differences.append(f"{name!r} is not finite")
   if differences:
     more = len(differences) - _NAMED
     named = ", ".join(differences[:_NAMED])

@@ -170,6 +170,15 @@ class Head(Record):
     return keys.head_key(self.fragment)
 
 
+@dataclasses.dataclass(frozen=True)
+class Initial(Head):
+  """A fragment that the run was given to start from; it stays with the run."""
+
+  def key_in_store(self) -> str:
+    """See `Record`."""
+    return keys.initial_key(self.fragment)
+
+
 def retoken(head: Head, token: int) -> Head:
   """The same version under another fencing token."""
   return dataclasses.replace(head, token=token)

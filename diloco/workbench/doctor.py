@@ -107,7 +107,7 @@ def _examine(
   try:
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder) as room:
       if args.config:
-        task, plan = run_lib.preflight(config, pathlib.Path(room, "run"))
+        task, plan, _ = run_lib.preflight(config, pathlib.Path(room, "run"))
         params = float(plan.num_params)
       yield from _machine(config if task else None, params, folder)
       yield from _store(pathlib.Path(room), args.quick, open_store, facts)

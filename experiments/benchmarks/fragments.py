@@ -188,7 +188,11 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
   swaps.rehearse(params)
   snapshots = store.SnapshotStore((root / "store").as_uri())
   bootstrap.publish_initial(
-    snapshots, plan, swaps.anchors, writer="bench", first_fragment=0
+    snapshots,
+    plan,
+    swaps.anchors.__getitem__,
+    writer="bench",
+    first_fragment=0,
   )
   learn = jax.jit(lambda x: 0.99 * x, donate_argnums=0)
   params = {leaf: learn(value) for leaf, value in params.items()}

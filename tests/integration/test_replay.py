@@ -6,10 +6,16 @@ import shutil
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 from real_run import Run
 
+from diloco import process
+from diloco.islands import inner_step
+from diloco.snapshots import keys, records, store
 from diloco.tape import reader
+from diloco.tasks import registry
 
 
 def diloco(*words):
@@ -25,9 +31,15 @@ def diloco(*words):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """A run whose island 1 and whose leading syncer were killed."""
+  """A run whose island 1 and whose leading syncer were killed.
+
+  It starts from parameters it was given, in a file that is gone afterwards.
+  """
+  folder = tmp_path_factory.mktemp("replay")
+  given = folder / "given.npz"
   run = Run(
-    tmp_path_factory.mktemp("replay"),
+    folder,
+    init_from=str(given),
     total_tokens=36_000,
     sync={"num_fragments": 4, "every": 8, "split_tensors": True},
     outer={"learning_rate": 0.9, "momentum": 0.5},
@@ -41,10 +53,14 @@ def run(tmp_path_factory):
       "checkpoint_every_steps": 16,
     },
   )
+  task = registry.make_task(**run.values["task"])
+  tree = inner_step.ParamTree(task, seed=0)
+  np.savez(given, **tree.flatten(task.init(jax.random.key(77))))
   try:
     code, out, err = run.start("--quiet", "--json").finish()
     assert code == 0, err
     assert json.loads(out) == run.summary()
+    given.unlink()
   finally:
     run.kill_everything()
   return run
@@ -82,6 +98,17 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
     versions = {m["version"] for m in merged if m["fragment"] == fragment}
     assert versions == set(range(1, len(versions) + 1))
   assert (run.dir / "report.html").stat().st_size > 10_000
+
+
+def test_every_life_began_with_what_the_run_was_given(run):
+  snapshots = store.SnapshotStore(process.store_url(run.dir))
+  given = [
+    snapshots.read(keys.initial_key(p), records.Initial).digest
+    for p in range(4)
+  ]
+  first = next(iter(run.events("started")))
+  assert first["base_versions"] == [0] * 4
+  assert first["base_digests"] == given
 
 
 def events(run_dir, name):

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import quadratic
 from cut_builder import PLAN, run_with_a_cut, spoil
 
 from diloco import errors
+from diloco.fragments import partition
 from diloco.islands import bootstrap
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import keys, records, store, versions
 
 
 class Part:
@@ -31,7 +33,7 @@ def initial():
 
 def publish(snapshots, initial, **facts):
   bootstrap.publish_initial(
-    snapshots, PLAN, initial, "i0.1", first_fragment=1, **facts
+    snapshots, PLAN, initial.__getitem__, "i0.1", first_fragment=1, **facts
   )
 
 
@@ -75,3 +77,44 @@ def test_damaged_head_is_not_made_anew(tmp_path, initial):
   spoil(run, keys.head_key(1))
   with pytest.raises(errors.CorruptSnapshotError):
     publish(run.store, initial)
+
+
+def test_given_parameters_become_version_0_bit_by_bit():
+  trainer = quadratic.make_trainer()
+  given = {
+    "a": np.array([1.5, -2.0], np.float32),
+    "b": np.arange(3, dtype=np.float32),
+  }
+  snapshots = store.SnapshotStore("memory://")
+  snapshots.write_plan(trainer.plan)
+  assert not bootstrap.has_given(snapshots, 2)
+  bootstrap.keep_given(snapshots, trainer.plan, given)
+  assert bootstrap.has_given(snapshots, 2)
+  initial = bootstrap.initial_of(snapshots, trainer, given=True)
+  bootstrap.publish_initial(
+    snapshots, trainer.plan, initial, "i0.1", first_fragment=0
+  )
+  found = versions.Versions(snapshots).read()
+  assert found.versions == [0, 0]
+  for name, values in given.items():
+    np.testing.assert_array_equal(found.params[name], values)
+  of_the_seed = bootstrap.initial_of(snapshots, trainer, given=False)
+  assert of_the_seed(0) is trainer.swap.anchors[0]
+  snapshots.delete(keys.initial_key(1))
+  assert not bootstrap.has_given(snapshots, 2)
+  with pytest.raises(errors.CorruptSnapshotError, match="initial/0001 is lost"):
+    initial(1)
+
+
+def test_parts_of_a_leaf_are_given_their_own_values():
+  tensors = [partition.Tensor("w", (2, 12), "rda")]
+  plan = partition.partition(tensors, 3, split=True)
+  given = {"w": np.arange(24, dtype=np.float32).reshape(2, 12)}
+  snapshots = store.SnapshotStore("memory://")
+  snapshots.write_plan(plan)
+  bootstrap.keep_given(snapshots, plan, given)
+  for fragment in range(3):
+    kept = snapshots.read(keys.initial_key(fragment), records.Initial)
+    snapshots.write(keys.head_key(fragment), records.Head(**kept.to_fields()))
+  found = versions.Versions(snapshots).read()
+  np.testing.assert_array_equal(found.params["w"], given["w"])

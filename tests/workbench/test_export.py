@@ -41,7 +41,7 @@ print(reader.metadata(sys.argv[1]).custom_metadata["merged_tokens"])
 @pytest.mark.parametrize("form", portable.FORMATS)
 def test_what_is_written_is_read_again(tmp_path, form):
   portable.write(tmp_path / "out", form, TREE, {"run": "r"})
-  found = portable.read(tmp_path / "out")
+  found = portable.read("it", tmp_path / "out")
   assert found.keys() == TREE.keys()
   for name, values in TREE.items():
     np.testing.assert_array_equal(found[name], values)
@@ -118,7 +118,7 @@ def test_version_that_is_gone_leaves_nothing(run, tmp_path, capsys):
 def test_foreign_half_precision_is_read(tmp_path):
   values = {"w": np.ones(3, ml_dtypes.bfloat16)}
   safetensors.flax.save_file(values, tmp_path / "theirs")
-  found = portable.read(tmp_path / "theirs")
+  found = portable.read("it", tmp_path / "theirs")
   assert found["w"].dtype == np.float32 and found["w"].tolist() == [1, 1, 1]
 
 
@@ -131,14 +131,14 @@ def test_what_is_no_such_file_is_refused_in_one_line(tmp_path):
     ("folder", "cannot be read"),
   ):
     with pytest.raises(errors.UserError, match=told) as refused:
-      portable.read(tmp_path / name)
+      portable.read("it", tmp_path / name)
     assert "\n" not in str(refused.value)
 
 
 def test_whole_numbers_are_no_parameters(tmp_path):
   np.savez(tmp_path / "a.npz", w=np.ones(3, np.int8))
   with pytest.raises(errors.UserError, match="'w' is int8"):
-    portable.read(tmp_path / "a.npz")
+    portable.read("it", tmp_path / "a.npz")
 
 
 def test_first_tensors_that_differ_are_named():
