@@ -284,6 +284,43 @@ TABLE: tuple[Command, ...] = (
     ),
   ),
   Command(
+    name="metrics",
+    group="away",
+    what="write what a run has logged for TensorBoard and others to show",
+    run="diloco.workbench.metrics:main",
+    examples=(
+      "diloco metrics runs/quickstart --format=tensorboard",
+      "diloco metrics runs/quickstart --format=openmetrics",
+    ),
+    flags=(
+      _DIR,
+      flag(
+        "--format",
+        choices=("tensorboard", "parquet", "openmetrics", "wandb"),
+        required=True,
+        help="of what is written",
+      ),
+      flag(
+        "--out",
+        type=pathlib.Path,
+        metavar="PATH",
+        help="directory to make, default: one in the run's, of the format's"
+        " name; with openmetrics a file to replace, default: the terminal",
+      ),
+      flag(
+        "--follow",
+        type=arguments.number(0),
+        nargs="?",
+        const=5.0,
+        default=0.0,
+        metavar="SECS",
+        help="go on until the run ends, every so many seconds (5)",
+      ),
+    ),
+    more="It reads the run's files and disturbs nobody. A folder of wandb is"
+    " uploaded\nwith 'wandb sync'.",
+  ),
+  Command(
     name="simulate",
     group="ahead",
     what="what a fleet delivers under failures",

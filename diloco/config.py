@@ -125,6 +125,7 @@ class ControllerConfig:
   drain_secs: float = 0.0
   orphan_secs: float = 0.0  # an island or syncer lives without controller
   max_islands_per_core: int = 4
+  openmetrics_secs: float = 0.0  # between two writes of the run's figures
 
   @property
   def patience_secs(self) -> float:
@@ -275,6 +276,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("controller.standbys", 0, 8),
   ("controller.port", 0, 65535),
   ("controller.gather_secs", 0, math.inf),
+  ("controller.openmetrics_secs", 0, math.inf),
   ("controller.restart_base_secs", 0, math.inf),
   ("controller.restart_max_secs", 0, math.inf),
   ("controller.max_restarts", 0, math.inf),

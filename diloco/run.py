@@ -94,7 +94,11 @@ def train(
     if given is not None:
       bootstrap.keep_given(snapshots, plan, given)
     times = timing.settle(snapshots, config, anew=not engine.survivors())
-    view = live.LiveView(run_dir, quiet=quiet)
+    view = live.LiveView(
+      run_dir,
+      quiet=quiet,
+      exposed_secs=config.controller.openmetrics_secs,
+    )
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,

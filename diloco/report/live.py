@@ -16,7 +16,14 @@ from typing import Any, TextIO
 import rich.console
 import rich.live
 
-from diloco.report import dashboard, figures, liveness, totals
+from diloco.report import (
+  dashboard,
+  figures,
+  liveness,
+  openmetrics,
+  summary,
+  totals,
+)
 from diloco.report import status as status_lib
 from diloco.report import view as view_lib
 from diloco.tape import events, reader
@@ -57,6 +64,7 @@ class LiveView:
     run_dir: str | os.PathLike[str],
     stream: TextIO | None = None,
     quiet: bool = False,
+    exposed_secs: float = 0.0,
   ):
     """Takes what there is, so that only news will be told.
 
@@ -64,13 +72,15 @@ class LiveView:
       run_dir: directory of the run; it need not exist yet.
       stream: where to show it; stderr if None.
       quiet: show nothing; only keep the run's totals.
+      exposed_secs: write the run's state for a scraper so often; 0: never.
     """
     self._run_dir = pathlib.Path(run_dir)
     self._stream = stream or sys.stderr
     self._reading = totals.begin(run_dir)
     self._view = self._reading.view
     self._view.update(self._reading.follower.news())
-    self._due = self._line_due = 0.0
+    self._due = self._line_due = self._exposed_due = 0.0
+    self._exposed_secs = exposed_secs
     self._printed = self._failure = ""
     self._named: set[pathlib.Path] = set()  # files told to be broken
     self._quiet = quiet
@@ -93,7 +103,7 @@ class LiveView:
 
   def close(self, alive: bool = True) -> None:
     """Shows the last state and leaves the terminal as it was."""
-    self._line_due = 0.0  # whatever was shown a moment ago
+    self._line_due = self._exposed_due = 0.0  # whatever was a moment ago
     self._show(time.monotonic(), alive)
     if self._screen is not None:
       with contextlib.suppress(Exception):
@@ -116,6 +126,11 @@ class LiveView:
     record = self._reading.follower.poll()
     self._view.update(record)
     totals.keep(self._run_dir, self._reading)
+    if self._exposed_secs and now >= self._exposed_due:
+      self._exposed_due = now + self._exposed_secs
+      facts = status_lib.status_of(self._view, alive, time.time())
+      told = openmetrics.text(facts, self._run_dir.name)
+      summary.replace(self._run_dir / openmetrics.FILE_NAME, told)
     if self._quiet:
       return
     if self._screen is None:

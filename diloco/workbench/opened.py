@@ -94,7 +94,7 @@ class Run:
     """
     logs = reader.stream(self.dir).metrics
     return _table(
-      {"island": island, **_flat(line)}
+      {"island": island, **flat(line)}
       for island, lines in sorted(logs.items())
       for line in lines
     )
@@ -259,7 +259,7 @@ class Run:
     return f"<table>{rows}</table>"
 
 
-def _flat(line: Mapping[str, Any]) -> dict[str, Any]:
+def flat(line: Mapping[str, Any]) -> dict[str, Any]:
   """A metric line in one level; the task's own scalars as `task/NAME`."""
   own = line.get("task") or {}
   rest = {name: value for name, value in line.items() if name != "task"}
