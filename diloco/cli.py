@@ -154,6 +154,36 @@ def export(args: argparse.Namespace) -> int:
   return 0
 
 
+def evaluate(args: argparse.Namespace) -> int:
+  """Evaluates a run's parameters; returns the exit code."""
+  from diloco.workbench import evaluate as evaluate_lib
+  from diloco.workbench import loaded, opened
+
+  model = loaded.load(opened.Run(args.dir), args.version, args.cut, args.task)
+  facts = evaluate_lib.evaluate(model, args.batches)
+  if args.json:
+    _print_json(facts)
+  else:
+    print(evaluate_lib.describe(facts))
+  return 0
+
+
+def sample(args: argparse.Namespace) -> int:
+  """Lets a run's parameters write; returns the exit code."""
+  from diloco.workbench import loaded, opened
+  from diloco.workbench import sample as sample_lib
+
+  model = loaded.load(opened.Run(args.dir), args.version, args.cut, args.task)
+  told = sample_lib.sample(
+    model, args.prompt, args.tokens, args.temperature, args.seed
+  )
+  if args.json:
+    _print_json({"versions": model.versions, "text": told})
+  else:
+    print(f"{sample_lib.shown(args.prompt.encode(errors='replace'))}{told}")
+  return 0
+
+
 def replay(args: argparse.Namespace) -> int:
   """Does a run again; returns the exit code."""
   # Imported here so that other commands start without JAX.

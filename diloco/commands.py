@@ -127,11 +127,14 @@ _TASK = flag(
   help="the task of a run from elsewhere, if you trust its module",
 )
 
-_VERSION = flag(
-  "--version",
-  type=int,
-  metavar="V",
-  help="global version of every fragment; default: the newest of each",
+_WHICH = (
+  flag(
+    "--version",
+    type=int,
+    metavar="V",
+    help="global version of every fragment; default: the newest of each",
+  ),
+  flag("--cut", type=int, metavar="N", help="take those of cut N"),
 )
 
 TABLE: tuple[Command, ...] = (
@@ -279,8 +282,58 @@ TABLE: tuple[Command, ...] = (
         metavar="PATH",
         help="file to make, or directory with orbax; nothing is overwritten",
       ),
-      _VERSION,
-      flag("--cut", type=int, metavar="N", help="take those of cut N"),
+      *_WHICH,
+    ),
+  ),
+  Command(
+    name="sample",
+    group="away",
+    what="let a run's global parameters go on with a text",
+    run="diloco.cli:sample",
+    examples=(
+      "diloco sample runs/quickstart --prompt='def main('",
+      "diloco sample runs/quickstart --prompt='import ' --temperature=0",
+    ),
+    flags=(
+      _DIR,
+      flag("--prompt", default="", metavar="TEXT", help="what to go on with"),
+      flag(
+        "--tokens",
+        type=arguments.whole(1),
+        default=200,
+        help="bytes to write at most",
+      ),
+      flag(
+        "--temperature",
+        type=arguments.number(0),
+        default=0.8,
+        help="the higher, the bolder; 0 takes the likeliest byte",
+      ),
+      flag("--seed", type=arguments.whole(0), default=0, help="of the draws"),
+      *_WHICH,
+      _TASK,
+    ),
+  ),
+  Command(
+    name="evaluate",
+    group="away",
+    what="measure the held-out loss of a run's global parameters",
+    run="diloco.cli:evaluate",
+    examples=(
+      "diloco evaluate runs/quickstart",
+      "diloco evaluate runs/quickstart --version=7 --batches=16 --json",
+    ),
+    flags=(
+      _DIR,
+      flag(
+        "--batches",
+        type=arguments.whole(0),
+        default=0,
+        help="held-out batches, the first ones; 0: those of the run's own last"
+        " evaluation",
+      ),
+      *_WHICH,
+      _TASK,
     ),
   ),
   Command(

@@ -1,5 +1,6 @@
 """Held-out loss of local or global parameters, on an island's own mesh."""
 
+import functools
 import logging
 import math
 import time
@@ -18,6 +19,43 @@ from diloco.tasks import task as task_lib
 logger = logging.getLogger(__name__)
 
 _READ_ATTEMPTS = 5
+
+
+def held_out_loss(
+  task: task_lib.Task,
+  num_batches: int,
+  dispatch: Callable[[task_lib.Batch], tuple[jax.Array, jax.Array]],
+  split: Any = task_lib.HELDOUT,
+  moved: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+  """Returns the loss over the first held-out batches, the same every time.
+
+  Args:
+    task: whose batches.
+    num_batches: how many.
+    dispatch: starts `task.eval_loss` on a batch.
+    split: of the task's batches.
+    moved: called with every batch that is done.
+
+  Returns:
+    `loss` in nats per token, `tokens` and `bits_per_token`.
+  """
+  stream = task.batches(split, share=0, num_shares=1, seed=0)
+  try:
+    sums = [dispatch(next(stream)) for _ in range(num_batches)]
+  finally:
+    stream.close()
+  nats = tokens = 0.0
+  for batch_nats, batch_tokens in sums:
+    nats += float(np.asarray(batch_nats))
+    tokens += float(np.asarray(batch_tokens))
+    moved()
+  loss = nats / tokens
+  return {
+    "loss": loss,
+    "tokens": int(tokens),
+    "bits_per_token": loss / math.log(2),
+  }
 
 
 class Evaluator:
@@ -80,23 +118,13 @@ class Evaluator:
     if params is None:
       params, versions = self._read_global()
       result["version"], result["newest_version"] = min(versions), max(versions)
-    stream = self._task.batches("heldout", share=0, num_shares=1, seed=0)
-    try:
-      sums = [self._dispatch(params, next(stream)) for _ in range(num_batches)]
-    finally:
-      stream.close()
-    nats = tokens = 0.0
-    for batch_nats, batch_tokens in sums:
-      nats += float(np.asarray(batch_nats))
-      tokens += float(np.asarray(batch_tokens))
-      self._progress.moved()
-    loss = nats / tokens
-    return result | {
-      "loss": loss,
-      "tokens": int(tokens),
-      "bits_per_token": loss / math.log(2),
-      "secs": time.monotonic() - started,
-    }
+    found = held_out_loss(
+      self._task,
+      num_batches,
+      functools.partial(self._dispatch, params),
+      moved=self._progress.moved,
+    )
+    return result | found | {"secs": time.monotonic() - started}
 
   def _dispatch(
     self, params: inner_step.FlatParams, batch: task_lib.Batch

@@ -80,6 +80,7 @@ class LanguageModel:
     text.find_files(config.data_glob)
     self.config = config
     self.tokens_per_batch = config.batch_size * config.seq_len
+    self.context = config.seq_len
     self._model = transformer.Transformer(
       transformer.TransformerConfig(
         vocab=config.vocab,

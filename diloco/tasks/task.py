@@ -12,7 +12,8 @@ import optax
 
 Params = Any  # a pytree of float32 arrays
 Batch = Mapping[str, Any]  # of numpy arrays; leading axis is the batch
-Split = Literal["train", "heldout"]
+HELDOUT = "heldout"
+Split = Literal["train", "heldout"]  # or one of a task's `heldout_sets`
 
 
 class BatchStream(Protocol):
@@ -44,6 +45,11 @@ class Task(Protocol):
   A task may also have `learning_rate(schedule_steps)`, which returns the
   schedule of its optimizer; the metric log then has the learning rate of every
   step, as it has for optimizers of `optax.inject_hyperparams`.
+
+  `heldout_sets` may name further held-out sets for `diloco evaluate`; `batches`
+  then takes their names as splits. A task over bytes may have `logits(params,
+  tokens)`, which gives the next byte's [B, L, 256] for tokens [B, L], and
+  `context`, the most tokens L it knows; `diloco sample` then writes with it.
 
   A task may say how it is divided over a mesh. `mesh_axes` names the axes, in
   the order of a topology's numbers; default ("data", "model"). `batch_axes`
