@@ -1,5 +1,7 @@
 """What a leading syncer tells and deletes, and what it does not forget."""
 
+import dataclasses
+
 import pytest
 
 from diloco import errors
@@ -170,7 +172,12 @@ def test_verdict_that_got_lost_is_told_again_and_no_other():
   execute.records[key] = verdict
   operations.perform(one.remind(0), execute)
   assert len(execute.done) == 1
-  for spoil in (execute.records.clear, lambda: execute.damaged.add(key)):
+  older = dataclasses.replace(verdict, incarnation=0)  # of a store gone back
+  for spoil in (
+    lambda: execute.records.update({key: older}),
+    execute.records.clear,
+    lambda: execute.damaged.add(key),
+  ):
     execute.done.clear()
     spoil()
     operations.perform(one.remind(0), execute)

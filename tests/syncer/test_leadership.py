@@ -231,6 +231,14 @@ def test_leader_whose_renewals_have_ended_leads_no_more(snapshots, monkeypatch):
   leader.close()
 
 
+@pytest.mark.parametrize("heartbeat_secs", [0.1, 2.0])
+def test_lease_moves_often_enough_whatever_the_heartbeat(make, heartbeat_secs):
+  times = _times(heartbeat_secs=heartbeat_secs)
+  renewal_secs = make("only", heartbeat_secs=heartbeat_secs).renewal_secs
+  assert renewal_secs <= heartbeat_secs
+  assert renewal_secs <= times.lease_ttl_secs / 4
+
+
 def test_lease_is_renewed_by_a_thread_of_its_own(snapshots, monkeypatch):
   renewed, perform = threading.Semaphore(0), snapshots.perform
 

@@ -215,8 +215,8 @@ def swap(run, key):
   run.store.write(key, run.head(1))
 
 
-def leads(leader, token=1):
-  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", token, 4))
+def leads(leader):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", 1, 4))
 
 
 @pytest.mark.parametrize("damage", [spoil, lose, swap])
@@ -237,19 +237,23 @@ def test_leader_puts_back_a_head_that_the_store_has_spoiled(leader, damage):
 def test_head_found_spoiled_by_a_commit_is_put_back_and_merged_upon(leader):
   leads(leader)
   leader.send(8)
-  spoil(leader.run, keys.head_key(0))
-  leader.send(16, first=8, base=1)
-  assert leader.rounds.damaged == [0]
-  leader.look_after_heads()
-  leader.handle(core.Tick())
-  assert leader.run.head(0).version == 2 and leader.rounds.damaged == []
+  for version in (1, 2):  # each time it is told
+    spoil(leader.run, keys.head_key(0))
+    leader.send(8 * version + 8, first=8 * version, base=version)
+    assert leader.rounds.damaged == [0]
+    assert len(leader.events("global_damaged")) == version
+    for _ in range(2):  # both heads
+      leader.look_after_heads()
+    leader.handle(core.Tick())
+    assert leader.run.head(0).version == version + 1
+    assert leader.rounds.damaged == []
 
 
-@pytest.mark.parametrize("lease", [None, 2])
+@pytest.mark.parametrize("lease", [None, ("me", 2, 4), ("", 1, 5)])
 def test_deposed_leader_leaves_a_spoiled_head_alone(leader, lease):
   leader.send(8)
   if lease:
-    leads(leader, lease)
+    leader.run.store.write(keys.SYNCER_LEASE, records.Lease(*lease))
   spoil(leader.run, keys.head_key(0))
   with pytest.raises(errors.FencedError):
     leader.look_after_heads()

@@ -32,13 +32,14 @@ class Seat:
     self._thread.start()
 
   def hear(self, kind, count=1):
-    """Waits for messages of a kind."""
+    """Waits for messages of a kind; gives the last one."""
     while count:
       peer, message = self.server.inbox.get(timeout=_PATIENCE_SECS)
       assert peer == "standby"
       kinds = {message["type"], "ready" if message.get("ready") else ""}
       count -= kind in kinds
       self.token = message.get("token", self.token)
+    return message
 
   def end(self):
     stop = {"type": "program", "name": "stop", "seq": 1, "args": {}}
@@ -75,6 +76,10 @@ def test_syncer_born_in_an_outage_is_ready_tells_that_it_lives_and_waits(
   seat.hear("status", 3)
   if how == "hangs":
     outage.go_on.set()
+  drain = {"type": "program", "name": "drain", "seq": 7, "args": {}}
+  seat.server.send("standby", drain)
+  answer = seat.hear("done")
+  assert (answer["seq"], answer["result"]) == (7, {"leads": False})
   seat.end()
 
 

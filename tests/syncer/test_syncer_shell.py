@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import queue
 import threading
 import time
 
@@ -219,6 +220,37 @@ def test_successor_tells_the_newest_merges_again_and_knows_their_cut(tmp_path):
     assert (again["fragment"], again["version"]) == (0, 1)
     assert syncer._rounds.core.cut == 3
     assert syncer._rounds.core.versions == [1, 0]
+
+
+class Link:
+  """A controller's end of a channel, in memory."""
+
+  def __init__(self, *messages):
+    self.inbox = queue.Queue()
+    for message in messages:
+      self.inbox.put(message)
+    self.sent = []
+
+  def send(self, message):
+    self.sent.append(message)
+
+  def set_hello(self, **fields):
+    assert fields == {"draining": True}
+
+  def alone_secs(self):
+    return 0.0
+
+
+def test_drain_is_answered_once_the_store_was_looked_at_again(tmp_path):
+  run = CutRun(tmp_path)
+  link = Link({"type": "program", "name": "drain", "seq": 7, "args": {}})
+  with _leading(run) as (syncer, _):
+    syncer._channel = link
+    assert not syncer._over()
+    assert syncer._rounds.draining() and not link.sent
+    assert not syncer._over()
+    done = {"type": "done", "seq": 7, "result": {"idle": True}}
+    assert link.sent == [done]
 
 
 def test_islands_that_come_and_go_are_told_of_once(tmp_path):
