@@ -188,6 +188,43 @@ TABLE: tuple[Command, ...] = (
     ),
   ),
   Command(
+    name="sweep",
+    group="train",
+    what="do all points of a sweep file, once each and in parallel",
+    run="diloco.workbench.sweep:run",
+    examples=(
+      "diloco sweep --sweep=experiments/sweeps/quorum.py --workdir=runs/quorum",
+      "diloco sweep --workdir=runs/quorum --retry",
+    ),
+    flags=(
+      flag(
+        "--sweep",
+        metavar="FILE.py[:VARIANT]",
+        help="a file with get_sweep(); not needed to go on",
+      ),
+      flag(
+        "--workdir",
+        type=pathlib.Path,
+        required=True,
+        metavar="DIR",
+        help="of the sweep; each point has a directory in it",
+      ),
+      flag(
+        "--cores",
+        type=int,
+        metavar="N",
+        help="to use at most, one for each island; default: all",
+      ),
+      flag(
+        "--retry", action="store_true", help="do what failed again, and no more"
+      ),
+      flag("--yes", action="store_true", help="even more than 200 points"),
+    ),
+    more="Points are frozen when a sweep starts. Ctrl-C saves and stops; the same"
+    " command\ngoes on. A point's run is an ordinary one, for every other"
+    " command.",
+  ),
+  Command(
     name="cut",
     group="train",
     what="take a consistent checkpoint of a run that is on",
@@ -232,6 +269,32 @@ TABLE: tuple[Command, ...] = (
     run="diloco.cli:report",
     examples=("diloco report runs/quickstart",),
     flags=(_DIR,),
+  ),
+  Command(
+    name="compare",
+    group="look",
+    what="runs against each other: what differs, and what came out",
+    run="diloco.workbench.compare_command:run",
+    examples=(
+      "diloco compare runs/quorum --html=quorum.html",
+      "diloco compare runs/quickstart runs/alone --json",
+    ),
+    flags=(
+      flag(
+        "dirs",
+        metavar="DIR",
+        nargs="+",
+        type=pathlib.Path,
+        help="directory of a run or a sweep",
+      ),
+      flag(
+        "--html",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="write one page too, with curves; it needs no network",
+      ),
+    ),
+    more="Runs that differ in the seed alone are one group.",
   ),
   Command(
     name="explain",

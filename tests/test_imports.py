@@ -25,6 +25,7 @@ ALLOWED = {
   "diloco.arguments": BASE,
   "diloco.commands": BASE | {"diloco.arguments"},
   "diloco.typed": BASE,
+  "diloco.hyper": BASE,
   "diloco.config": CONFIG,
   "diloco.channel": BASE | {"diloco.wire"},
   "diloco.wire": set(),
@@ -51,6 +52,7 @@ ALLOWED = {
     "diloco.syncer",
     "diloco.report",
     "diloco.arguments",
+    "diloco.hyper",
   },
   "diloco.planning.planner": CONFIG
   | {
@@ -71,13 +73,17 @@ ALLOWED = {
     "diloco.workbench",
   },
   "diloco.workbench": ROLE
-  | {"diloco.islands", "diloco.tasks", "diloco.report"},
+  | {
+    *("diloco.islands", "diloco.tasks", "diloco.report", "diloco.controller"),
+    *("diloco.hyper", "diloco.planning.fleet", "diloco.run", "diloco.launch"),
+  },
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.
 TOP = (
   "diloco.run",
   "diloco.launch",
   "diloco.chaos",
+  "diloco.workbench",
   "diloco.cli",
   "diloco.completion",
   "experiments",

@@ -1,1 +1,1 @@
-"""Grids for `diloco simulate --sweep=...`."""
+"""Sweeps: grids of runs or simulations, for `diloco sweep`."""

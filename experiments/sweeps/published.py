@@ -10,24 +10,19 @@ M islands like one elastic job with M times fewer chips.
 Paper: Decoupled DiLoCo, arXiv 2604.21428.
 """
 
-from typing import Any
+from diloco import hyper
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 
 
-def get_sweep() -> list[dict[str, Any]]:
-  """Returns one row for each cell."""
-  rows: list[dict[str, Any]] = []
-  for islands, elastic in (
-    (1, False),
-    (1, True),
-    (2, True),
-    (4, True),
-    (8, True),
-    (16, True),
-  ):
-    rows += [
-      {"chips": chips, "islands": islands, "elastic": elastic}
-      for chips in CHIPS
-    ]
-  return rows
+def get_sweep() -> list[hyper.Point]:
+  """Returns one point for each cell."""
+  one_job = hyper.product(
+    hyper.sweep("islands", [1]), hyper.sweep("elastic", [False, True])
+  )
+  several = hyper.product(
+    hyper.sweep("islands", [2, 4, 8, 16]), hyper.sweep("elastic", [True])
+  )
+  return hyper.product(
+    hyper.chain(one_job, several), hyper.sweep("chips", CHIPS)
+  )

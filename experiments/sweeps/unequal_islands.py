@@ -13,7 +13,7 @@ an open round.
 Paper: Decoupled DiLoCo, arXiv 2604.21428.
 """
 
-from typing import Any
+from diloco import hyper
 
 ISLANDS = 8
 COMMON = {
@@ -27,17 +27,13 @@ COMMON = {
 }
 
 
-def get_sweep() -> list[dict[str, Any]]:
-  """Returns one row for each way to close a round."""
-  return [
-    {
-      **COMMON,
-      "quorum": ISLANDS,
-      "grace": 0,
-      "lockstep": True,
-      "follow": False,
-    },
-    {**COMMON, "quorum": 1, "grace": 0, "lockstep": True, "follow": False},
-    {**COMMON, "quorum": 1, "grace": "adaptive"},
-    {**COMMON, "quorum": ISLANDS, "grace": "adaptive"},
-  ]
+def get_sweep() -> list[hyper.Point]:
+  """Returns one point for each way to close a round."""
+  published = hyper.product(
+    hyper.sweep("quorum", [ISLANDS, 1]),
+    [{"grace": 0, "lockstep": True, "follow": False}],
+  )
+  here = hyper.product(
+    hyper.sweep("quorum", [1, ISLANDS]), hyper.sweep("grace", ["adaptive"])
+  )
+  return hyper.product([COMMON], hyper.chain(published, here))

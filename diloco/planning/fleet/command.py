@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from diloco import errors, hyper
 from diloco.planning.fleet import flags, reality, simulator, sweeps
 from diloco.planning.fleet import scenario as scenario_lib
 
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
   if args.sweep is not None:
     _print(_sweep(args, list(argv)), as_json=args.json, text=sweeps.text)
     return 0
-  facts = _simulate(args)
+  facts = simulate(argv)
   if args.timeline is not None:
     # Imported here, for matplotlib takes its time.
     from diloco.planning.fleet import timeline
@@ -42,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
   return 0
 
 
-def _simulate(args: argparse.Namespace) -> dict[str, Any]:
+def simulate(given: Sequence[str]) -> dict[str, Any]:
+  """Simulates the fleet that flags describe; see `simulator.simulate`."""
+  args = flags.parser().parse_args(list(given))
   scenario = flags.scenario(args)
   scenario_lib.check_length(scenario)
   return simulator.simulate(scenario, range(args.seed, args.seed + args.seeds))
@@ -53,12 +56,18 @@ def _sweep(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
   given = [a for a in argv if not a.startswith("--sweep")]
   if "--sweep" in argv:  # written as two words
     given.remove(args.sweep)
-  points = sweeps.load(args.sweep)
+  points, trains = hyper.load(args.sweep)
+  if trains:
+    raise errors.UserError(
+      f"--sweep={args.sweep}",
+      "it has get_config, so its points are to be trained",
+      "use 'diloco sweep'",
+    )
   for point in points:  # all are read before the first one takes its time
     flags.scenario(flags.parser().parse_args([*given, *sweeps.flags(point)]))
   for point in points:
-    row = flags.parser().parse_args([*given, *sweeps.flags(point)])
-    rows.append({"given": point, "result": _simulate(row)})
+    result = simulate([*given, *sweeps.flags(point)])
+    rows.append({"given": point, "result": result})
   return {"sweep": args.sweep, "rows": rows}
 
 

@@ -1,48 +1,18 @@
-"""Grids of simulations, from a file.
+"""Grids of simulations: points of a sweep as command lines, and their table.
 
-The file has `get_sweep()`, which returns rows: mappings from flag to value.
-`{"islands": 8, "elastic": False}` stands for `--islands=8 --noelastic`. What a
-row does not name is as on the command line.
+What a point does not name is as on the command line.
 """
 
-import importlib.util
-import pathlib
 from collections.abc import Mapping
 from typing import Any
-
-from diloco import errors
-
-
-def load(path: str) -> list[dict[str, Any]]:
-  """Loads the rows of a sweep.
-
-  Raises:
-    UserError: there is no such file, or it holds no sweep.
-  """
-  what = f"--sweep={path}"
-  if not pathlib.Path(path).is_file():
-    raise errors.UserError(what, "there is no such file", "check the path")
-  spec = importlib.util.spec_from_file_location("diloco_sweep", path)
-  if spec is None or spec.loader is None:
-    raise errors.UserError(what, "it is no Python file", "name a .py file")
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-    rows = [dict(row) for row in module.get_sweep()]
-  except Exception as error:  # whatever the user's file does wrong
-    text = " ".join(str(error).split())
-    raise errors.UserError(
-      what, f"{type(error).__name__}: {text}", "correct the file"
-    ) from error
-  if not rows:
-    raise errors.UserError(what, "it has no rows", "return at least one")
-  return rows
 
 
 def flags(row: Mapping[str, Any]) -> list[str]:
   """Returns a row as command line flags."""
   found = []
   for name, value in row.items():
+    if name == "name":  # of the point
+      continue
     if value is True:
       found.append(f"--{name}")
     elif value is False:

@@ -1,0 +1,281 @@
+"""Runs against each other: what differs in them, and what came out.
+
+Runs that differ in the seed alone are one *group*. Its figures are means with
+95 % intervals by Student's t over its runs; one run has none. Differences
+between groups are taken seed by seed, so what a seed does to both cancels.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import special
+
+from diloco import errors, process
+from diloco.report import summary
+from diloco.workbench import frozen, opened, results, worker
+
+SIMULATION = "simulation"  # in place of a task
+_LEVEL = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A run, or a point of a simulator.
+
+  Attributes:
+    place: its directory.
+    task: what it trains, or "simulation".
+    fields: its configuration but name and seed, by dotted names.
+    seed: its seed.
+    status: how it ended.
+    results: its figures, by names of `results.SHOWN` and more.
+  """
+
+  place: pathlib.Path
+  task: str
+  fields: Mapping[str, Any]
+  seed: int
+  status: str
+  results: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+  """A mean of `n` values, and where it lies with 95 %; None from one value."""
+
+  mean: float
+  low: float | None
+  high: float | None
+  n: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Runs that differ in the seed alone.
+
+  Attributes:
+    label: the fields that tell it from other groups, on one line.
+    fields: the same, by dotted names; those that differ between groups.
+    entries: its runs.
+    results: its figures by name.
+  """
+
+  label: str
+  fields: Mapping[str, Any]
+  entries: tuple[Entry, ...]
+  results: Mapping[str, Interval]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """All groups.
+
+  Attributes:
+    fields: that differ between groups, by dotted names.
+    shown: figures worth showing, dearest first.
+    groups: in the order of the directories.
+    notes: what is to be said besides.
+  """
+
+  fields: tuple[str, ...]
+  shown: tuple[str, ...]
+  groups: tuple[Group, ...]
+  notes: tuple[str, ...]
+
+  def differences(self, key: str) -> list[Interval | None]:
+    """Each group's figure minus that of the first, seed by seed.
+
+    Args:
+      key: name of the figure.
+
+    Returns:
+      One for each group but the first; None where no seed is in both.
+    """
+    first = _by_seed(self.groups[0], key)
+    found = []
+    for group in self.groups[1:]:
+      own = _by_seed(group, key)
+      pairs = [own[seed] - first[seed] for seed in own if seed in first]
+      found.append(interval(pairs) if pairs else None)
+    return found
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain JSON values."""
+    groups = [
+      {
+        "fields": dict(group.fields),
+        "runs": [
+          {"dir": str(e.place), "seed": e.seed, "status": e.status}
+          for e in group.entries
+        ],
+        "results": {k: dataclasses.asdict(r) for k, r in group.results.items()},
+      }
+      for group in self.groups
+    ]
+    differences = {
+      key: [d and dataclasses.asdict(d) for d in self.differences(key)]
+      for key in self.shown
+    }
+    return summary.finite(
+      {
+        "differing_fields": list(self.fields),
+        "level": _LEVEL,
+        "groups": groups,
+        "differences_to_first_group": differences,
+        "notes": list(self.notes),
+      }
+    )
+
+
+def interval(values: Sequence[float]) -> Interval:
+  """Returns the mean of values and its interval by Student's t.
+
+  mean ± t(n - 1) s / sqrt(n)
+
+  Args:
+    values: [n], at least one.
+
+  Returns:
+    The interval; one value has none.
+  """
+  n, mean = len(values), float(np.mean(values))
+  if n == 1:
+    return Interval(mean, None, None, n)
+  quantile = float(special.stdtrit(n - 1, (1 + _LEVEL) / 2))
+  half = quantile * float(np.std(values, ddof=1)) / math.sqrt(n)
+  return Interval(mean, mean - half, mean + half, n)
+
+
+def compare(places: Iterable[pathlib.Path]) -> Comparison:
+  """Compares runs.
+
+  Args:
+    places: directories of runs and of sweeps.
+
+  Raises:
+    UserError: one is neither, is of another version, or trains another task.
+  """
+  entries, notes = _load(places)
+  groups: dict[str, list[Entry]] = {}
+  for entry in entries:
+    groups.setdefault(json.dumps(entry.fields, sort_keys=True), []).append(
+      entry
+    )
+  if any(len(members) == 1 for members in groups.values()):
+    notes.append("a single run has no interval: give more seeds")
+  kinds = [members[0].fields for members in groups.values()]
+  fields = frozen.differing(kinds)
+  labels = frozen.names(kinds, "all runs", any_length=True)
+  return Comparison(
+    tuple(fields),
+    tuple(results.shown([entry.results for entry in entries])),
+    tuple(
+      Group(
+        label,
+        {field: members[0].fields.get(field) for field in fields},
+        tuple(members),
+        _results(members),
+      )
+      for label, members in zip(labels, groups.values(), strict=True)
+    ),
+    tuple(notes),
+  )
+
+
+def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
+  """Reads what is to be compared, each directory once.
+
+  Returns:
+    Entries, and notes.
+  """
+  found: dict[pathlib.Path, Entry] = {}
+  notes = []
+  for place in places:
+    if (place / frozen.FILE).exists():
+      sweep = frozen.read(place)
+      named = [point.name for point in sweep.points]
+      done = [n for n in named if (place / n).is_dir()]
+      if len(done) < len(named):
+        notes.append(
+          f"{place}: {len(named) - len(done)} of {len(named)} points have not"
+          " begun and are left out"
+        )
+      if sweep.kind == "simulate":
+        found |= _simulations(place, sweep)
+        continue
+      entries = [_run(place / name) for name in done]
+    else:
+      entries = [_run(place)]
+    found |= {entry.place.resolve(): entry for entry in entries}
+  if not found:
+    raise errors.UserError(
+      "this comparison", "no point has a result yet", "sweep first"
+    )
+  first, *others = found.values()
+  for other in others:
+    if other.task != first.task:
+      raise errors.UserError(
+        f"{first.place} and {other.place}",
+        f"they are of different tasks, {first.task!r} and {other.task!r}, whose"
+        " results cannot be compared",
+        "compare runs of one task",
+      )
+  return list(found.values()), notes
+
+
+def _run(place: pathlib.Path) -> Entry:
+  run = opened.Run(place)
+  facts = run.summary
+  fields = dict(process.flat(run.settings.to_dict()))
+  for name in ("config.name", "config.seed"):
+    del fields[name]
+  return Entry(
+    place,
+    run.settings.task.name,
+    fields,
+    run.settings.seed,
+    str(facts["status"]),
+    worker.flat(facts),
+  )
+
+
+def _simulations(
+  place: pathlib.Path, sweep: frozen.Sweep
+) -> dict[pathlib.Path, Entry]:
+  found = {}
+  for point in sweep.points:
+    if facts := frozen.outcome(place, point.name):
+      fields = dict(point.config)
+      seed = fields.pop("seed", 0)
+      fields.pop("name", None)
+      found[(place / point.name).resolve()] = Entry(
+        place / point.name,
+        SIMULATION,
+        fields,
+        seed,
+        facts["status"],
+        facts["result"],
+      )
+  return found
+
+
+def _results(entries: Sequence[Entry]) -> dict[str, Interval]:
+  found = {}
+  for key in dict.fromkeys(key for e in entries for key in e.results):
+    values = [e.results[key] for e in entries if key in e.results]
+    found[key] = interval(values)
+  return found
+
+
+def _by_seed(group: Group, key: str) -> dict[int, float]:
+  """A figure by seed; runs of one seed count as one, by their mean."""
+  found: dict[int, list[float]] = {}
+  for entry in group.entries:
+    if key in entry.results:
+      found.setdefault(entry.seed, []).append(entry.results[key])
+  return {seed: float(np.mean(values)) for seed, values in found.items()}

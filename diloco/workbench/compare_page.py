@@ -1,0 +1,119 @@
+"""A comparison as one HTML page, which needs no network."""
+
+import pathlib
+
+from diloco import errors
+from diloco.report import canvas, page, summary
+from diloco.workbench import compare, compare_command, pictures, results
+
+_AXES = 2  # figures that are axes of their own
+
+
+def write(path: pathlib.Path, comparison: compare.Comparison) -> None:
+  """Writes the page.
+
+  Raises:
+    UserError: it cannot be written there.
+  """
+  try:
+    summary.replace(path, render(comparison))
+  except OSError as error:
+    raise errors.UserError(
+      f"--html={path}",
+      f"it cannot be written ({error.strerror})",
+      "name a file in a directory that is there",
+    ) from error
+
+
+def render(comparison: compare.Comparison) -> str:
+  """Returns the page."""
+  groups = comparison.groups
+  runs = sum(len(group.entries) for group in groups)
+  notes = page.text("; ".join(comparison.notes))
+  places = [
+    (group.label, ", ".join(str(entry.place) for entry in group.entries))
+    for group in groups
+  ]
+  parts = [
+    f"<h1>Comparison<span class='tag'>{runs} runs</span></h1>",
+    "<p class='dim'>Runs that differ in the seed alone are one group. Made from"
+    f" the tapes and summaries of the runs. {notes}</p>",
+    page.panel(_table(comparison), "What came out", compare_command.TITLE),
+    *_results(comparison),
+    *_curves(comparison),
+    *_parallel(comparison),
+    page.panel(page.facts(places), "Directories"),
+  ]
+  return page.page("Comparison \N{MIDDLE DOT} diloco", parts)
+
+
+def _table(comparison: compare.Comparison) -> str:
+  heads, rows = compare_command.cells(comparison)
+  cells = [[page.text(cell) for cell in row] for row in rows]
+  for number, row in enumerate(cells):
+    row[0] = page.dot(canvas.island_colour(number, len(cells))) + row[0]
+  return page.table(heads, cells, heads.index("runs"))
+
+
+def _results(comparison: compare.Comparison) -> list[str]:
+  height = 1.1 + 0.3 * len(comparison.groups)
+  panels = [
+    page.panel(
+      canvas.picture(5.6, height, f"{title} of each group")(
+        pictures.draw_results
+      )(comparison, key),
+      title,
+      "Dots: runs. Diamond: their mean. Line: where it lies with 95 %.",
+    )
+    for key in comparison.shown[:_AXES]
+    for title in [results.SHOWN[key][0].capitalize()]
+  ]
+  return [page.pair(*panels)] if panels else []
+
+
+def _curves(comparison: compare.Comparison) -> list[str]:
+  found = [
+    (number, group.label, pictures.curves(entry.place))
+    for number, group in enumerate(comparison.groups)
+    for entry in group.entries
+    if entry.task != compare.SIMULATION
+  ]
+  if not found:
+    return []
+  parts = []
+  for kind, title in (
+    ("heldout", "Held-out loss of the global parameters"),
+    ("trained", "Loss of the islands"),
+  ):
+    panels = []
+    for against in pictures.AXES:
+      lines = [(n, label, getattr(c[against], kind)) for n, label, c in found]
+      drawn = canvas.picture(5.6, 3.5, f"{title} against {against}")(
+        pictures.draw_curves
+      )
+      panels.append(
+        page.panel(
+          drawn(lines, len(comparison.groups), against),
+          f"{title}, against {against}",
+        )
+      )
+    parts.append(page.pair(*panels))
+  return parts
+
+
+def _parallel(comparison: compare.Comparison) -> list[str]:
+  if not (comparison.fields and comparison.shown):
+    return []
+  keys = comparison.shown[:_AXES]
+  drawn = canvas.picture(11.4, 3.8, "A line for each run through all axes")(
+    pictures.draw_parallel
+  )
+  svg = drawn(comparison, keys)
+  return [
+    page.panel(
+      f'<div class="scroll"><div style="min-width:720px">{svg}</div></div>',
+      "All at once",
+      "A line for each run: through what differs, to what came out. Its colour"
+      " is its height on the last axis.",
+    )
+  ]

@@ -1,0 +1,185 @@
+"""Pictures of a comparison: results, curves, and all axes at once."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib import axes as axes_lib
+from matplotlib import ticker
+
+from diloco.report import canvas, clock, figures, totals
+from diloco.workbench import compare, frozen, results
+
+AXES = ("tokens", "seconds")
+
+_LINE_POINTS = 160
+_LEGEND = 8
+_LABEL = 44  # letters
+_MAX_AXES = 9
+_TICKS = 6  # values that an axis shows one by one
+_WIDE = 30.0  # highest over lowest, from which on an axis is logarithmic
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+  """Loss of one run over its course, in bits per token.
+
+  Attributes:
+    trained: [2, n], where and what, of the islands' own steps.
+    heldout: [2, k], of the global parameters.
+  """
+
+  trained: np.ndarray
+  heldout: np.ndarray
+
+
+def curves(place: pathlib.Path) -> dict[str, Curves]:
+  """Reads the curves of a run, against "tokens" and "seconds"."""
+  view = totals.catch_up(place)
+  run_clock = clock.RunClock(view)
+  steps = [island.steps for island in view.islands.values()]
+  walls, losses = (
+    np.concatenate([[], *(s.column(name) for s in steps)])
+    for name in ("wall_secs", "loss")
+  )
+  order = np.argsort(walls, kind="stable")
+  order = order[np.isfinite(losses[order])]
+  evals = np.array([(e.wall_secs, e.loss) for e in view.global_evals])
+  evals = evals.reshape(-1, 2).T
+  made = {}
+  for name, where in zip(
+    AXES,
+    (view.tokens_at, lambda secs: run_clock.at(secs) * run_clock.unit_secs),
+    strict=True,
+  ):
+    trained = canvas.averaged(where(walls[order]), losses[order], _LINE_POINTS)
+    pair = (np.array(trained), np.array([where(evals[0]), evals[1]]))
+    made[name] = Curves(*(p / [[1], [np.log(2)]] for p in pair))
+  return made
+
+
+def short(label: str) -> str:
+  """A label that leaves room for a picture."""
+  return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
+
+
+def draw_curves(
+  axes: axes_lib.Axes,
+  found: Sequence[tuple[int, str, np.ndarray]],
+  groups: int,
+  label: str,
+) -> None:
+  """Draws lines over each other, each group in its colour.
+
+  Args:
+    axes: to draw on.
+    found: number and label of the group, and [2, n] line, of each run.
+    groups: how many there are.
+    label: of the axis along the bottom.
+  """
+  told = set()
+  for number, name, (x, y) in found:
+    first = name not in told and groups <= _LEGEND
+    told.add(name)
+    axes.plot(
+      *(x, y, "o-" if len(x) < 40 else "-"),
+      color=canvas.island_colour(number, groups),
+      linewidth=1.2,
+      markersize=2.6,
+      alpha=0.8,
+      label=short(name) if first else None,
+    )
+  canvas.keep_in_sight(
+    axes, np.concatenate([[], *(line[1] for *_, line in found)])
+  )
+  axes.set_xlim(left=0)
+  axes.set_xlabel(label)
+  axes.set_ylabel("bits per token")
+  axes.xaxis.set_major_formatter(
+    ticker.FuncFormatter(lambda value, _: figures.count(value))
+  )
+  if groups <= _LEGEND:
+    axes.legend(loc="upper right")
+
+
+def draw_results(
+  axes: axes_lib.Axes, comparison: compare.Comparison, key: str
+) -> None:
+  """Draws a figure of every group: its runs, their mean, its interval."""
+  groups = comparison.groups
+  for row, group in enumerate(groups):
+    found = group.results.get(key)
+    if found is None:
+      continue
+    colour = canvas.island_colour(row, len(groups))
+    values = [e.results[key] for e in group.entries if key in e.results]
+    axes.plot(values, [row] * len(values), "o", color=colour, alpha=0.4, ms=4)
+    if found.low is not None and found.high is not None:
+      axes.plot([found.low, found.high], [row, row], color=colour, linewidth=2)
+    axes.plot([found.mean], [row], "D", color=colour, ms=5)
+  axes.set_yticks(range(len(groups)), [short(g.label) for g in groups])
+  axes.set_ylim(len(groups) - 0.5, -0.5)
+  axes.set_xlabel(results.SHOWN[key][0])
+
+
+def draw_parallel(
+  axes: axes_lib.Axes, comparison: compare.Comparison, keys: Sequence[str]
+) -> None:
+  """Draws a line for each run through all that differs and what came out.
+
+  Args:
+    axes: to draw on.
+    comparison: of several groups.
+    keys: figures, whose axes are at the right; the first colours the lines.
+  """
+  entries = [e for group in comparison.groups for e in group.entries]
+  names = frozen.short_names(comparison.fields)
+  columns: list[tuple[str, list[Any]]] = [
+    (names[field], [e.fields.get(field) for e in entries])
+    for field in comparison.fields[: _MAX_AXES - len(keys)]
+  ]
+  columns += [
+    (results.SHOWN[key][0], [e.results.get(key) for e in entries])
+    for key in reversed(keys)
+  ]
+  heights = np.array([_heights(values) for _, values in columns])
+  shades = np.nan_to_num(heights[-1], nan=0.5)
+  for line, shade in zip(heights.T, shades, strict=True):
+    colour = canvas.island_colour(round(1000 * shade), 1001)
+    axes.plot(line, color=colour, linewidth=1.4, alpha=0.8)
+  for place, (_, values) in enumerate(columns):
+    axes.axvline(place, color=canvas.INK, linewidth=0.8)
+    told = dict(zip(heights[place], values, strict=True))
+    if len(told) > _TICKS:
+      told = {h: told[h] for h in (np.nanmin(heights), np.nanmax(heights))}
+    for height, value in told.items():
+      text = short(
+        figures.number(value, 4) if _is_number(value) else str(value)
+      )
+      axes.text(place + 0.03, height, text, fontsize=8, va="bottom")
+  axes.set_xticks(range(len(columns)), [short(name) for name, _ in columns])
+  axes.set_yticks([])
+  axes.grid(visible=False)
+  axes.spines[:].set_visible(False)
+  axes.set_ylim(-0.05, 1.08)
+  axes.set_xlim(-0.05, len(columns) - 0.7)
+
+
+def _heights(values: Sequence[Any]) -> list[float]:
+  """Where values are on an axis, 0 to 1: by size, or in order of appearance."""
+  if all(_is_number(value) for value in values):
+    low, high = min(values), max(values)
+    if high == low:
+      return [0.5] * len(values)
+    if low > 0 and high / low > _WIDE:
+      return [math.log(v / low) / math.log(high / low) for v in values]
+    return [(value - low) / (high - low) for value in values]
+  kinds = list(dict.fromkeys(map(str, values)))
+  return [kinds.index(str(v)) / max(len(kinds) - 1, 1) for v in values]
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)

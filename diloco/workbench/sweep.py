@@ -1,0 +1,226 @@
+"""`diloco sweep`: many points from one file, in parallel, done once each."""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from diloco import errors, hyper, process
+from diloco.report import figures, summary
+from diloco.workbench import executor as executor_lib
+from diloco.workbench import frozen, results, table
+
+_MANY = 200  # points, from which on a sweep asks
+_POLL_SECS = 0.1
+
+
+def run(args: argparse.Namespace) -> int:
+  """Sweeps, or goes on with the sweep of a directory; returns the exit code.
+
+  Raises:
+    UserError: what is asked for cannot be.
+  """
+  table.check_extra()
+  cores = _cores(args.cores)
+  workdir = args.workdir.absolute()
+  fresh = not (workdir / frozen.FILE).exists()
+  if fresh:
+    _check_directory(args)
+    made = frozen.build(args.sweep, *_points(args))
+  elif args.sweep and frozen.edited(frozen.read(workdir), args.sweep):
+    _tell(
+      f"{args.sweep} is not what it was when this sweep started; its points"
+      " stay as they were"
+    )
+  with process.private_files(), _sole(workdir):
+    if fresh:
+      frozen.write(workdir, made)
+    sweep = frozen.read(workdir)
+    executor = executor_lib.Local(workdir, cores)
+    Runner(workdir, sweep, executor).run(retry=args.retry)
+    rows = table.write(workdir, sweep)
+  return _conclude(args, rows)
+
+
+def _cores(asked: int | None) -> list[int]:
+  cores = sorted(os.sched_getaffinity(0))
+  if asked is not None and not 1 <= asked <= len(cores):
+    raise errors.UserError(
+      f"--cores={asked}",
+      f"this machine has {len(cores)}",
+      f"give 1 to {len(cores)}, or leave it out",
+    )
+  return cores[:asked]
+
+
+def _check_directory(args: argparse.Namespace) -> None:
+  what = f"--workdir={args.workdir}"
+  if not args.sweep:
+    raise errors.UserError(
+      what, "there is no sweep in it to go on with", "give --sweep=FILE.py"
+    )
+  if args.retry:
+    raise errors.UserError(
+      "--retry", f"there is no sweep in {args.workdir}", "leave it out"
+    )
+  # A sweep killed before its first file was whole has left only these.
+  begun = {"points", "sweep.lock", "sweep.tmp"}
+  folder = args.workdir
+  if folder.exists() and (
+    not folder.is_dir() or {path.name for path in folder.iterdir()} - begun
+  ):
+    raise errors.UserError(
+      what, "it is not empty and holds no sweep", "name a new directory"
+    )
+
+
+def _points(
+  args: argparse.Namespace,
+) -> tuple[list[hyper.Point], frozen.Kind]:
+  points, trains = hyper.load(args.sweep.partition(":")[0])
+  if len(points) > _MANY and not args.yes:
+    told = f"{args.sweep} has {len(points)} points"
+    answer = ""
+    if sys.stdin.isatty():
+      answer = input(f"{told}. Do them all? [y/N] ")
+    if answer.strip().lower() not in ("y", "yes"):
+      raise errors.UserError(
+        told, f"more than {_MANY} are only done when asked for", "add --yes"
+      )
+  return points, "train" if trains else "simulate"
+
+
+@contextlib.contextmanager
+def _sole(workdir: pathlib.Path) -> Iterator[None]:
+  workdir.mkdir(parents=True, exist_ok=True)
+  with (workdir / "sweep.lock").open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise errors.UserError(
+        f"--workdir={workdir}", "a sweep is at work in it", "stop it first"
+      ) from error
+    yield
+
+
+class Runner:
+  """Does what is left of a sweep."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    sweep: frozen.Sweep,
+    executor: executor_lib.Executor,
+  ):
+    """Takes where points are, and how they run."""
+    self._workdir, self._sweep = workdir, sweep
+    self._executor = executor
+    self._stops = 0
+    self._begun, self._ended = time.monotonic(), 0
+
+  def run(self, *, retry: bool) -> None:
+    """Does all points that are left; with `retry`, those that failed alone.
+
+    Returns when they are done, or a signal has ended them.
+    """
+    points = self._sweep.points
+    open_ = {p.name for p in points if not self._closed(p.name)}
+    adopted = {name for name in open_ if self._executor.adopt(name)}
+    queue = [
+      point
+      for point in points
+      if point.name in open_ - adopted and self._failed(point.name) == retry
+    ]
+    _tell(
+      f"{len(points)} points, {len(points) - len(open_)} done,"
+      f" {len(adopted)} still running, {len(queue)} to begin"
+    )
+    with self._signals():
+      while (queue and not self._stops) or self._executor.running():
+        while queue and not self._stops and self._begin(queue[0]):
+          queue.pop(0)
+        time.sleep(_POLL_SECS)
+        for name, cause in self._executor.ended().items():
+          if cause:
+            self._settle(name, cause)
+          else:
+            queue[:0] = [p for p in points if p.name == name]
+    if self._stops:
+      _tell("stopped; the same command goes on")
+
+  def _begin(self, point: frozen.Point) -> bool:
+    frozen.outcome_path(self._workdir, point.name).unlink(missing_ok=True)
+    return self._executor.start(point.name, self._sweep.islands(point))
+
+  def _closed(self, name: str) -> bool:
+    facts = frozen.outcome(self._workdir, name)
+    return facts is not None and facts["status"] == "finished"
+
+  def _failed(self, name: str) -> bool:
+    facts = frozen.outcome(self._workdir, name)
+    return facts is not None and facts["status"] == "failed"
+
+  def _settle(self, name: str, cause: str) -> None:
+    """Notes a point's end."""
+    facts = frozen.outcome(self._workdir, name)
+    if facts is None:
+      if self._stops:
+        return  # before it began; the next sweep does it
+      reason = f"it ended by {cause}"
+      facts = {"status": "failed", "reason": reason, "secs": 0, "result": {}}
+      frozen.set_outcome(self._workdir, name, facts)
+    self._report(name, facts)
+
+  def _report(self, name: str, facts: dict[str, Any]) -> None:
+    told = facts["reason"] or results.headline(facts["result"])
+    points = self._sweep.points
+    left = [p for p in points if frozen.outcome(self._workdir, p.name) is None]
+    self._ended += 1
+    secs = (time.monotonic() - self._begun) / self._ended * len(left)
+    _tell(
+      f"[{len(points) - len(left)}/{len(points)}] {name} {facts['status']} in"
+      f" {figures.secs(facts['secs'])}{told and ': '}{told}; {len(left)} to go,"
+      f" about {figures.secs(secs)}"
+    )
+
+  @contextlib.contextmanager
+  def _signals(self) -> Iterator[None]:
+    def stop(*_: object) -> None:
+      self._stops += 1
+      if self._stops == 1:
+        _tell("stopping: points save; again ends them at once")
+      self._executor.stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+      yield
+    finally:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _conclude(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> int:
+  failed = [row for row in rows if row["status"] == "failed"]
+  for row in failed:
+    _tell(f"failed: {row['name']}: {row['reason']}")
+  done = sum(row["status"] == "finished" for row in rows)
+  hint = "; --retry does those that failed again" if failed else ""
+  _tell(f"{done} of {len(rows)} points done{hint}")
+  if args.json:
+    json.dump(summary.finite({"points": rows}), sys.stdout, indent=2)
+    print()
+  else:
+    print(args.workdir / "table.csv")
+  return process.EXIT_FAILED if failed else 0
+
+
+def _tell(text: str) -> None:
+  print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,140 @@
+"""The process of one point of a sweep: does it, and writes what became of it.
+
+`python -m diloco.workbench.worker WORKDIR NAME CORES` is all that runs a point,
+wherever it is called. The point's lock goes with this process: a sweep that was
+killed leaves its points running, and the next one finds them by it.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from diloco import errors, process
+from diloco.report import liveness
+from diloco.workbench import frozen
+
+EXIT_BUSY = 75  # somebody else does this point
+
+
+def main(argv: Sequence[str]) -> int:
+  """Does a point; returns the exit code."""
+  workdir, name, cores = pathlib.Path(argv[0]), argv[1], json.loads(argv[2])
+  logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+  if cores:
+    os.sched_setaffinity(0, cores)  # before JAX sizes its pools
+  with process.private_files(), _own(workdir, name, cores) as mine:
+    if not mine:
+      return EXIT_BUSY
+    facts = _done(workdir, name)
+    frozen.set_outcome(workdir, name, facts)
+    return 0 if facts["status"] == "finished" else process.EXIT_FAILED
+
+
+def holder(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
+  """Returns the process that does a point, its pid, start ticks and cores."""
+  path = _lock(workdir, name)
+  with contextlib.suppress(OSError, ValueError), path.open("r+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      found = json.loads(path.read_text())
+      alive = liveness.start_ticks(found["pid"]) == found["ticks"]
+      return found if alive else None
+  return None
+
+
+@contextlib.contextmanager
+def _own(
+  workdir: pathlib.Path, name: str, cores: Sequence[int]
+) -> Iterator[bool]:
+  with _lock(workdir, name).open("a+") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      yield False
+      return
+    pid = os.getpid()
+    facts = {"pid": pid, "ticks": liveness.start_ticks(pid), "cores": cores}
+    file.truncate(0)
+    file.write(json.dumps(facts))
+    file.flush()
+    yield True
+
+
+def _lock(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  return workdir / "points" / f"{name}.lock"
+
+
+def _done(workdir: pathlib.Path, name: str) -> dict[str, Any]:
+  """Does the point, or what is left of it; never raises for what it does."""
+  start = time.monotonic()
+  status, reason = "failed", ""
+  result: dict[str, Any] = {}
+  try:
+    sweep = frozen.read(workdir)
+    point = next(p for p in sweep.points if p.name == name)
+    do = _train if sweep.kind == "train" else _simulate
+    status, reason, result = do(workdir / name, point)
+  except errors.UserError as error:
+    reason = str(error)
+  except Exception as error:
+    logging.getLogger(__name__).exception("point_failed name=%s", name)
+    reason = errors.with_place(error)
+  return {
+    "status": status,
+    "reason": " ".join(reason.split()),
+    "secs": time.monotonic() - start,
+    "result": flat(result),
+  }
+
+
+def _train(
+  run_dir: pathlib.Path, point: frozen.Point
+) -> tuple[str, str, dict[str, Any]]:
+  with contextlib.suppress(OSError, ValueError, TypeError):
+    # Killed between its end and the note of it: nothing is left to do.
+    facts = json.loads((run_dir / "summary.json").read_text())
+    if facts["status"] == "finished":
+      return "finished", "", facts
+  from diloco import run  # with JAX
+
+  facts = dict(run.train(point.config, run_dir, quiet=True).summary)
+  return facts["status"], facts["reason"], facts
+
+
+def _simulate(
+  folder: pathlib.Path, point: frozen.Point
+) -> tuple[str, str, dict[str, Any]]:
+  from diloco.planning.fleet import command, sweeps
+  from diloco.report import summary
+
+  facts = command.simulate(sweeps.flags(point.config))
+  folder.mkdir(exist_ok=True)
+  text = json.dumps(facts, indent=2) + "\n"
+  summary.replace(folder / "result.json", text)
+  return "finished", "", facts
+
+
+_PARTS = ("islands", "ledger", "made_from")  # of a summary: not of the run
+
+
+def flat(facts: Any, prefix: str = "") -> dict[str, float]:
+  """The figures of a summary or a simulation, by dotted names."""
+  found: dict[str, float] = {}
+  for key, value in facts.items():
+    if isinstance(value, dict) and key not in _PARTS:
+      found |= flat(value, f"{prefix}{key}.")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+      found[f"{prefix}{key}"] = value
+  return found
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))
