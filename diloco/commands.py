@@ -220,8 +220,8 @@ TABLE: tuple[Command, ...] = (
       ),
       flag("--yes", action="store_true", help="even more than 200 points"),
     ),
-    more="Points are frozen when a sweep starts. Ctrl-C saves and stops; the same"
-    " command\ngoes on. A point's run is an ordinary one, for every other"
+    more="Points are frozen when a sweep starts. Ctrl-C saves and stops; the"
+    " same command\ngoes on. A point's run is an ordinary one, for every other"
     " command.",
   ),
   Command(

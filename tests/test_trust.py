@@ -22,7 +22,7 @@ UNSAFE_METHODS = {"recv", "loads_pickle"}
 # The user's own configuration, sweep and fleet files and task, by the name the
 # user gave on the command line or in the configuration.
 OWN_CODE = {
-  "exec_module": {"launch.py", "sweeps.py", "resources.py"},
+  "exec_module": {"launch.py", "hyper.py", "resources.py"},
   "import_module": {"registry.py"},
 }
 

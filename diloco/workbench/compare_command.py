@@ -11,6 +11,7 @@ from diloco.report import figures
 from diloco.workbench import compare, frozen, results
 
 _MAX_FIELDS = 8  # columns
+_MAX_FIGURES = 4  # columns on a terminal; the page has all
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     json.dump(comparison.to_json(), sys.stdout, indent=2)
     print()
     return 0
-  heads, rows = cells(comparison)
+  heads, rows = cells(comparison, _MAX_FIGURES)
   grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
   for head in heads:
     grid.add_column(head, overflow="fold")
@@ -45,27 +46,29 @@ TITLE = "Means over seeds, with 95 % intervals by Student's t."
 
 
 def cells(
-  comparison: compare.Comparison,
+  comparison: compare.Comparison, most: int | None = None
 ) -> tuple[list[str], list[list[str]]]:
   """Returns heads and rows of a table: a row for each group.
 
-  First the fields in which groups differ, then how many runs, then figures; of
-  the dearest one the difference to the first group too, seed by seed.
+  First the fields in which groups differ, then how many runs, then figures, at
+  `most` so many; of the dearest one the difference to the first group too, seed
+  by seed.
   """
+  shown = comparison.shown[:most]
   names = frozen.short_names(comparison.fields)
   fields = comparison.fields[:_MAX_FIELDS]
   heads = [*(names[field] for field in fields), "runs"]
-  heads += [results.SHOWN[key][0] for key in comparison.shown]
+  heads += [results.SHOWN[key][0] for key in shown]
   rows = []
   for group in comparison.groups:
     values = [group.fields[field] for field in fields]
     row = [figures.DASH if value is None else str(value) for value in values]
     row.append(_runs(group))
-    for key in comparison.shown:
+    for key in shown:
       row.append(_interval(group.results.get(key), key))
     rows.append(row)
-  if len(rows) > 1 and comparison.shown:
-    key, place = comparison.shown[0], len(fields) + 2
+  if len(rows) > 1 and shown:
+    key, place = shown[0], len(fields) + 2
     column = [figures.DASH] + [
       "no seed in common" if found is None else _interval(found, key, "+")
       for found in comparison.differences(key)

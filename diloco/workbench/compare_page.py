@@ -87,7 +87,7 @@ def _curves(comparison: compare.Comparison) -> list[str]:
   ):
     panels = []
     for against in pictures.AXES:
-      lines = [(n, label, getattr(c[against], kind)) for n, label, c in found]
+      lines = [(n, label, c[kind, against]) for n, label, c in found]
       drawn = canvas.picture(5.6, 3.5, f"{title} against {against}")(
         pictures.draw_curves
       )

@@ -1,6 +1,5 @@
 """Pictures of a comparison: results, curves, and all axes at once."""
 
-import dataclasses
 import math
 import pathlib
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib import axes as axes_lib
-from matplotlib import ticker
+from matplotlib import colors, ticker
 
 from diloco.report import canvas, clock, figures, totals
 from diloco.workbench import compare, frozen, results
@@ -16,28 +15,24 @@ from diloco.workbench import compare, frozen, results
 AXES = ("tokens", "seconds")
 
 _LINE_POINTS = 160
+_UNITS = np.array([[1], [math.log(2)]])  # nats to bits
 _LEGEND = 8
 _LABEL = 44  # letters
 _MAX_AXES = 9
+_SHADES = colors.LinearSegmentedColormap.from_list(
+  "shades", [canvas.PALETTE[i] for i in (0, 3, 1)]
+)  # that can be told from light pages and from dark ones
 _TICKS = 6  # values that an axis shows one by one
 _WIDE = 30.0  # highest over lowest, from which on an axis is logarithmic
 
 
-@dataclasses.dataclass(frozen=True)
-class Curves:
-  """Loss of one run over its course, in bits per token.
+def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
+  """Reads the loss of a run over its course.
 
-  Attributes:
-    trained: [2, n], where and what, of the islands' own steps.
-    heldout: [2, k], of the global parameters.
+  Returns:
+    [2, n], where and how many bits per token, by what it is of ("heldout": the
+    global parameters; "trained": the islands' own steps) and one of `AXES`.
   """
-
-  trained: np.ndarray
-  heldout: np.ndarray
-
-
-def curves(place: pathlib.Path) -> dict[str, Curves]:
-  """Reads the curves of a run, against "tokens" and "seconds"."""
   view = totals.catch_up(place)
   run_clock = clock.RunClock(view)
   steps = [island.steps for island in view.islands.values()]
@@ -47,17 +42,17 @@ def curves(place: pathlib.Path) -> dict[str, Curves]:
   )
   order = np.argsort(walls, kind="stable")
   order = order[np.isfinite(losses[order])]
+  walls, losses = walls[order], losses[order]
   evals = np.array([(e.wall_secs, e.loss) for e in view.global_evals])
   evals = evals.reshape(-1, 2).T
   made = {}
-  for name, where in zip(
-    AXES,
-    (view.tokens_at, lambda secs: run_clock.at(secs) * run_clock.unit_secs),
-    strict=True,
+  for axis, where in (
+    ("tokens", view.tokens_at),
+    ("seconds", lambda secs: run_clock.at(secs) * run_clock.unit_secs),
   ):
-    trained = canvas.averaged(where(walls[order]), losses[order], _LINE_POINTS)
-    pair = (np.array(trained), np.array([where(evals[0]), evals[1]]))
-    made[name] = Curves(*(p / [[1], [np.log(2)]] for p in pair))
+    trained = canvas.averaged(where(walls), losses, _LINE_POINTS)
+    made["trained", axis] = np.array(trained) / _UNITS
+    made["heldout", axis] = np.array([where(evals[0]), evals[1]]) / _UNITS
   return made
 
 
@@ -146,15 +141,14 @@ def draw_parallel(
     for key in reversed(keys)
   ]
   heights = np.array([_heights(values) for _, values in columns])
-  shades = np.nan_to_num(heights[-1], nan=0.5)
-  for line, shade in zip(heights.T, shades, strict=True):
-    colour = canvas.island_colour(round(1000 * shade), 1001)
+  for line in heights.T:
+    colour = colors.to_hex(_SHADES(line[-1]))
     axes.plot(line, color=colour, linewidth=1.4, alpha=0.8)
   for place, (_, values) in enumerate(columns):
     axes.axvline(place, color=canvas.INK, linewidth=0.8)
     told = dict(zip(heights[place], values, strict=True))
-    if len(told) > _TICKS:
-      told = {h: told[h] for h in (np.nanmin(heights), np.nanmax(heights))}
+    if len(told) > _TICKS and all(map(_is_number, values)):
+      told = {height: told[height] for height in (min(told), max(told))}
     for height, value in told.items():
       text = short(
         figures.number(value, 4) if _is_number(value) else str(value)

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
       " stay as they were"
     )
   with process.private_files(), _sole(workdir):
-    if fresh:
+    if not (workdir / frozen.FILE).exists():
       frozen.write(workdir, made)
     sweep = frozen.read(workdir)
     executor = executor_lib.Local(workdir, cores)
@@ -123,7 +123,7 @@ class Runner:
     self._workdir, self._sweep = workdir, sweep
     self._executor = executor
     self._stops = 0
-    self._begun, self._ended = time.monotonic(), 0
+    self._begun, self._ended, self._left = time.monotonic(), 0, 0
 
   def run(self, *, retry: bool) -> None:
     """Does all points that are left; with `retry`, those that failed alone.
@@ -138,6 +138,7 @@ class Runner:
       for point in points
       if point.name in open_ - adopted and self._failed(point.name) == retry
     ]
+    self._left = len(adopted) + len(queue)
     _tell(
       f"{len(points)} points, {len(points) - len(open_)} done,"
       f" {len(adopted)} still running, {len(queue)} to begin"
@@ -179,15 +180,16 @@ class Runner:
     self._report(name, facts)
 
   def _report(self, name: str, facts: dict[str, Any]) -> None:
-    told = facts["reason"] or results.headline(facts["result"])
-    points = self._sweep.points
-    left = [p for p in points if frozen.outcome(self._workdir, p.name) is None]
-    self._ended += 1
-    secs = (time.monotonic() - self._begun) / self._ended * len(left)
+    told = results.headline(facts["result"])
+    if facts["status"] != "finished":
+      told = facts["reason"]
+    self._ended, self._left = self._ended + 1, self._left - 1
+    secs = (time.monotonic() - self._begun) / self._ended * self._left
+    points = len(self._sweep.points)
     _tell(
-      f"[{len(points) - len(left)}/{len(points)}] {name} {facts['status']} in"
-      f" {figures.secs(facts['secs'])}{told and ': '}{told}; {len(left)} to go,"
-      f" about {figures.secs(secs)}"
+      f"[{points - self._left}/{points}] {name} {facts['status']} in"
+      f" {figures.secs(facts['secs'])}: {told or 'without a figure'}"
+      f"; {self._left} to go, about {figures.secs(secs)}"
     )
 
   @contextlib.contextmanager

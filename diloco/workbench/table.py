@@ -56,7 +56,7 @@ def write(workdir: pathlib.Path, sweep: frozen.Sweep) -> list[dict[str, Any]]:
     kinds = {type(value) for value in frame[column].dropna()}
     if not kinds <= {int, float} and not kinds < {bool, str}:
       # A column of a Parquet file has one type.
-      frame[column] = frame[column].map(json.dumps, na_action="ignore")
+      frame[column] = frame[column].map(_text, na_action="ignore")
   for name, save in (
     ("table.csv", lambda path: frame.to_csv(path, index=False)),
     ("table.parquet", lambda path: frame.to_parquet(path, index=False)),
@@ -66,6 +66,10 @@ def write(workdir: pathlib.Path, sweep: frozen.Sweep) -> list[dict[str, Any]]:
     save(temporary)
     temporary.replace(workdir / name)
   return rows
+
+
+def _text(value: Any) -> str:
+  return value if isinstance(value, str) else json.dumps(value)
 
 
 def _draw(path: pathlib.Path, workdir: pathlib.Path) -> None:

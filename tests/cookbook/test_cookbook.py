@@ -23,7 +23,7 @@ import pytest
 
 import diloco
 from diloco import config as config_lib
-from diloco import run
+from diloco import hyper, run
 from diloco.syncer import core, grace, quorum
 from diloco.tape import ledger, reader
 from diloco.tasks import registry, text
@@ -122,6 +122,18 @@ def add_faults(config):
   # endregion
 
 
+# region sweep
+def get_sweep():
+  momentum = hyper.sweep("outer.momentum", [0.0, 0.5])
+  return hyper.chain(
+    hyper.product(momentum, hyper.sweep("seed", [0])),
+    [{"outer.momentum": 0.5, "seed": 1}],
+  )
+
+
+# endregion
+
+
 def write_corpus(folder):
   folder.mkdir()
   for name, content in TEXTS.items():
@@ -150,6 +162,10 @@ def write_modules(folder):
   content = "import ml_collections\n\n\ndef get_config(corpus):\n"
   content += textwrap.indent(body + "return config\n", "  ")
   (folder / "experiment.py").write_text(content)
+  body = region("model") + "return config\n"
+  content = "import ml_collections\nfrom diloco import hyper\n\n\n"
+  content += "def get_config(corpus):\n" + textwrap.indent(body, "  ")
+  (folder / "sweep.py").write_text(content + "\n\n" + region("sweep"))
 
 
 @pytest.fixture
@@ -259,6 +275,36 @@ def test_tape_is_read_in_a_notebook(finished):
   assert set(losses) == {0, 1}
   assert max(together) == 2
   assert book.tokens().merged > 0
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+  """A folder with the regions in it, to type commands in."""
+  write_modules(tmp_path)
+  root = pathlib.Path(diloco.__file__).parent.parent
+  monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
+  monkeypatch.chdir(tmp_path)
+
+
+def test_sweep_is_done_and_compared(place, corpus):
+  # region compare
+  command = [sys.executable, "-m", "diloco.cli"]
+  flags = [f"--sweep=sweep.py:{corpus}", "--workdir=momenta"]
+  subprocess.run([*command, "sweep", *flags], check=True)
+  command += ["compare", "momenta", "--html=momenta.html", "--json"]
+  result = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+  without, with_momentum = json.loads(result.stdout)["groups"]
+  print(with_momentum["results"]["final_eval_bits_per_token"])
+  # endregion
+  assert without["fields"] == {"config.outer.momentum": 0.0}
+  seeds = [run["seed"] for run in with_momentum["runs"]]
+  assert (len(without["runs"]), seeds) == (1, [0, 1])
+  for point in ("momentum=0.0,seed=0", "momentum=0.5,seed=1"):
+    summary = json.loads(
+      pathlib.Path("momenta", point, "summary.json").read_text()
+    )
+    assert summary["status"] == "finished"
+    assert summary["final_eval_loss"] < np.log(256) - 1
 
 
 # region grace

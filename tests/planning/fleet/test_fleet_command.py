@@ -132,9 +132,11 @@ def test_bad_input_is_refused_in_one_line(capsys, flags, why):
 @pytest.mark.parametrize(
   ("text", "why"),
   [
-    ("def get_sweep():\n  return []\n", "no rows"),
-    ("def other():\n  pass\n", "get_sweep"),
-    ("def get_sweep():\n  return 1 / 0\n", "ZeroDivisionError"),
+    ("def get_sweep():\n  return []\n", "no points"),
+    (
+      "def get_config(): pass\ndef get_sweep():\n  return [{'a': 1}]\n",
+      "use 'diloco sweep'",
+    ),
     ("def get_sweep():\n  return [{'chips': -1}]\n", "at least 1"),
     ("def get_sweep():\n  return [{'color': 1}]\n", "--color"),
   ],

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from diloco.planning.fleet import (
   outcome,
   scenario,
   simulator,
-  sweeps,
   timeline,
   traffic,
 )
@@ -176,14 +174,6 @@ def test_interval_leaves_out_what_is_not_known():
   nothing = outcome.interval([float("nan")])
   assert nothing == {"mean": None, "low": None, "high": None}
   assert outcome.interval([1.0, 3.0]) == {"mean": 2.0, "low": 1.0, "high": 3.0}
-
-
-def test_every_sweep_of_the_project_can_be_simulated():
-  folder = pathlib.Path(__file__).parents[3] / "experiments" / "sweeps"
-  files = [p for p in sorted(folder.glob("*.py")) if p.stem != "__init__"]
-  assert files
-  for path in files:
-    assert len(sweeps.load(str(path))) > 1
 
 
 @pytest.mark.parametrize("days", [0.001, 1e-9])

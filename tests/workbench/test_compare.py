@@ -1,0 +1,162 @@
+"""Runs against each other: groups over seeds, intervals, one page."""
+
+import html.parser
+import json
+import math
+import re
+
+import pytest
+import run_builder
+
+from diloco import cli, process
+from diloco import config as config_lib
+from diloco.report import summary
+from diloco.workbench import compare
+
+_RUNS = [(every, seed) for every in (8, 16) for seed in (0, 1, 2)]
+
+
+def make(run_dir, **fields):
+  """A run that ended, with the configuration of `fields`."""
+  plan = run_builder.Plan(
+    secs=6.0, seed=fields.get("seed", 0), eval_every_secs=1.0
+  )
+  run_builder.simulate(run_dir, plan)
+  (run_dir / "config.json").unlink()
+  process.write_config(config_lib.from_mapping(fields), run_dir)
+  summary.write_summary(run_dir)
+  return run_dir
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+  """Two settings with three seeds each."""
+  folder = tmp_path_factory.mktemp("six")
+  return [
+    make(
+      folder / f"{every}.{seed}",
+      seed=seed,
+      name=f"run {seed}",
+      sync={"every": every, "num_fragments": 4},
+    )
+    for every, seed in _RUNS
+  ]
+
+
+def run(capsys, *args):
+  code = cli.main(["compare", *map(str, args)])
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def set_loss(run_dir, loss):
+  path = run_dir / summary.FILE_NAME
+  facts = json.loads(path.read_text())
+  facts["final_eval_bits_per_token"] = loss
+  path.write_text(json.dumps(facts))
+
+
+def test_interval_is_that_of_student():
+  # Three values: t(2, 0.975) = 4.30265, s / sqrt(3) = 1 / sqrt(3).
+  found = compare.interval([1.0, 2.0, 3.0])
+  assert found.mean == 2 and found.n == 3
+  assert found.high - 2 == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
+  assert found.low == pytest.approx(4 - found.high)
+  assert compare.interval([5.0]) == compare.Interval(5.0, None, None, 1)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_group(six, capsys):
+  for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, 2.1, 2.0), strict=True):
+    set_loss(run_dir, loss)
+  code, out, _ = run(capsys, *six, "--json")
+  found = json.loads(out)
+  assert code == 0
+  assert found["differing_fields"] == ["config.sync.every"]
+  assert [g["fields"] for g in found["groups"]] == [
+    {"config.sync.every": 8},
+    {"config.sync.every": 16},
+  ]
+  assert [r["seed"] for r in found["groups"][0]["runs"]] == [0, 1, 2]
+  key = "final_eval_bits_per_token"
+  first = found["groups"][0]["results"][key]
+  assert first["mean"] == pytest.approx(2.1) and first["n"] == 3
+  # Seed by seed: -0.1, 0, -0.2; apart, the intervals of both overlap.
+  (difference,) = found["differences_to_first_group"][key]
+  assert difference["mean"] == pytest.approx(-0.1)
+  half = 4.30265 * 0.1 / math.sqrt(3)
+  assert difference["high"] == pytest.approx(-0.1 + half, abs=1e-5)
+  assert found["notes"] == []
+
+
+def test_terminal_shows_only_what_differs(six, capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "200")
+  code, out, err = run(capsys, *six)
+  assert code == 0 and err == ""
+  head = next(line for line in out.splitlines() if "runs" in line)
+  assert head.split()[:2] == ["every", "runs"]
+  assert "num_fragments" not in out and "95 %" in out
+
+
+def test_one_seed_has_no_interval_and_says_so(six, capsys, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "200")
+  code, out, _ = run(capsys, six[0], six[4], "--json")
+  found = json.loads(out)
+  assert code == 0
+  assert found["groups"][0]["results"]["goodput"]["low"] is None
+  assert found["differences_to_first_group"]["goodput"] == [None]
+  assert "no interval" in found["notes"][0]
+  code, out, _ = run(capsys, six[0], six[4])
+  assert "no interval" in out and "no seed in common" in out
+
+
+def test_a_run_named_twice_counts_once(six, capsys):
+  _, out, _ = run(capsys, six[0], six[0] / ".." / six[0].name, "--json")
+  assert len(json.loads(out)["groups"][0]["runs"]) == 1
+
+
+class Page(html.parser.HTMLParser):
+  """Refuses tags that do not match; counts the others."""
+
+  def __init__(self, content):
+    super().__init__()
+    self.open, self.tags = [], []
+    self.feed(content)
+    self.close()
+    assert not self.open
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    if tag not in ("meta", "br"):
+      self.open.append(tag)
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+
+def test_page_is_one_whole_file_without_a_network(six, capsys, tmp_path):
+  path = tmp_path / "page.html"
+  code, _, _ = run(capsys, *six, f"--html={path}")
+  content = path.read_text()
+  page = Page(content)
+  assert code == 0
+  # Two results, four pictures of curves, parallel coordinates.
+  assert page.tags.count("svg") == 7
+  assert not re.search(r"https?://|@import|url\((?!#)|<script", content)
+  assert "every=16" in content and "num_fragments" not in content
+  assert "var(--ink)" in content  # readable in light and dark
+
+
+def test_what_cannot_be_compared_is_refused_in_one_line(six, capsys, tmp_path):
+  other = make(tmp_path / "other", task={"name": "bigram:Bigram"})
+  old = run_builder.simulate(tmp_path / "old")
+  (tmp_path / "empty").mkdir()
+  for args, why in (
+    ([six[0], other], "of different tasks, 'language_model' and"),
+    ([six[0], old], "its run has format 'diloco-run-2'"),
+    ([six[0], tmp_path / "empty"], "config.json cannot be read"),
+    ([tmp_path / "nowhere"], "config.json cannot be read"),
+    ([six[0], f"--html={tmp_path}/no/page.html"], "cannot be written"),
+  ):
+    code, out, err = run(capsys, *args)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert why in err

@@ -1,0 +1,272 @@
+"""Sweeps of simulations: frozen, done once each, killed and gone on with."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pandas
+import pytest
+
+from diloco import cli
+from diloco.report import liveness
+from diloco.workbench import executor, frozen, worker
+
+SWEEP = """
+from diloco import hyper
+
+COMMON = {{"chips": 20_000, "windows": 0}}
+
+
+def get_sweep():
+  return hyper.product([COMMON], {points})
+"""
+EIGHT = 'hyper.product(hyper.sweep("islands", [1, 2]), '
+EIGHT += 'hyper.sweep("days", [1, 2, 3, 4]))'
+LONG = 'hyper.chain(hyper.sweep("days", [1]), [{"days": 3000, "seeds": 500}])'
+
+
+def write(folder, points):
+  path = folder / "sweep.py"
+  path.write_text(SWEEP.format(points=points))
+  return path
+
+
+def sweep(capsys, *flags):
+  code = cli.main(["sweep", *map(str, flags)])
+  out, err = capsys.readouterr()
+  return code, out, err
+
+
+def wait_for(condition, secs=120):
+  deadline = time.monotonic() + secs
+  while not (found := condition()):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  return found
+
+
+def outcomes(workdir):
+  """What is written of points that are done, by name."""
+  return {
+    path.stem: path.read_bytes() for path in workdir.glob("points/*.json")
+  }
+
+
+def table(workdir):
+  return pandas.read_csv(workdir / "table.csv", index_col="name")
+
+
+def test_killed_sweep_goes_on_and_does_no_point_twice(capsys, tmp_path):
+  path, workdir = write(tmp_path, EIGHT), tmp_path / "out"
+  flags = [f"--sweep={path}", f"--workdir={workdir}", "--cores=1"]
+  command = [sys.executable, "-m", "diloco.cli", "sweep", *flags]
+  with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+    wait_for(lambda: len(outcomes(workdir)) >= 2)
+    first.kill()
+  names = [point.name for point in frozen.read(workdir).points]
+  left = [name for name in names if worker.holder(workdir, name)]
+  for name in left:  # killed in the middle, if it still was
+    if facts := worker.holder(workdir, name):
+      os.kill(facts["pid"], signal.SIGKILL)
+  before = outcomes(workdir)
+  assert 2 <= len(before) < 8
+
+  code, _, err = sweep(capsys, *flags)
+  assert code == 0
+  assert f"{len(before)} done" in err and "8 of 8 points done" in err
+  after = outcomes(workdir)
+  assert len(after) == 8
+  assert {name: after[name] for name in before} == before
+  found = table(workdir)
+  assert list(found.index) == names
+  assert set(found["status"]) == {"finished"}
+  assert found["goodput.mean"].between(0.5, 1).all()
+  assert pandas.read_parquet(workdir / "table.parquet").shape[0] == 8
+  assert (workdir / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+  # Once more: nothing is left to do, and an edit changes nothing.
+  path.write_text("nonsense(")
+  code, out, err = sweep(capsys, *flags, "--json")
+  assert code == 0 and "0 to begin" in err
+  assert "not what it was when this sweep started" in err
+  assert [row["name"] for row in json.loads(out)["points"]] == names
+  assert outcomes(workdir) == after
+
+
+@pytest.fixture
+def running(tmp_path):
+  """A point that is on, its sweep dead or alive, and its process."""
+  workdir = tmp_path / "out"
+  frozen.write(workdir, frozen.build(*_built(write(tmp_path, LONG))))
+  first = executor.Local(workdir, [0])
+  assert first.start("days=3000,seeds=500", 1)
+  facts = wait_for(lambda: worker.holder(workdir, "days=3000,seeds=500"))
+  yield workdir, first, facts["pid"]
+  os.kill(facts["pid"], signal.SIGKILL)
+  assert wait_for(first.ended)
+
+
+def _built(path):
+  from diloco import hyper
+
+  return str(path), hyper.load(str(path))[0], "simulate"
+
+
+def test_point_of_a_dead_sweep_is_adopted_with_its_cores(running):
+  workdir, _, _ = running
+  second = executor.Local(workdir, [0, 1])
+  assert second.adopt("days=3000,seeds=500")
+  assert not second.adopt("days=1")
+  assert second.running() == ["days=3000,seeds=500"]
+  assert not second.start("days=1", 2)  # core 0 is taken
+  second.stop()
+  assert "unknown" in wait_for(second.ended)["days=3000,seeds=500"]
+
+
+def test_point_that_was_not_found_is_adopted_when_it_is_begun_again(running):
+  workdir, _, pid = running
+  second = executor.Local(workdir, [1])
+  assert second.start("days=3000,seeds=500", 1)
+  wait_for(lambda: not second.ended() and _pids(second) == [pid])
+  assert liveness.start_ticks(pid)
+
+
+def _pids(made):
+  return [handle.pid for handle, _ in made._running.values()]
+
+
+def test_failed_point_is_told_and_retried_alone(capsys, tmp_path):
+  # What no simulation can follow is found out only when it begins.
+  points = '[{"days": 1}, {"days": 1e9, "name": "endless"}]'
+  path, workdir = write(tmp_path, points), tmp_path / "out"
+  flags = [f"--sweep={path}", f"--workdir={workdir}"]
+  code, _, err = sweep(capsys, *flags)
+  assert code == 1
+  assert "failed: endless: " in err and "can be followed" in err
+  assert "1 of 2 points done; --retry" in err
+  assert "can be followed" in table(workdir)["reason"]["endless"]
+  before = outcomes(workdir)
+
+  code, _, err = sweep(capsys, *flags)
+  assert code == 1 and "0 to begin" in err
+  assert outcomes(workdir) == before
+  code, _, err = sweep(capsys, *flags, "--retry")
+  assert code == 1 and "1 to begin" in err
+  after = outcomes(workdir)
+  assert after["endless"] != before.pop("endless")
+  assert {name: after[name] for name in before} == before
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(capsys, tmp_path):
+  path, workdir = write(tmp_path, LONG), tmp_path / "out"
+  flags = [f"--sweep={path}", f"--workdir={workdir}", "--cores=1"]
+  command = [sys.executable, "-m", "diloco.cli", "sweep", *flags]
+  with subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  ) as first:
+    name = "days=3000,seeds=500"
+    facts = wait_for(lambda: workdir.exists() and worker.holder(workdir, name))
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=60)
+  assert first.returncode == 0
+  assert "stopping" in err and "the same command goes on" in err
+  assert liveness.start_ticks(facts["pid"]) is None
+  assert list(table(workdir)["status"]) == ["finished", "pending"]
+
+
+TRAINED = """
+from diloco import hyper
+def get_config():
+  return {{"total_tokens": 1000}}
+def get_sweep():
+  return {points}
+"""
+
+
+@pytest.mark.parametrize(
+  ("text", "flags", "why"),
+  [
+    (SWEEP, (), "no points"),
+    (SWEEP.replace("{points}", "[{{'days': 1}}] * 2"), (), "two points"),
+    (SWEEP.replace("{points}", "[{{'color': 1}}]"), (), "--color"),
+    (SWEEP.replace("{points}", "[{{'name': '../x'}}]"), (), "directory's name"),
+    (
+      SWEEP.replace("{points}", "hyper.sweep('days', range(1, 202))"),
+      (),
+      "add --yes",
+    ),
+    (SWEEP.replace("{points}", "[{{'days': 1}}]"), ("--cores=0",), "cores=0"),
+    (SWEEP.replace("{points}", "[{{'days': 1}}]"), ("--retry",), "no sweep in"),
+    (
+      TRAINED.replace("{points}", "[{{'sync.quorom': 1}}]"),
+      (),
+      "did you mean config.sync.quorum?",
+    ),
+    (
+      TRAINED.replace("{points}", "[{{'fleet.slices[3].kind': 1}}]"),
+      (),
+      "no such field",
+    ),
+    (
+      TRAINED.replace("{points}", "[{{'sync.quorum': 7, 'name': 'seven'}}]"),
+      (),
+      "the point 'seven'",
+    ),
+  ],
+)
+def test_bad_sweep_is_refused_in_one_line_and_leaves_no_trace(
+  capsys, tmp_path, text, flags, why
+):
+  path = tmp_path / "sweep.py"
+  path.write_text(text.format(points="[]"))
+  workdir = tmp_path / "out"
+  code, out, err = sweep(
+    capsys, f"--sweep={path}", f"--workdir={workdir}", *flags
+  )
+  assert (code, out, err.count("\n")) == (2, "", 1), err
+  assert why in err
+  assert not workdir.exists()
+
+
+def test_directory_that_is_not_this_sweeps_is_refused(capsys, tmp_path):
+  path, workdir = write(tmp_path, "[{'days': 1}]"), tmp_path / "out"
+  flags = [f"--sweep={path}", f"--workdir={workdir}"]
+  workdir.mkdir()
+  (workdir / "thesis.tex").write_text("years of work")
+  code, _, err = sweep(capsys, *flags)
+  assert code == 2 and "holds no sweep" in err
+  (workdir / "thesis.tex").unlink()
+  assert sweep(capsys, *flags)[0] == 0
+
+  other = tmp_path / "other.py"
+  other.write_text(path.read_text() + "\n")
+  code, _, err = sweep(capsys, f"--sweep={other}", flags[1])
+  assert code == 2 and "the sweep of sweep.py" in err
+
+  index = workdir / frozen.FILE
+  whole = index.read_text()
+  index.write_text(whole.replace('"days": 1', '"days": 2', 1))
+  code, _, err = sweep(capsys, flags[1])
+  assert code == 2 and "point 'point' was changed" in err
+  index.write_text(whole.replace("diloco-sweep-1", "diloco-sweep-0"))
+  code, _, err = sweep(capsys, flags[1])
+  assert code == 2 and "has format 'diloco-sweep-0'" in err
+  assert pathlib.Path(workdir / "table.csv").exists()
+
+
+def test_points_are_named_by_what_differs():
+  points = [
+    {"sync.quorum": 1, "a.rate": 0.5, "b.rate": 1, "seed": 0, "on": True},
+    {"sync.quorum": 2, "a.rate": 0.1, "b.rate": 2, "seed": 0, "on": False},
+    {"seed": 0, "name": "mine"},
+  ]
+  assert frozen.names(points, "point") == [
+    "quorum=1,a.rate=0.5,b.rate=1,on=true",
+    "quorum=2,a.rate=0.1,b.rate=2,on=false",
+    "mine",
+  ]
+  assert frozen.names([{"seed": 0}], "point") == ["point"]
