@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from diloco import errors
+from diloco import errors, typed
 
 _MOST_IN_USAGE = 16  # flags
 
@@ -65,12 +65,12 @@ def words(kind: type) -> dict[str, str]:
 
 def number(low: float, *, above: bool = False) -> Any:
   """A finite number of at least (or above) `low`, for `add_argument(type=)`."""
-  return _checked(float, low, above)
+  return _checked(lambda text: float(typed.number(text)), low, above)
 
 
 def whole(low: int) -> Any:
-  """A whole number of at least `low`; 1e9 is one."""
-  return _checked(_whole, low, False)
+  """A whole number of at least `low`; 1e9 and 7B are."""
+  return _checked(typed.whole, low, False)
 
 
 def numbers(low: float, *, above: bool = False) -> Any:
@@ -83,15 +83,8 @@ def numbers(low: float, *, above: bool = False) -> Any:
   return convert
 
 
-def _whole(text: str) -> int:
-  value = float(text)
-  if not value.is_integer():
-    raise ValueError(text)
-  return int(value)
-
-
 def _checked(kind: Callable[[str], float], low: float, above: bool) -> Any:
-  what = "a whole number" if kind is _whole else "a number"
+  what = "a whole number" if kind is typed.whole else "a number"
 
   def convert(text: str) -> float:
     try:

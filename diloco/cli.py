@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_collections
+
 import diloco
 from diloco import commands, errors, process
 
@@ -57,7 +59,9 @@ def resume(args: argparse.Namespace) -> int:
   # Imported here so that other commands start without JAX.
   from diloco import launch
 
-  return launch.run(config.to_dict(), args.dir, as_json=args.json, cut=args.cut)
+  values = ml_collections.ConfigDict(config.to_dict())
+  launch.override(values, args.overrides)
+  return launch.run(values, args.dir, as_json=args.json, cut=args.cut)
 
 
 def cut(args: argparse.Namespace) -> int:

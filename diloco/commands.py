@@ -4,6 +4,7 @@ It imports nothing that a command needs, so help comes at once. A new command is
 one entry.
 """
 
+import argparse
 import importlib
 import os
 import pathlib
@@ -63,8 +64,13 @@ class Command(NamedTuple):
   def call(self, argv: Sequence[str]) -> int:
     """Runs it; returns the exit code."""
     raw = self.raw or bool(self.parser)
+    parsed = argparse.Namespace()
     if not raw or {"-h", "--help"} & set(argv):
-      parsed = self.make_parser().parse_args(list(argv))
+      parser = self.make_parser()
+      parsed, rest = parser.parse_known_args(list(argv))
+      parsed.overrides = rest if _FIELD in self.flags else []
+      if len(parsed.overrides) < len(rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     code: int = named(self.run)(list(argv) if raw else parsed)
     return code
 
@@ -120,6 +126,12 @@ GROUPS = {
 }
 
 CONFIG_FLAG = "--config.FIELD"  # stands for every field's
+_FIELD = flag(
+  CONFIG_FLAG,
+  metavar="VALUE",
+  help="sets one field, whether the file does or not; docs/glossary.md lists"
+  " them",
+)
 _DIR = flag("dir", type=pathlib.Path, help="directory of a run")
 _TASK = flag(
   "--task",
@@ -157,12 +169,7 @@ TABLE: tuple[Command, ...] = (
         help="a file with get_config() or get_config(variant)",
       ),
       flag("--workdir", metavar="DIR", help="directory of the run"),
-      flag(
-        CONFIG_FLAG,
-        metavar="VALUE",
-        help="sets one field, whether the file does or not; docs/glossary.md"
-        " lists them",
-      ),
+      _FIELD,
       flag("--quiet", action="store_true", help="show no live view"),
     ),
     more="A first Ctrl-C drains and saves, a second one kills. The same command"
@@ -173,12 +180,16 @@ TABLE: tuple[Command, ...] = (
     group="train",
     what="go on with the run in a directory, with its own configuration",
     run="diloco.cli:resume",
+    more="A run may get other total_tokens, programs, controller and faults;"
+    " these are\nkept in its config.json and told on its tape.",
     examples=(
       "diloco resume runs/quickstart",
       "diloco resume runs/quickstart --cut=last",
+      "diloco resume runs/quickstart --config.total_tokens=4.8M",
     ),
     flags=(
       _DIR,
+      _FIELD,
       flag(
         "--cut",
         metavar="N",

@@ -197,7 +197,7 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
 
 def check_resumable(old: RunConfig, new: RunConfig) -> None:
   """Refuses to continue a run under an incompatible configuration."""
-  for name, old_value, new_value in _differences(old, new, ""):
+  for name, (old_value, new_value) in changes(old, new).items():
     if name.split(".")[0] not in RESUMABLE:
       raise errors.UserError(
         f"config.{name} = {typed.show(new_value)}",
@@ -207,16 +207,21 @@ def check_resumable(old: RunConfig, new: RunConfig) -> None:
       )
 
 
+def changes(old: RunConfig, new: RunConfig) -> dict[str, tuple[Any, Any]]:
+  """Fields that differ, by name: what was and what is, as plain values."""
+  return dict(_differences(old, new, ""))
+
+
 def _differences(
   old: Any, new: Any, prefix: str
-) -> Iterator[tuple[str, Any, Any]]:
+) -> Iterator[tuple[str, tuple[Any, Any]]]:
   for field in dataclasses.fields(old):
     a, b = getattr(old, field.name), getattr(new, field.name)
     name = prefix + field.name
     if dataclasses.is_dataclass(a):
       yield from _differences(a, b, name + ".")
     elif typed.plain(a) != typed.plain(b):
-      yield name, a, b
+      yield name, (typed.plain(a), typed.plain(b))
 
 
 def _require(holds: bool, what: str, why: str, remedy: str) -> None:

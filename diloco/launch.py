@@ -179,6 +179,9 @@ def _set_missing(config: Any, defaults: Mapping[str, Any]) -> None:
       _complete(config[name], default)
     elif isinstance(default, float) and type(config[name]) is int:
       config[name] = float(config[name])  # or a fraction would be refused
+    elif type(default) is int and isinstance(config[name], str | float):
+      with contextlib.suppress(ValueError):  # it is refused by name later
+        config[name] = typed.whole(config[name])
     elif isinstance(default, tuple) and isinstance(config[name], list | tuple):
       for item in config[name] if default else ():
         _complete(item, default[0])
@@ -191,11 +194,7 @@ def override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     UserError: there is no such field, it takes no such value, or something
       else is among the arguments.
   """
-  argv = ["", *argv]
-  for argument in argv:
-    match = _OVERRIDE.match(argument)
-    if match is not None:
-      _check_field(config, match[1])
+  argv = ["", *_with_digits(config, argv)]
   values = flags.FlagValues()
   with _one_line():
     config_flags.DEFINE_config_dict(
@@ -213,15 +212,49 @@ def override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     )
 
 
-def _check_field(config: ml_collections.ConfigDict, path: str) -> None:
-  """Refuses a path no configuration has, and names the nearest."""
+def _with_digits(
+  config: ml_collections.ConfigDict, argv: Sequence[str]
+) -> Iterator[str]:
+  """Flags with whole numbers written out, for fields that take these."""
+  flag = ""  # whose value, a whole number, is the next word
+  for argument in argv:
+    match = _OVERRIDE.match(argument)
+    name, equals, text = argument.partition("=")
+    if match is None and flag:
+      yield _digits(flag, argument)
+    elif match is None or type(_field(config, match[1])) is not int:
+      yield argument
+    elif equals:
+      yield f"{name}={_digits(name, text)}"
+    else:
+      yield argument
+      flag = argument
+      continue
+    flag = ""
+
+
+def _digits(flag: str, text: str) -> str:
+  try:
+    return str(typed.whole(text))
+  except ValueError as error:
+    raise errors.UserError(
+      f"{flag}={text}",
+      "it must be a whole number",
+      "write it as 1500000, 1e6 or 2.4M",
+    ) from error
+
+
+def _field(config: ml_collections.ConfigDict, path: str) -> Any:
+  """The value at a path; refuses one no configuration has."""
   where: str = "config"
   node: Any = config
   for part in path.split("."):
-    if not isinstance(node, dict | ml_collections.ConfigDict) or where == _FREE:
-      return
+    if not isinstance(node, dict | ml_collections.ConfigDict):
+      return None
     name, bracket, index = part.partition("[")
     if name not in node:
+      if where.startswith(_FREE):
+        return None
       raise typed.unknown_field(where, name, list(node))
     where, node = f"{where}.{name}", node[name]
     if bracket and isinstance(node, list | tuple):
@@ -233,6 +266,7 @@ def _check_field(config: ml_collections.ConfigDict, path: str) -> None:
           "count them from 0",
         )
       where, node = f"{where}[{number}]", node[int(number)]
+  return node
 
 
 def _parse(

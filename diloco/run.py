@@ -74,6 +74,7 @@ def train(
   run_dir = pathlib.Path(workdir).absolute()
   task, plan, given = preflight(config, run_dir)
   resumed = process.holds_run(run_dir)
+  before = process.read_config(run_dir) if resumed else config
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   if resumed:
     restorer.check_store(run_dir, snapshots)
@@ -111,6 +112,7 @@ def train(
       task.tokens_per_batch,
       times,
       incarnation=incarnation,
+      changed=config_lib.changes(before, config),
     )
     outcome = _run(controller, view)
   if outcome.user_error:

@@ -4,7 +4,9 @@ Whatever comes in, either the dataclass comes out or a `UserError` that names
 the field, its value and the rule.
 """
 
+import contextlib
 import dataclasses
+import decimal
 import difflib
 import math
 import reprlib
@@ -21,13 +23,14 @@ _MAX_INT = 2**63 - 1  # integers meet int64 in NumPy, JAX and TensorStore
 _MAX_DEPTH = 16  # of nested task options
 _KINDS = {
   bool: "True or False",
-  int: "a whole number below 2^63",
+  int: "a whole number below 2^63, as 1500000, 1e6 or 2.4M",
   float: "a finite number",
   str: "a text",
 }
 _FLAT = reprlib.Repr()  # values in messages: short, whatever they hold
 _FLAT.maxlevel, _FLAT.maxdict, _FLAT.maxtuple, _FLAT.maxlist = 3, 8, 8, 8
 _FLAT.maxstring = _FLAT.maxother = _FLAT.maxlong = 80
+_SCALES = {"K": 3, "M": 6, "B": 9, "G": 9, "T": 12}  # powers of ten
 _DIGITS = 400  # longer integers cannot even be printed
 
 
@@ -45,6 +48,34 @@ def show(value: Any) -> str:
 
 def _as_dict(values: ml_collections.ConfigDict) -> dict[str, Any]:
   return {name: values[name] for name in values}
+
+
+def number(text: str) -> decimal.Decimal:
+  """Reads a number as people write it: 1000, 1_000, 1e6, 2.4M, 7B.
+
+  Raises:
+    ValueError: it is none.
+  """
+  scale = _SCALES.get(text[-1:].upper(), 0)
+  try:
+    value = decimal.Decimal(text[:-1] if scale else text).scaleb(scale)
+  except decimal.DecimalException as error:
+    raise ValueError(text) from error
+  if not value.is_finite() or abs(value.adjusted()) > _DIGITS:
+    raise ValueError(text)
+  return value
+
+
+def whole(value: str | float) -> int:
+  """Reads a whole number, exactly.
+
+  Raises:
+    ValueError: it is none.
+  """
+  found = number(str(value))
+  if found != found.to_integral_value():
+    raise ValueError(str(value))
+  return int(found)
 
 
 def build(kind: type[T], values: Any, where: str) -> T:
@@ -126,6 +157,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
       return _convert_json(value, where, depth=0)
   else:
     expected = _KINDS[hint]
+    if hint is int and type(value) in (float, str):
+      with contextlib.suppress(ValueError):
+        value = whole(value)
     if type(value) is int and abs(value) <= _MAX_INT and hint in (int, float):
       return hint(value)
     if hint is float and type(value) is float and math.isfinite(value):

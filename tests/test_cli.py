@@ -183,6 +183,10 @@ BAD_INPUT = {
     train("sync.quorum=2.5"),
     ["--config.sync.quorum=2.5", "2.5"],
   ),
+  "override of a whole number by part of one": (
+    train("total_tokens=1.5"),
+    ["--config.total_tokens=1.5", "whole number", "2.4M"],
+  ),
   "override of a number by text": (
     train("outer.momentum=much"),
     ["--config.outer.momentum=much"],
@@ -476,7 +480,7 @@ def test_run_goes_on_without_its_config_json(run_dir, monkeypatch):
   seen = []
   monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
   assert cli.main(["resume", "run"]) == 0
-  assert seen[0][0] == wanted
+  assert seen[0][0].to_dict() == wanted
 
 
 @pytest.mark.parametrize("command", ["train", "resume"])
@@ -583,6 +587,53 @@ def test_fields_the_file_leaves_out_can_be_overridden(place, monkeypatch):
   assert config.task.options["mlp"] == "swiglu"
 
 
+@pytest.mark.parametrize(
+  ("words", "tokens"),
+  [
+    (["--config.total_tokens=1e6"], 10**6),
+    (["--config.total_tokens=7B"], 7 * 10**9),
+    (["--config.total_tokens", "2.4M"], 2_400_000),
+    (["--config.total_tokens=9007199254740993"], 2**53 + 1),
+  ],
+)
+def test_large_numbers_are_written_as_people_do(
+  place, monkeypatch, words, tokens
+):
+  seen = []
+  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+  assert cli.main([*train(), *words, "--config.task.options.d_model=1e2"]) == 0
+  assert seen[0][0].total_tokens == tokens
+  assert seen[0][0].task.options.d_model == 100
+
+
+def test_run_goes_on_with_settings_that_may_change(run_dir, monkeypatch):
+  seen = []
+  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+  argv = ["resume", "run", "--config.total_tokens=2.4M"]
+  assert cli.main([*argv, "--config.programs.eval_batches=3"]) == 0
+  config = config_lib.from_mapping(seen[0][0])
+  assert config_lib.changes(process.read_config(run_dir), config) == {
+    "total_tokens": (100_000, 2_400_000),
+    "programs.eval_batches": (0, 3),
+  }
+
+
+@pytest.mark.parametrize(
+  ("flag", "told"),
+  [
+    ("--config.sync.quorum=2", "config.sync.quorum = 2"),
+    ("--config.total_tokens=1.5", "--config.total_tokens=1.5"),
+    ("--config.totl_tokens=5", "did you mean config.total_tokens?"),
+    ("--cutt=3", "--cutt"),
+    ("more", "'more'"),
+  ],
+)
+def test_run_does_not_go_on_with_what_may_not_change(
+  run_dir, capsys, place, flag, told
+):
+  check_refused(place, capsys, ["resume", "run", flag], told)
+
+
 def test_flag_and_value_may_be_two_words(place, monkeypatch):
   seen = []
   monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
@@ -624,6 +675,7 @@ def test_every_example_is_a_command_line(name, example):
   _, rest = COMMANDS[name].make_parser().parse_known_args(argv[1:])
   files = re.findall(r"[\w/]+\.py\b", example)
   assert [f for f in files if not (ROOT / f).is_file()] == []
+  files = files or ["experiments/configs/quickstart.py"]
   config = launch.load_config(ROOT / files[0]) if rest else None
   for argument in rest:  # one of a configuration
     launch.override(config, [argument])

@@ -66,14 +66,14 @@ REFUSALS = {
     "change config.fleet.slices",
   ),
   "text for int": (
-    {"seed": "1"},
-    "config.seed = '1'",
+    {"seed": "1.5"},
+    "config.seed = '1.5'",
     "a whole number",
     "change config.seed",
   ),
   "float for int": (
-    {"sync": {"every": 24.0}},
-    "config.sync.every = 24.0",
+    {"sync": {"every": 24.5}},
+    "config.sync.every = 24.5",
     "a whole number",
     "change config.sync.every",
   ),
@@ -464,3 +464,27 @@ def test_any_junk_builds_or_is_refused(values):
   else:
     text = json.dumps(config.to_dict(), allow_nan=False)
     assert config_lib.from_mapping(json.loads(text)) == config
+
+
+@pytest.mark.parametrize(
+  ("written", "tokens"),
+  [
+    (1e6, 10**6),
+    ("2.4M", 2_400_000),
+    ("7B", 7 * 10**9),
+    ("1_000", 1000),
+    ("0.5k", 500),
+    ("9007199254740993", 2**53 + 1),
+  ],
+)
+def test_whole_numbers_may_be_written_as_people_do(written, tokens):
+  made = config_lib.from_mapping({"total_tokens": written})
+  assert (made.total_tokens, type(made.total_tokens)) == (tokens, int)
+
+
+@pytest.mark.parametrize(
+  "written", ["", "M", "1.5", "1.2345k", "1e400", "1e99999999", "nan", "7BB"]
+)
+def test_what_is_no_whole_number_is_refused(written):
+  with pytest.raises(errors.UserError, match="whole number"):
+    config_lib.from_mapping({"total_tokens": written})

@@ -22,7 +22,7 @@ CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
   "diloco.crash": set(),
-  "diloco.arguments": BASE,
+  "diloco.arguments": BASE | {"diloco.typed"},
   "diloco.commands": BASE | {"diloco.arguments"},
   "diloco.typed": BASE,
   "diloco.hyper": BASE,

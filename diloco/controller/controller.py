@@ -14,6 +14,7 @@ import os
 import pathlib
 import queue
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from diloco import channel, errors, process, timing
@@ -58,6 +59,7 @@ class Controller:
     times: timing.Timing,
     *,
     incarnation: int,
+    changed: Mapping[str, tuple[Any, Any]] | None = None,
   ):
     """Goes on the record; starts nothing yet.
 
@@ -68,6 +70,8 @@ class Controller:
       tokens_per_step: tokens of one inner step of an island.
       times: the run's timeouts.
       incarnation: which life of the controller this is, from 1.
+      changed: fields of the configuration with other values than the run had,
+        with both.
 
     Raises:
       UserError: the fleet does not fit.
@@ -115,6 +119,7 @@ class Controller:
     self._faults = faults.Injector(
       config, self.tape, self.roles, self.is_ready, self.dispatcher
     )
+    self._changed = dict(changed or {})
     self.interrupts = 0
     self._hints_due = 0.0
     self._supplying = True
@@ -138,6 +143,7 @@ class Controller:
       method="decoupled_diloco",
       islands=self.config.fleet.islands,
       total_tokens=self.config.total_tokens,
+      changed=self._changed,
     )
 
   def _announce(self) -> None:

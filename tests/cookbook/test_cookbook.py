@@ -23,8 +23,9 @@ import pytest
 
 import diloco
 from diloco import config as config_lib
-from diloco import hyper, run
+from diloco import hyper, process, run
 from diloco.syncer import core, grace, quorum
+from diloco.tape import events as tape_events
 from diloco.tape import ledger, reader
 from diloco.tasks import registry, text
 
@@ -254,6 +255,14 @@ def test_run_was_killed_resumed_and_finished(finished):
   assert summary["tokens_trained"] >= 40_000
   assert summary["final_eval_loss"] < np.log(256) - 1
   assert summary["tokens_unaccounted"] == 0
+  starts = reader.select(
+    reader.read(finished).events, {tape_events.RUN_STARTED}
+  )
+  assert [start["changed"] for start in starts] == [
+    {},
+    {"total_tokens": [30_000, 40_000]},
+  ]
+  assert process.read_config(finished).total_tokens == 40_000
   injected = [fault["target"] for fault in summary["faults"]]
   assert {"island-1", "syncer"} <= set(injected)
 
