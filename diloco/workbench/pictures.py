@@ -52,7 +52,8 @@ def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
   ):
     trained = canvas.averaged(where(walls), losses, _LINE_POINTS)
     made["trained", axis] = np.array(trained) / _UNITS
-    made["heldout", axis] = np.array([where(evals[0]), evals[1]]) / _UNITS
+    heldout = canvas.averaged(where(evals[0]), evals[1], _LINE_POINTS)
+    made["heldout", axis] = np.array(heldout) / _UNITS
   return made
 
 

@@ -89,7 +89,8 @@ def _points(
     told = f"{args.sweep} has {len(points)} points"
     answer = ""
     if sys.stdin.isatty():
-      answer = input(f"{told}. Do them all? [y/N] ")
+      _tell(f"{told}. Do them all? [y/N]")
+      answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
       raise errors.UserError(
         told, f"more than {_MANY} are only done when asked for", "add --yes"
@@ -122,7 +123,7 @@ class Runner:
     """Takes where points are, and how they run."""
     self._workdir, self._sweep = workdir, sweep
     self._executor = executor
-    self._stops = 0
+    self._stops = self._heeded = 0  # signals, and those passed on
     self._begun, self._ended, self._left = time.monotonic(), 0, 0
 
   def run(self, *, retry: bool) -> None:
@@ -130,13 +131,14 @@ class Runner:
 
     Returns when they are done, or a signal has ended them.
     """
-    points = self._sweep.points
-    open_ = {p.name for p in points if not self._closed(p.name)}
+    points, status = self._sweep.points, self._status
+    open_ = {p.name for p in points if status(p.name) != "finished"}
     adopted = {name for name in open_ if self._executor.adopt(name)}
     queue = [
       point
       for point in points
-      if point.name in open_ - adopted and self._failed(point.name) == retry
+      if point.name in open_ - adopted
+      and (status(point.name) == "failed") == retry
     ]
     self._left = len(adopted) + len(queue)
     _tell(
@@ -148,25 +150,26 @@ class Runner:
         while queue and not self._stops and self._begin(queue[0]):
           queue.pop(0)
         time.sleep(_POLL_SECS)
+        self._heed()
         for name, cause in self._executor.ended().items():
           if cause:
             self._settle(name, cause)
           else:
             queue[:0] = [p for p in points if p.name == name]
-    if self._stops:
-      _tell("stopped; the same command goes on")
+
+  def _heed(self) -> None:
+    """Passes signals on; not from their handler, which could miss a start."""
+    if self._stops > self._heeded:
+      self._heeded = self._stops
+      _tell("stopping: points save; once more ends them at once")
+      self._executor.stop()
 
   def _begin(self, point: frozen.Point) -> bool:
     frozen.outcome_path(self._workdir, point.name).unlink(missing_ok=True)
     return self._executor.start(point.name, self._sweep.islands(point))
 
-  def _closed(self, name: str) -> bool:
-    facts = frozen.outcome(self._workdir, name)
-    return facts is not None and facts["status"] == "finished"
-
-  def _failed(self, name: str) -> bool:
-    facts = frozen.outcome(self._workdir, name)
-    return facts is not None and facts["status"] == "failed"
+  def _status(self, name: str) -> str:
+    return (frozen.outcome(self._workdir, name) or {}).get("status", "")
 
   def _settle(self, name: str, cause: str) -> None:
     """Notes a point's end."""
@@ -196,9 +199,6 @@ class Runner:
   def _signals(self) -> Iterator[None]:
     def stop(*_: object) -> None:
       self._stops += 1
-      if self._stops == 1:
-        _tell("stopping: points save; again ends them at once")
-      self._executor.stop()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, stop) for number in numbers}
@@ -214,7 +214,8 @@ def _conclude(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> int:
   for row in failed:
     _tell(f"failed: {row['name']}: {row['reason']}")
   done = sum(row["status"] == "finished" for row in rows)
-  hint = "; --retry does those that failed again" if failed else ""
+  hint = "; the same command goes on" if done < len(rows) else ""
+  hint = "; --retry does those that failed again" if failed else hint
   _tell(f"{done} of {len(rows)} points done{hint}")
   if args.json:
     json.dump(summary.finite({"points": rows}), sys.stdout, indent=2)

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from typing import Any
 
 from matplotlib import figure
@@ -73,8 +74,12 @@ def _text(value: Any) -> str:
 
 
 def _draw(path: pathlib.Path, workdir: pathlib.Path) -> None:
-  """Draws the dearest figure of all groups of points."""
-  comparison = compare.compare([workdir])
+  """Draws the dearest figure of all groups of points, if it can be drawn."""
+  try:
+    comparison = compare.compare([workdir])
+  except errors.UserError as error:  # such as points of different tasks
+    print(f"figure.png is empty: {error}", file=sys.stderr)
+    comparison = compare.Comparison((), (), (), ())
   inches = min(1.5 + 0.3 * len(comparison.groups), _MAX_INCHES)
   fig = figure.Figure(figsize=(8, inches), layout="constrained")
   if comparison.shown:

@@ -14,6 +14,7 @@ import pytest
 from diloco import cli
 from diloco.report import liveness
 from diloco.workbench import executor, frozen, worker
+from diloco.workbench import table as table_lib
 
 SWEEP = """
 from diloco import hyper
@@ -173,7 +174,8 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(capsys, tmp_path):
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
   assert first.returncode == 0
-  assert "stopping" in err and "the same command goes on" in err
+  assert "stopping" in err
+  assert "1 of 2 points done; the same command goes on" in err
   assert liveness.start_ticks(facts["pid"]) is None
   assert list(table(workdir)["status"]) == ["finished", "pending"]
 
@@ -256,6 +258,18 @@ def test_directory_that_is_not_this_sweeps_is_refused(capsys, tmp_path):
   code, _, err = sweep(capsys, flags[1])
   assert code == 2 and "has format 'diloco-sweep-0'" in err
   assert pathlib.Path(workdir / "table.csv").exists()
+
+
+def test_table_is_whole_before_any_point_has_begun(capsys, tmp_path):
+  points = (frozen.Point("a", {"seed": 0}, {}), frozen.Point("b", {}, {}))
+  sweep = frozen.Sweep("train", "sweep.py", "0", points)
+  frozen.write(tmp_path, sweep)
+  assert [row["status"] for row in table_lib.write(tmp_path, sweep)] == [
+    "pending",
+    "pending",
+  ]
+  assert "no point has a result yet" in capsys.readouterr().err
+  assert list(table(tmp_path).index) == ["a", "b"]
 
 
 def test_points_are_named_by_what_differs():
