@@ -44,7 +44,7 @@ ALLOWED = {
   | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,
   "diloco.verification": STORE
-  | {"diloco.islands", "diloco.syncer", "diloco.workers"},
+  | {"diloco.islands", "diloco.syncer", "diloco.timing", "diloco.workers"},
   "diloco.planning.bandwidth": BASE | {"diloco.fragments", "diloco.arguments"},
   "diloco.planning.fleet": REPORT
   | {

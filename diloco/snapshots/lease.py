@@ -36,11 +36,16 @@ def _drawn_key(key: str) -> str:
 
 
 class LeaseWatch:
-  """Decides by the observer's own clock when a lease has expired."""
+  """Decides by the observer's own clock when a lease has expired.
 
-  __slots__ = ("_seen", "_since", "_ttl_secs")
+  Attributes:
+    held: the lease as it was seen last; None where it could not be read.
+  """
+
+  __slots__ = ("_seen", "_since", "_ttl_secs", "held")
 
   def __init__(self, ttl_secs: float):
+    self.held: records.Lease | None = None
     self._ttl_secs = ttl_secs
     self._seen: Hashable = None
     self._since = 0.0
@@ -100,6 +105,7 @@ def acquire(
     # have taken effect; its token is lost, the next one is as good.
     mine_unknown = lease is not None and lease.owner == owner
     free = watch.expired(lease, clock()) or mine_unknown
+  watch.held = lease
   if not free:
     return 0
   above = lease.token if lease else (yield from _newest_of_heads())

@@ -28,6 +28,7 @@ class Parts(NamedTuple):
   """What a leader works with.
 
   Attributes:
+    check: raises `FencedError` when another leads.
     core: decides.
     heads: of all fragments, fenced.
     weights: of contributions.
@@ -38,6 +39,7 @@ class Parts(NamedTuple):
     retry_secs: pause after a failure of the store.
   """
 
+  check: Callable[[], None]
   core: core_lib.SyncerCore
   heads: heads_lib.Heads
   weights: weighting.Weighting
@@ -91,6 +93,7 @@ class Leader(Witness, abc.ABC):
   """One leadership.
 
   Attributes:
+    check: raises `FencedError` when another leads.
     core: decides.
     heads: of all fragments, fenced.
     cuts: takes this syncer's part in cuts; None in a run without.
@@ -99,16 +102,13 @@ class Leader(Witness, abc.ABC):
 
   def __init__(self, parts: Parts, clock: Callable[[], float]):
     """Does nothing yet; `clock` gives monotonic seconds."""
+    self.check = parts.check
     self.core = parts.core
     self.heads = parts.heads
     self.cuts = parts.cuts
     self.chores = parts.chores
     self._parts = parts
     self._clock = clock
-
-  @abc.abstractmethod
-  def check(self) -> None:
-    """Raises `FencedError` when another leads."""
 
   @abc.abstractmethod
   def draining(self) -> bool:

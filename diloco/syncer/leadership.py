@@ -1,4 +1,4 @@
-"""A process's hold on the syncer's lease: waits for it, renews it, gives it up.
+"""How a process comes to lead, and holds on to it: scripts for every world.
 
 Several syncers may run; who holds the lease leads. The others are *standbys*:
 they watch the lease by their own clocks and take it when it stands still. A
@@ -8,18 +8,29 @@ gets on, every `hang_secs` at least. From one operation of the store to the
 next, or from one part of a tensor to another, it does, however long a merge is.
 Time in which the store does not answer counts for nothing, or an outage would
 read as a hang.
+
+Who has taken the lease *takes over* before it leads: it fences the heads and
+learns from the store what its predecessors left behind.
 """
 
+from __future__ import annotations
+
+import abc
 import logging
 import secrets
-import threading
-import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from diloco import errors, timing, workers
-from diloco.snapshots import keys, lease, records, store
+from diloco import errors, timing
+from diloco.snapshots import keys, lease, operations, records
+from diloco.syncer import chores as chores_lib
+from diloco.syncer import core as core_lib
+from diloco.syncer import cutting, leader, members, protocol, weighting
+from diloco.syncer import heads as heads_lib
 
 logger = logging.getLogger(__name__)
+
+_AFTER_LEASE = operations.Point("after_lease")
 
 
 class StrangerWatch:
@@ -55,11 +66,6 @@ class StrangerWatch:
       )
 
 
-def _process(owner: str) -> str:
-  """Name of an owner's process, which its leadership has made unique."""
-  return owner.rpartition(".")[0]
-
-
 class HangWatch:
   """Tells when the main thread does not get on although the store answers."""
 
@@ -88,72 +94,97 @@ class HangWatch:
     return self._still_secs > self._limit_secs
 
 
-class Leadership:
-  """Of one process; several threads may ask whether it still leads."""
+def unique(owner: str) -> str:
+  """A name that no other process has, from one that another may have."""
+  return f"{owner}.{secrets.token_hex(8)}"
+
+
+def _process(owner: str) -> str:
+  """Name of an owner's process, which `unique` has made unique."""
+  return owner.rpartition(".")[0]
+
+
+class Terms(NamedTuple):
+  """What a syncer waits and leads by.
+
+  Attributes:
+    times: the run's timeouts.
+    settings: policies of the core.
+    staleness_decay: of a contribution's weight, for each version.
+  """
+
+  times: timing.Timing
+  settings: core_lib.Settings
+  staleness_decay: float
+
+
+class Leadership(abc.ABC):
+  """Of one process; several threads may ask whether it still leads.
+
+  Attributes:
+    token: fencing token; 0 until it has the lease.
+    fenced: whether another process has taken the lease, or may by now.
+    heads: of all fragments, once it has taken over.
+    cuts: takes this syncer's part in cuts; None in a run without.
+    chores: what there is to tell and to delete.
+    renewal_secs: the lease moves this often, or others take it.
+  """
+
+  heads: heads_lib.Heads
 
   def __init__(
     self,
-    snapshots: store.SnapshotStore,
-    times: timing.Timing,
     owner: str,
-    stranger: Callable[[str], bool],
+    terms: Terms,
+    cuts: cutting.CutKeeper | None,
+    clock: Callable[[], float],
+    stranger: Callable[[str], bool] = lambda owner: False,
   ):
     """Takes nothing yet.
 
     Args:
-      snapshots: the store.
-      times: the run's timeouts.
-      owner: name of this process; another, in a container with the same
-        names and numbers or in this very process, may have the same.
+      owner: a name no other process has.
+      terms: what it waits and leads by.
+      cuts: takes its part in cuts.
+      clock: monotonic seconds.
       stranger: whether the process of that name does not belong to this run.
     """
-    self._store = snapshots
-    self._times = times
-    self._owner = f"{owner}.{secrets.token_hex(8)}"
+    times = terms.times
+    self.token = 0
+    self.fenced = False
+    self.cuts = cuts
+    self.chores = chores_lib.Chores(
+      cuts or chores_lib.NoPins(),
+      chores_lib.versions_kept(terms.settings.max_staleness),
+    )
+    self.renewal_secs = min(times.heartbeat_secs, times.lease_ttl_secs / 4)
+    self._owner = owner
+    self._terms = terms
+    self._clock = clock
     self._watch = lease.LeaseWatch(times.lease_ttl_secs)
     self._strangers = StrangerWatch(times.foreign_secs, stranger)
-    self._stop = threading.Event()
-    self._fenced = threading.Event()
-    self._renewals: workers.Worker | None = None
     self._hang = HangWatch(times.hang_secs, times.lease_ttl_secs)
-    self.token = 0  # 0 until it leads
 
-  def wait(self, wanted: Callable[[], bool]) -> bool:
-    """Waits for the lease; False when that is not `wanted` any more.
+  @abc.abstractmethod
+  def hold(self, renewing: operations.Script[None]) -> None:
+    """It has the lease: performs what renews it in a thread of its own."""
 
-    Raises:
-      UserError: a stranger keeps it.
-    """
-    beat_due = 0.0
-    while not self.token:
-      if not wanted():
-        return False
-      now = time.monotonic()
-      try:
-        if now >= beat_due:
-          beat_due = now + self._times.heartbeat_secs
-          self._look_for_strangers(now)
-        self.token = self._store.perform(
-          lease.acquire(
-            keys.SYNCER_LEASE, self._owner, self._watch, time.monotonic
-          )
-        )
-      except (OSError, errors.CorruptSnapshotError) as error:
-        logger.warning("store_unreachable error=%s", error)
-        time.sleep(self._times.retry_secs)
-      if not self.token:
-        time.sleep(self._times.standby_poll_secs)
-    self._renewals = workers.Worker("lease", self._renew_on)
-    return True
+  @abc.abstractmethod
+  def num_fragments(self) -> operations.Procedure[int]:
+    """Gives P; 0 while the islands have not written the plan."""
 
-  def _look_for_strangers(self, now: float) -> None:
-    try:
-      held = self._store.read(keys.SYNCER_LEASE, records.Lease)
-    except errors.CorruptSnapshotError as error:
-      # Nobody renews it; it is replaced once its time to live is over.
-      logger.warning("lease_damaged error=%s", error)
-      held = None
-    self._strangers.check(held, now)
+  @abc.abstractmethod
+  def stands_still(self, found: heads_lib.Standstill) -> None:
+    """A fragment nobody can commit to keeps it from taking over."""
+
+  def make_head(self, **fields: Any) -> records.Head:
+    """Makes a head from its fields."""
+    return records.Head(**fields)
+
+  @property
+  def hung(self) -> bool:
+    """Whether the lease was let go because the main thread hangs."""
+    return self._hang.hung
 
   def gets_on(self) -> None:
     """Says that the main thread does, be it in the middle of a long merge."""
@@ -164,59 +195,129 @@ class Leadership:
 
     Raises:
       FencedError: another process has taken the lease, or may by now.
-      WorkerError: nobody renews it any more.
     """
     self._hang.asked()
-    if self._renewals is not None:
-      self._renewals.check()
-    if self._fenced.is_set():
+    if self.fenced:
       raise errors.FencedError(
         f"the lease of token {self.token} was taken over"
       )
 
-  @property
-  def hung(self) -> bool:
-    """Whether the lease was let go because the main thread hangs."""
-    return self._hang.hung
+  def waiting(self, wanted: Callable[[], bool]) -> operations.Script[bool]:
+    """Waits for the lease, and has it renewed from then on.
 
-  def close(self) -> None:
-    """Gives the lease up, so that a successor need not wait."""
-    self._stop.set()
-    if self._renewals is not None:
-      self._renewals.join()
-    if not self.token or self._fenced.is_set():
+    Returns:
+      Whether it has it; False when that was not `wanted` any more.
+
+    Raises:
+      UserError: a stranger keeps it.
+    """
+    clock, times = self._clock, self._terms.times
+    beat_due = 0.0
+    while wanted():
+      try:
+        self.token = yield from lease.acquire(
+          keys.SYNCER_LEASE, self._owner, self._watch, clock
+        )
+      except operations.FAILURES as error:
+        logger.warning("store_unreachable error=%s", error)
+        yield times.retry_secs
+        continue
+      if self.token:
+        self.hold(self.renewing())
+        return True
+      if (now := clock()) >= beat_due:
+        beat_due = now + times.heartbeat_secs
+        self._strangers.check(self._watch.held, now)
+      yield times.standby_poll_secs
+    return False
+
+  def renewing(self) -> operations.Script[None]:
+    """Renews the lease, until it is lost or the main thread hangs."""
+    while True:
+      yield self.renewal_secs
+      try:
+        held = yield from lease.renew(
+          keys.SYNCER_LEASE, self._owner, self.token
+        )
+      except operations.FAILURES as error:
+        logger.warning("renewal_failed error=%s", error)
+        continue
+      self._hang.answered(self._clock())
+      if held and not self.hung:
+        continue
+      logger.warning("lease_gone token=%d hung=%s", self.token, self.hung)
+      self.fenced = True
       return
+
+  def releasing(self) -> operations.Procedure[None]:
+    """Gives the lease up, so that a successor need not wait."""
+    if self.token and not self.fenced:
+      yield from lease.release(keys.SYNCER_LEASE, self._owner, self.token)
+
+  def taking_over(
+    self, wanted: Callable[[], bool]
+  ) -> operations.Script[leader.Parts | None]:
+    """Waits for the lease and the heads; afterwards this process leads.
+
+    Args:
+      wanted: asked now and then whether to go on waiting.
+
+    Returns:
+      What to lead with; None when it was not wanted any more.
+
+    Raises:
+      FencedError: somebody else took the lease meanwhile.
+      UserError: a stranger keeps it.
+    """
+    if not (yield from self.waiting(wanted)):
+      return None
+    yield _AFTER_LEASE
+    self.heads = heads_lib.Heads(self.token, self.make_head)
+    while (cut := (yield from self._fence())) is None:
+      if not wanted():
+        return None
+    heads = self.heads.records
+    terms, times = self._terms, self._terms.times
+    return leader.Parts(
+      check=self.check,
+      core=core_lib.SyncerCore(
+        terms.settings,
+        protocol.starts(heads),
+        epoch=max(head.epoch for head in heads),
+        cut=cut,
+      ),
+      heads=self.heads,
+      weights=weighting.Weighting(
+        terms.staleness_decay, terms.settings.max_staleness
+      ),
+      cuts=self.cuts,
+      chores=self.chores,
+      members=members.MemberWatch(times.member_ttl_secs),
+      look_every_secs=times.heartbeat_secs,
+      retry_secs=times.retry_secs,
+    )
+
+  def _fence(self) -> operations.Script[int | None]:
+    """Tries to hold all heads, and to learn what predecessors left behind.
+
+    Returns:
+      The last cut these heads are after. None, after a pause, while islands
+      still write them, while the store fails, or if one is damaged or lost:
+      that takes a return to a cut, and until then islands train on.
+    """
+    self.check()
+    pause_secs = self._terms.times.standby_poll_secs
     try:
-      self._store.perform(
-        lease.release(keys.SYNCER_LEASE, self._owner, self.token)
-      )
-    except (OSError, errors.CorruptSnapshotError) as error:
-      logger.warning("lease_not_released error=%s", error)
-
-  @property
-  def renewal_secs(self) -> float:
-    """Time between renewals: the lease moves this often, or others take it."""
-    return min(self._times.heartbeat_secs, self._times.lease_ttl_secs / 4)
-
-  def _renew_on(self) -> None:
-    while not self._stop.wait(self.renewal_secs) and self.renew():
-      pass
-
-  def renew(self) -> bool:
-    """Renews the lease once; says whether to go on doing so."""
-    try:
-      held = self._store.perform(
-        lease.renew(keys.SYNCER_LEASE, self._owner, self.token)
-      )
-    except (OSError, errors.CorruptSnapshotError) as error:
-      logger.warning("renewal_failed error=%s", error)
-      return True
-    if not held:
-      self._fenced.set()
-      return False
-    self._hang.answered(time.monotonic())
-    if self._hang.hung:
-      logger.warning("lease_let_go hang_secs=%.1f", self._times.hang_secs)
-      self._fenced.set()
-      return False
-    return True
+      if fragments := (yield from self.num_fragments()):
+        try:
+          return (
+            yield from self.heads.take_over(fragments, self.cuts, self.chores)
+          )
+        except (LookupError, errors.CorruptSnapshotError):
+          for found in (yield from heads_lib.standstills(fragments)):
+            self.stands_still(found)
+    except operations.FAILURES as error:
+      logger.warning("store_unreachable error=%s", error)
+      pause_secs = self._terms.times.retry_secs
+    yield pause_secs
+    return None

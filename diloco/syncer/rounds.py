@@ -22,7 +22,6 @@ _POLL_SECS = (0.002, 0.05)  # of commit records; a twentieth of a step between
 class Orders(NamedTuple):
   """Who a leader asks; see `Leader`."""
 
-  check: Callable[[], None] = lambda: None
   draining: Callable[[], bool] = lambda: False
   over: Callable[[], str] = lambda: ""
 
@@ -60,10 +59,6 @@ class Rounds(leader.Leader):
     self._told: dict[int, str] = {}  # of fragments that stand still, and why
     self.num_merges = 0
     self.step_secs = 0.0  # of the fastest island
-
-  def check(self) -> None:
-    """See `Leader`."""
-    self._orders.check()
 
   def draining(self) -> bool:
     """See `Leader`."""
@@ -103,7 +98,7 @@ class Rounds(leader.Leader):
     secs = time.monotonic() - self._closing_since
     # Heads keep the facts of one version: those of the last are on the tape.
     self._tape.flush()
-    self._orders.check()
+    self.check()
     return heads_lib.Content(
       self._merger.chunks(close.fragment),
       _merged_event(close, weights, merged, secs, self.heads.token),

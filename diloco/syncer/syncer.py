@@ -14,24 +14,20 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
-from diloco import crash, errors, timing
+from diloco import timing, workers
 from diloco.fragments import partition
 from diloco.snapshots import operations, records, store
 from diloco.syncer import (
-  chores,
   core,
   cutting,
   gates,
   grace,
   leader,
   leadership,
-  members,
   outer_optimizer,
-  protocol,
   quorum,
   round_merge,
   rounds,
-  weighting,
 )
 from diloco.syncer import heads as heads_lib
 from diloco.tape import events, recorder
@@ -66,7 +62,7 @@ def settings(
   )
 
 
-class Syncer:
+class Syncer(leadership.Leadership):
   """One incarnation of the syncer, from taking the lease to losing it."""
 
   def __init__(
@@ -83,35 +79,61 @@ class Syncer:
       snapshots: the store.
       config: the run's configuration.
       tape: where decisions go.
-      owner: name of this process.
+      owner: name of this process; another, in a container with the same
+        names and numbers or in this very process, may have the same.
       stranger: whether the process of that name does not belong to this run.
     """
     self._config = config
     self._tape = tape
     self._times = timing.read(snapshots, config.controller)
-    self._lease = leadership.Leadership(snapshots, self._times, owner, stranger)
-    self._store = snapshots.watched(self._lease.gets_on)
-    self._cuts = cutting.CutKeeper(self._store)
-    self._chores = chores.Chores(
-      self._cuts, chores.versions_kept(config.sync.max_staleness)
+    self._unwatched = snapshots
+    self._store = snapshots.watched(self.gets_on)
+    super().__init__(
+      leadership.unique(owner),
+      leadership.Terms(
+        self._times,
+        settings(config, self._times.retry_secs),
+        config.sync.staleness_decay,
+      ),
+      cutting.CutKeeper(self._store),
+      time.monotonic,
+      stranger,
     )
     self._plan: partition.FragmentPlan | None = None
     self._stop = threading.Event()
     self._drain = threading.Event()
     self._draining: int | None = None  # program to answer
     self._rounds: rounds.Rounds | None = None  # while it leads
+    self._renewals: workers.Loop | None = None
     self._channel: channel_lib.Client | None = None
     self._standing: set[int] = set()  # fragments whose heads are unreadable
 
-  @property
-  def token(self) -> int:
-    """Fencing token of its leadership; 0 while it does not lead."""
-    return self._lease.token
+  def hold(self, renewing: operations.Script[None]) -> None:
+    """See `Leadership`."""
+    self._tape.record(events.LEASE_ACQUIRED, token=self.token)
+    self._renewals = workers.Loop("lease", renewing, self._unwatched.execute)
+    self._renewals.start()
 
-  @property
-  def hung(self) -> bool:
-    """Whether its main thread hangs, and another shall lead."""
-    return self._lease.hung
+  def num_fragments(self) -> operations.Procedure[int]:
+    """See `Leadership`."""
+    self._plan = yield operations.Compute(self._store.read_plan)
+    return self._plan.num_fragments if self._plan else 0
+
+  def stands_still(self, found: heads_lib.Standstill) -> None:
+    """See `Leadership`; says it once of each fragment."""
+    if found.fragment not in self._standing:
+      self._standing.add(found.fragment)
+      self._tape.record(events.GLOBAL_DAMAGED, **found._asdict())
+
+  def check(self) -> None:
+    """See `Leadership`.
+
+    Raises:
+      WorkerError: nobody renews the lease any more.
+    """
+    if self._renewals is not None:
+      self._renewals.check()
+    super().check()
 
   def take_over(self, wanted: Callable[[], bool] = lambda: True) -> bool:
     """Waits for the lease and the heads; afterwards this syncer leads.
@@ -124,52 +146,26 @@ class Syncer:
 
     Raises:
       FencedError: somebody else took the lease meanwhile.
+      UserError: a stranger keeps it.
     """
-    if not self._lease.wait(wanted):
+    parts = operations.perform(
+      self.taking_over(lambda: wanted() and not self._stop.is_set()),
+      self._execute,
+    )
+    if parts is None:
       return False
-    crash.point("after_lease")
-    self._tape.record(events.LEASE_ACQUIRED, token=self._lease.token)
-    heads = heads_lib.Heads(self._lease.token)
-    while (cut := self._fence(heads)) is None:
-      if not wanted():
-        return False
-      time.sleep(self._times.standby_poll_secs)
-    self._tell_again(heads.records)
-    self._lead(heads, cut)
+    self._tell_again(parts.heads.records)
+    self._lead(parts)
     return True
 
-  def _fence(self, heads: heads_lib.Heads) -> int | None:
-    """Tries to hold all heads, and to learn what predecessors left behind.
-
-    Returns:
-      The last cut these heads are after. None while islands still write them,
-      while the store fails, or if one is damaged or lost: that takes a return
-      to a cut, and until then islands train on.
-    """
-    self._lease.check()
-    try:
-      self._plan = self._store.read_plan()
-      if self._plan is None:
-        return None
-      num_fragments = self._plan.num_fragments
-      try:
-        return self._store.perform(
-          heads.take_over(num_fragments, self._cuts, self._chores)
-        )
-      except (LookupError, errors.CorruptSnapshotError):
-        self._tell_standstills(num_fragments)
-    except operations.FAILURES as error:
-      logger.warning("store_unreachable error=%s", error)
-    return None
-
-  def _lead(self, heads: heads_lib.Heads, cut: int) -> None:
-    """Makes the core and what surrounds it, from the heads."""
+  def _lead(self, parts: leader.Parts) -> None:
+    """Makes what surrounds the core."""
     assert self._plan is not None
-    outer, sync = self._config.outer, self._config.sync
+    outer = self._config.outer
     merger = round_merge.RoundMerger(
       self._store,
       self._plan,
-      sync.merge,
+      self._config.sync.merge,
       outer_optimizer.OuterOptimizer(
         outer.learning_rate, outer.momentum, outer.nesterov
       ),
@@ -179,30 +175,9 @@ class Syncer:
       self._plan,
       merger,
       self._tape,
-      rounds.Orders(self._lease.check, self._drain.is_set, self._over),
-      leader.Parts(
-        core=core.SyncerCore(
-          settings(self._config, self._times.retry_secs),
-          protocol.starts(heads.records),
-          epoch=max(h.epoch for h in heads.records),
-          cut=cut,
-        ),
-        heads=heads,
-        weights=weighting.Weighting(sync.staleness_decay, sync.max_staleness),
-        cuts=self._cuts,
-        chores=self._chores,
-        members=members.MemberWatch(self._times.member_ttl_secs),
-        look_every_secs=self._times.heartbeat_secs,
-        retry_secs=self._times.retry_secs,
-      ),
+      rounds.Orders(self._drain.is_set, self._over),
+      parts,
     )
-
-  def _tell_standstills(self, num_fragments: int) -> None:
-    """Says once of each fragment that its head is damaged or lost."""
-    for found in self._store.perform(heads_lib.standstills(num_fragments)):
-      if found.fragment not in self._standing:
-        self._standing.add(found.fragment)
-        self._tape.record(events.GLOBAL_DAMAGED, **found._asdict())
 
   def _tell_again(self, heads: list[records.Head]) -> None:
     """Puts the newest merges on the tape once more.
@@ -239,11 +214,13 @@ class Syncer:
     return operations.perform(self._rounds.lead(), self._execute)
 
   def _execute(self, operation: Any) -> Any:
-    assert self._rounds is not None
     match operation:
       case operations.Nap(secs) | float(secs):
         return self._stop.wait(secs)
-    return self._rounds.execute(operation)
+      case operations.Compute(work):
+        return work()
+    execute = self._rounds.execute if self._rounds else self._store.execute
+    return execute(operation)
 
   def _over(self) -> str:
     """Why this syncer is to lead no more; hears what the controller says."""
@@ -264,7 +241,12 @@ class Syncer:
   def close(self) -> None:
     """Gives the lease up."""
     self._stop.set()
-    self._lease.close()
+    if self._renewals is not None:
+      self._renewals.close()
+    try:
+      self._store.perform(self.releasing())
+    except operations.FAILURES as error:
+      logger.warning("lease_not_released error=%s", error)
 
   def _take_messages(self, channel: channel_lib.Client) -> None:
     while True:

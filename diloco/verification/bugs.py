@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.islands import comeback, outbox, watching
-from diloco.snapshots import keys, operations, records
+from diloco.snapshots import keys, lease, operations, records
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
 
@@ -380,6 +380,24 @@ def heads_without_tokens(right: Any) -> Any:
     return 0
 
   return newest
+
+
+def waiting_ends(right: Any) -> Any:
+  """A failure of the store ends who waits for the lease."""
+
+  def waiting(self: Any, wanted: Any) -> Any:
+    while not self.token:
+      try:
+        self.token = yield from lease.acquire(
+          keys.SYNCER_LEASE, self._owner, self._watch, self._clock
+        )
+      except operations.FAILURES:
+        return False
+      yield 0.9
+    self.hold(self.renewing())
+    return True
+
+  return waiting
 
 
 def told_once(right: Any) -> Any:

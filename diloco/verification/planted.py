@@ -15,7 +15,7 @@ from diloco.islands import comeback, outbox, peer_protocol, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.snapshots import cut_parts, cuts, lease, records, restore
-from diloco.syncer import chores, cutting, grace, heads
+from diloco.syncer import chores, cutting, grace, heads, leadership
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
 from diloco.verification import bugs, kernel, misjudged
@@ -380,6 +380,18 @@ PLANTS: dict[str, Plant] = {
     kernel.Kernel,
     "ended",
     bugs.constant(None),
+  ),
+  "hung_leader_leads": Plant(
+    "a leader whose main thread hangs goes on renewing its lease",
+    leadership.Leadership,
+    "hung",
+    lambda right: property(lambda self: False),
+  ),
+  "waiting_ends": Plant(
+    "a standby that met a failure of the store waits no more",
+    leadership.Leadership,
+    "waiting",
+    bugs.waiting_ends,
   ),
   "merge_never_ends": Plant(
     "a merge stands still for ever",

@@ -1,7 +1,7 @@
-"""A syncer of the simulated world: takes the lease and the heads, then leads.
+"""A syncer of the simulated world; the checker hears of all that it does.
 
-How it leads is production code, `diloco.syncer.leader`, while another thread
-renews the lease; the checker hears of all that it does.
+How it comes to lead, leads and holds on to it is production code:
+`diloco.syncer.leadership` and `diloco.syncer.leader`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diloco import errors
-from diloco.snapshots import keys, lease, operations, records
-from diloco.syncer import chores as chores_lib
+from diloco.snapshots import operations, records
 from diloco.syncer import core as core_lib
-from diloco.syncer import cutting, leader, members, protocol, weighting
+from diloco.syncer import cutting, leader, leadership
 from diloco.syncer import heads as heads_lib
 from diloco.verification import arithmetic
 from diloco.verification import kernel as kernel_lib
 
-RETRY_SECS = 0.2
+_RENEWAL_SECS = 0.6
 _POLL_SECS = 0.8
 _LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
-_STANDBY_POLL_SECS = 0.9
 
 
 class StoreAtOnce:
@@ -44,136 +41,65 @@ class StoreAtOnce:
     self.perform(procedure())
 
 
-class Syncer:
+class Syncer(leadership.Leadership):
   """One incarnation of a syncer process, leading or waiting to."""
-
-  __slots__ = (
-    "chores",
-    "core",
-    "cuts",
-    "fenced",
-    "heads",
-    "kernel",
-    "life",
-    "owner",
-    "random",
-    "thread",
-    "token",
-    "watch",
-    "world",
-  )
-
-  core: core_lib.SyncerCore
-  heads: heads_lib.Heads
 
   def __init__(self, world: Any, life: kernel_lib.Life):
     self.world = world
     self.kernel: kernel_lib.Kernel = world.kernel
     self.life = life
     self.random = life.role.random
-    self.owner = f"{life.role.name}.{life.incarnation}"
     at_once: Any = StoreAtOnce(self.kernel, life)
-    self.cuts = cutting.CutKeeper(at_once) if world.schedule.cuts else None
-    self.chores = chores_lib.Chores(
-      self.cuts or chores_lib.NoPins(),
-      chores_lib.versions_kept(world.schedule.max_staleness),
+    super().__init__(
+      f"{life.role.name}.{life.incarnation}",
+      leadership.Terms(world.times, world.core_settings, arithmetic.DECAY),
+      cutting.CutKeeper(at_once) if world.schedule.cuts else None,
+      lambda: self.kernel.clock(life),
     )
-    self.watch = lease.LeaseWatch(world.lease_ttl_secs)
-    self.token = 0
-    self.fenced = False
+    self.renewal_secs = _RENEWAL_SECS
     self.thread: kernel_lib.Thread | None = None
 
   def forget(self) -> None:
-    """Lets go of its thread, which holds it."""
-    self.thread = None
+    """Lets go of everything."""
+    self.__dict__.clear()
 
   def run(self) -> kernel_lib.Script:
     """The main thread."""
-    world, kernel, life = self.world, self.kernel, self.life
-    yield world.boot_secs * (0.5 + self.random())
-    while not self.token:
-      try:
-        self.token = yield from lease.acquire(
-          keys.SYNCER_LEASE, self.owner, self.watch, lambda: kernel.clock(life)
-        )
-      except operations.FAILURES:
-        yield RETRY_SECS
-        continue
-      if not self.token:
-        yield _STANDBY_POLL_SECS
-    kernel.start(life, self.renew())
-    yield operations.Point("after_lease")
-    yield from self._take_over()
-    yield from _Leader(self).lead()
+    yield self.world.boot_secs * (0.5 + self.random())
+    parts = yield from self.taking_over(lambda: True)
+    if parts is not None:
+      self.world.checker.took_over(self)
+      yield from _Leader(self, parts).lead()
 
-  def renew(self) -> kernel_lib.Script:
-    """The thread that renews the lease."""
-    pause = self.world.renew_secs
-    while True:
-      yield pause
-      try:
-        held = yield from lease.renew(keys.SYNCER_LEASE, self.owner, self.token)
-      except operations.FAILURES:
-        continue
-      if not held:
-        self.fenced = True
-        return
+  def hold(self, renewing: kernel_lib.Script) -> None:
+    """See `Leadership`."""
+    self.kernel.start(self.life, renewing)
 
-  def check_lease(self) -> None:
-    """Raises `FencedError` once another leads."""
-    if self.fenced:
-      raise errors.FencedError(f"the lease of token {self.token} was taken")
+  def num_fragments(self) -> kernel_lib.Script:
+    """See `Leadership`; there is no plan to read."""
+    yield from ()
+    return self.world.schedule.fragments
 
-  def _take_over(self) -> kernel_lib.Script:
-    self.heads = heads_lib.Heads(self.token, _make_head)
-    while True:
-      self.check_lease()
-      try:
-        cut = yield from self.heads.take_over(
-          self.world.schedule.fragments, self.cuts, self.chores
-        )
-        break
-      except (*operations.FAILURES, LookupError):
-        yield RETRY_SECS
-    heads = self.heads.records
-    self.core = core_lib.SyncerCore(
-      self.world.core_settings,
-      protocol.starts(heads),
-      epoch=max(head.epoch for head in heads),
-      cut=cut,
-    )
-    self.world.checker.took_over(self)
+  def stands_still(self, found: heads_lib.Standstill) -> None:
+    """See `Leadership`; the checker knows."""
+
+  def make_head(self, **fields: Any) -> records.Head:
+    """See `Leadership`; not checked, for that costs too much here."""
+    head = _new(records.Head)
+    _set(head, "__dict__", fields)
+    return head
 
 
 class _Leader(leader.Leader):
   """One leadership; the checker hears of all it does."""
 
-  def __init__(self, syncer: Syncer):
-    world = syncer.world
-    super().__init__(
-      leader.Parts(
-        core=syncer.core,
-        heads=syncer.heads,
-        weights=weighting.Weighting(
-          arithmetic.DECAY, max_staleness=world.schedule.max_staleness
-        ),
-        cuts=syncer.cuts,
-        chores=syncer.chores,
-        members=members.MemberWatch(world.member_ttl_secs),
-        look_every_secs=world.heartbeat_secs,
-        retry_secs=RETRY_SECS,
-      ),
-      lambda: syncer.kernel.clock(syncer.life),
-    )
+  def __init__(self, syncer: Syncer, parts: leader.Parts):
+    super().__init__(parts, lambda: syncer.kernel.clock(syncer.life))
     self._syncer = syncer
-    self._world = world
-    self._checker = world.checker
+    self._world = syncer.world
+    self._checker = syncer.world.checker
     self._random = syncer.random
     syncer.thread = self._thread = syncer.life.threads[0]
-
-  def check(self) -> None:
-    if self._syncer.fenced:
-      self._syncer.check_lease()
 
   def draining(self) -> bool:
     draining: bool = self._world.draining
@@ -238,9 +164,3 @@ class _Leader(leader.Leader):
 _new = object.__new__
 _set = object.__setattr__
 _CONTENT = heads_lib.Content([[1]], {}, "")
-
-
-def _make_head(**fields: Any) -> records.Head:
-  head = _new(records.Head)
-  _set(head, "__dict__", fields)
-  return head

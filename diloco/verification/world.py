@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Collection
 from typing import Any
 
+from diloco import timing
 from diloco.snapshots import keys, records
 from diloco.syncer import core, grace, quorum
 from diloco.verification import (
@@ -97,9 +98,21 @@ class World:
 
   boot_secs = 0.3
   heartbeat_secs = 2.0
-  renew_secs = 0.6
   lease_ttl_secs = 1.5
-  member_ttl_secs = 5.0
+  times = timing.Timing(
+    takeover_secs=4.0,
+    round_trip_secs=0.0,
+    heartbeat_secs=heartbeat_secs,
+    lease_ttl_secs=lease_ttl_secs,
+    member_ttl_secs=5.0,
+    standby_poll_secs=0.9,
+    retry_secs=0.2,
+    hang_secs=6.0,
+    start_secs=60.0,
+    orphan_secs=60.0,
+    drain_secs=60.0,
+    foreign_secs=60.0,
+  )
   save_every = 9
 
   def __init__(
@@ -439,5 +452,5 @@ def core_settings(schedule: schedules.Schedule) -> core.Settings:
     quorum.MinimumQuorum(schedule.quorum),
     policy,
     schedule.max_staleness,
-    retry_secs=syncer_role.RETRY_SECS,
+    retry_secs=World.times.retry_secs,
   )

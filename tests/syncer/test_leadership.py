@@ -1,18 +1,16 @@
 """Who leads: waiting, renewing, being deposed, and strangers."""
 
+import contextlib
 import dataclasses
 import itertools
-import threading
 
 import numpy as np
 import pytest
 
 from diloco import config as config_lib
-from diloco import errors, timing, workers
-from diloco.snapshots import arrays, keys, layout, records, store
-from diloco.syncer import leadership, sources
-
-_PATIENCE_SECS = 20.0
+from diloco import errors, timing
+from diloco.snapshots import arrays, keys, layout, operations, records, store
+from diloco.syncer import core, grace, leadership, quorum, sources
 
 
 def _times(**overrides):
@@ -26,28 +24,78 @@ class Clock:
   def __init__(self):
     self.now = 100.0
     self.renewing = {}  # leader -> when next
-    self._jumps = itertools.cycle([1e9, -1e9])
-
-  def monotonic(self):
-    return self.now
-
-  def time(self):
-    return next(self._jumps)
 
   def sleep(self, secs):
     self.now += secs
     for leader, due in list(self.renewing.items()):
       if self.now >= due:
         self.renewing[leader] = self.now + leader.renewal_secs
-        if not leader.renew():
-          del self.renewing[leader]
+        leader.renew()
+
+
+class Leader(leadership.Leadership):
+  """One that waits for the lease in virtual time, and does no more."""
+
+  def __init__(self, snapshots, clock, owner, stranger, **overrides):
+    self.times, self.clock, self.store = _times(**overrides), clock, snapshots
+    settings = core.Settings(
+      1, quorum.MinimumQuorum(1), grace.FixedGrace(0.0), max_staleness=1
+    )
+    super().__init__(
+      leadership.unique(owner),
+      leadership.Terms(self.times, settings, 1.0),
+      None,
+      lambda: clock.now,
+      stranger,
+    )
+
+  def execute(self, operation):
+    if isinstance(operation, float):
+      return self.clock.sleep(operation)
+    return self.store.execute(operation)
+
+  def wait(self, wanted):
+    return operations.perform(self.waiting(wanted), self.execute)
+
+  def hold(self, renewing):
+    assert next(renewing) == self.renewal_secs
+    self._renewing = renewing
+    self.clock.renewing[self] = self.clock.now + self.renewal_secs
+
+  def renew(self):
+    """Lets the thread that renews go on to its next pause, or its end."""
+
+    def until_its_pause():
+      answer = None
+      with contextlib.suppress(StopIteration):
+        while not isinstance(operation := self._renewing.send(answer), float):
+          try:
+            answer = yield operation
+          except operations.FAILURES as error:
+            assert self._renewing.throw(error) == self.renewal_secs
+            return
+      return
+
+    self.store.perform(until_its_pause())
+    if self.fenced:
+      self.clock.renewing.pop(self, None)
+    return not self.fenced
+
+  def close(self):
+    self.clock.renewing.pop(self, None)
+    with contextlib.suppress(errors.CorruptSnapshotError):
+      self.store.perform(self.releasing())
+
+  def num_fragments(self):
+    raise NotImplementedError
+
+  def stands_still(self, found):
+    raise NotImplementedError
 
 
 @pytest.fixture
-def clock(monkeypatch):
-  made = Clock()
-  monkeypatch.setattr(leadership, "time", made)
-  return made
+def clock():
+  return Clock()
 
 
 @pytest.fixture
@@ -56,27 +104,11 @@ def snapshots(tmp_path):
 
 
 @pytest.fixture
-def make(snapshots, clock, monkeypatch):
-  """Makes leaders that renew while others sleep, without a thread."""
+def make(snapshots, clock):
   made = []
 
-  class NoThread:
-    def __init__(self, name, work):
-      self._leader = work.__self__
-      clock.renewing[self._leader] = clock.now + self._leader.renewal_secs
-
-    def check(self):
-      pass
-
-    def join(self):
-      clock.renewing.pop(self._leader, None)
-
-  monkeypatch.setattr(leadership.workers, "Worker", NoThread)
-
   def leader(owner, stranger=lambda owner: False, **overrides):
-    made.append(
-      leadership.Leadership(snapshots, _times(**overrides), owner, stranger)
-    )
+    made.append(Leader(snapshots, clock, owner, stranger, **overrides))
     return made[-1]
 
   yield leader
@@ -133,7 +165,7 @@ def test_leader_whose_main_thread_hangs_lets_the_lease_go(make, clock):
   begun = clock.now
   assert second.wait(_always)
   assert second.token == 2
-  assert 30 < clock.now - begun < 30 + 2 * second._times.lease_ttl_secs
+  assert 30 < clock.now - begun < 30 + 2 * second.times.lease_ttl_secs
   assert first.hung
   with pytest.raises(errors.FencedError):
     first.check()
@@ -165,7 +197,7 @@ def test_leader_hangs_only_while_the_store_answers(case):
 def test_lease_that_is_renewed_is_not_taken(make, snapshots, clock):
   first, second = make("first"), make("second")
   first.wait(_always)
-  beats, until = set(), clock.now + 10 * second._times.lease_ttl_secs
+  beats, until = set(), clock.now + 10 * second.times.lease_ttl_secs
 
   def wanted():
     beats.add(snapshots.read(keys.SYNCER_LEASE, records.Lease).beat)
@@ -183,8 +215,8 @@ def test_silent_leader_is_replaced_and_finds_out(make, snapshots, clock):
   begun = clock.now
   assert second.wait(_always)
   assert second.token == 2
-  late = 2 * second._times.standby_poll_secs
-  assert clock.now - begun < second._times.lease_ttl_secs + late
+  late = 2 * second.times.standby_poll_secs
+  assert clock.now - begun < second.times.lease_ttl_secs + late
   first.check()  # it sleeps and cannot know yet
   assert not first.renew()
   with pytest.raises(errors.FencedError):
@@ -200,35 +232,14 @@ def test_failed_renewal_is_tried_again(make, snapshots, monkeypatch):
   leader.wait(_always)
   with monkeypatch.context() as patch:
 
-    def fails(procedure):
-      procedure.close()
+    def fails(operation):
       raise OSError("gone")
 
-    patch.setattr(snapshots, "perform", fails)
+    patch.setattr(snapshots, "execute", fails)
     assert leader.renew()
   assert leader.renew()
   assert snapshots.read(keys.SYNCER_LEASE, records.Lease).beat == 1
   leader.check()
-
-
-def test_leader_whose_renewals_have_ended_leads_no_more(snapshots, monkeypatch):
-  perform = snapshots.perform
-
-  def fails(procedure):
-    if procedure.__name__ == "renew":
-      procedure.close()
-      raise KeyError("beat")
-    return perform(procedure)
-
-  monkeypatch.setattr(snapshots, "perform", fails)
-  leader = leadership.Leadership(
-    snapshots, _times(heartbeat_secs=0.001), "only", lambda owner: False
-  )
-  assert leader.wait(_always)
-  leader._renewals.join()
-  with pytest.raises(workers.WorkerError, match="lease thread has ended"):
-    leader.check()
-  leader.close()
 
 
 @pytest.mark.parametrize("heartbeat_secs", [0.1, 2.0])
@@ -237,27 +248,6 @@ def test_lease_moves_often_enough_whatever_the_heartbeat(make, heartbeat_secs):
   renewal_secs = make("only", heartbeat_secs=heartbeat_secs).renewal_secs
   assert renewal_secs <= heartbeat_secs
   assert renewal_secs <= times.lease_ttl_secs / 4
-
-
-def test_lease_is_renewed_by_a_thread_of_its_own(snapshots, monkeypatch):
-  renewed, perform = threading.Semaphore(0), snapshots.perform
-
-  def watch(procedure):
-    result = perform(procedure)
-    if procedure.__name__ == "renew":
-      renewed.release()
-    return result
-
-  monkeypatch.setattr(snapshots, "perform", watch)
-  leader = leadership.Leadership(
-    snapshots, _times(heartbeat_secs=0.001), "only", lambda owner: False
-  )
-  assert leader.wait(_always)
-  for _ in range(3):
-    assert renewed.acquire(timeout=_PATIENCE_SECS)
-  leader.close()
-  held = snapshots.read(keys.SYNCER_LEASE, records.Lease)
-  assert held.owner == "" and held.beat > 3
 
 
 def test_lease_kept_by_a_stranger_is_an_error(make):
@@ -342,20 +332,3 @@ def test_damaged_lease_is_taken_from_a_leader_that_lives(make, tmp_path):
   with pytest.raises(errors.FencedError):
     first.check()
   second.check()
-
-
-def test_damaged_lease_does_not_keep_a_leader_from_leaving(make, tmp_path):
-  only = make("only")
-  only.wait(_always)
-  (tmp_path / keys.SYNCER_LEASE).write_bytes(b"torn")
-  only.close()
-
-
-def test_jump_of_the_wall_clock_changes_no_leader(make):
-  # Each look at it would be a jump of sixty years.
-  first, second = make("first"), make("second")
-  first.wait(_always)
-  looks = []
-  assert not second.wait(lambda: len(looks) < 40 and not looks.append(1))
-  first.check()
-  assert second.token == 0

@@ -56,8 +56,9 @@ class Leader:
       PLAN,
       round_merge.RoundMerger(self.run.store, PLAN, "mean", outer),
       self.tape,
-      rounds.Orders(lambda: self.check()),
+      rounds.Orders(),
       leader_lib.Parts(
+        lambda: self.check(),
         core.SyncerCore(SETTINGS, protocol.starts(self.run.heads())),
         held,
         weighting.Weighting(decay, 4),

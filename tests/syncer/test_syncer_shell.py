@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from cut_builder import ISLANDS, CutRun
+from cut_builder import ISLANDS, CutRun, spoil
 
 from diloco import config as config_lib
-from diloco import errors
+from diloco import errors, workers
 from diloco.snapshots import arrays, cuts, keys, operations, records
 from diloco.syncer import core, leadership
 from diloco.syncer import syncer as syncer_lib
@@ -41,7 +41,8 @@ class FailsOnce:
     self.left = 0
 
   def __call__(self, operation):
-    if threading.current_thread().name == "lease":
+    point = isinstance(operation, operations.Point)
+    if point or threading.current_thread().name == "lease":
       return self._works(operation)
     if self._leads:
       self.left -= 1
@@ -273,3 +274,48 @@ def test_islands_that_come_and_go_are_told_of_once(tmp_path):
     beat(0, 2)
     perform(syncer, "look_at_members", 1000.0)
     assert [e["island"] for e in told("member_joined")] == [0, 1, 0]
+
+
+def test_lease_is_renewed_by_a_thread_of_its_own(tmp_path, monkeypatch):
+  run, renewed = CutRun(tmp_path), threading.Semaphore(0)
+  execute = run.store.execute
+
+  def watch(operation):
+    result = execute(operation)
+    if (
+      threading.current_thread().name == "lease"
+      and isinstance(operation, operations.CompareAndSet)
+      and operation.key == keys.SYNCER_LEASE
+    ):
+      renewed.release()
+    return result
+
+  monkeypatch.setattr(run.store, "execute", watch)
+  with _leading(run):
+    for _ in range(3):
+      assert renewed.acquire(timeout=_PATIENCE_SECS)
+  held = run.store.read(keys.SYNCER_LEASE, records.Lease)
+  assert held.owner == "" and held.beat > 3
+
+
+def test_leader_whose_renewals_have_ended_leads_no_more(tmp_path, monkeypatch):
+  run = CutRun(tmp_path)
+  execute = run.store.execute
+
+  def fails(operation):
+    if threading.current_thread().name == "lease":
+      raise KeyError("beat")
+    return execute(operation)
+
+  monkeypatch.setattr(run.store, "execute", fails)
+  with _leading(run) as (syncer, _):
+    syncer._renewals.join()
+    with pytest.raises(workers.WorkerError, match="lease thread has ended"):
+      syncer.check()
+
+
+def test_damaged_lease_does_not_keep_a_leader_from_leaving(tmp_path):
+  run = CutRun(tmp_path)
+  with _leading(run) as (syncer, _):
+    syncer._renewals.close()
+    spoil(run, keys.SYNCER_LEASE)

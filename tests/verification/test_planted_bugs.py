@@ -17,6 +17,7 @@ from diloco.verification import (
 LIMITS = {
   "thread_ends_unseen": 60,
   "merge_never_ends": 5,
+  "waiting_ends": 800,
   "found_beside_broken_forgotten": 100,
   "follow_delays_grid": 200,
   "commit_without_fence": 300,
@@ -364,9 +365,16 @@ def failed_merges_whose_deletion_lands_late():
       )
 
 
+def leaders_whose_main_thread_hangs():
+  for number in range(60, 100):
+    hangs = faults.Fault(faults.SLOW, "standby", float(number), 1e6)
+    yield SMALL.replace(rounds=60, faults=(hangs,))
+
+
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
+  "hung_leader_leads": leaders_whose_main_thread_hangs,
   "round_stays_open": payloads_that_rot_while_others_are_stale,
   "gate_remembers_all": outliers_after_many_merges,
   "one_prefix": failed_merges_whose_deletion_lands_late,
