@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diloco import errors, hyper, process
-from diloco.report import figures, summary
+from diloco.report import figures, status, summary
 from diloco.workbench import executor as executor_lib
 from diloco.workbench import frozen, results, table
 
 _MANY = 200  # points, from which on a sweep asks
 _POLL_SECS = 0.1
+_TELL_SECS = 15.0  # from one sign of life to the next
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,21 +125,22 @@ class Runner:
     self._workdir, self._sweep = workdir, sweep
     self._executor = executor
     self._stops = self._heeded = 0  # signals, and those passed on
-    self._begun, self._ended, self._left = time.monotonic(), 0, 0
+    self._begun = self._told = time.monotonic()
+    self._ended = self._left = 0  # points, since this sweep began
 
   def run(self, *, retry: bool) -> None:
     """Does all points that are left; with `retry`, those that failed alone.
 
     Returns when they are done, or a signal has ended them.
     """
-    points, status = self._sweep.points, self._status
-    open_ = {p.name for p in points if status(p.name) != "finished"}
+    points = self._sweep.points
+    open_ = {p.name for p in points if self._found(p.name) != "finished"}
     adopted = {name for name in open_ if self._executor.adopt(name)}
     queue = [
       point
       for point in points
       if point.name in open_ - adopted
-      and (status(point.name) == "failed") == retry
+      and (self._found(point.name) == "failed") == retry
     ]
     self._left = len(adopted) + len(queue)
     _tell(
@@ -151,6 +153,8 @@ class Runner:
           queue.pop(0)
         time.sleep(_POLL_SECS)
         self._heed()
+        if time.monotonic() > self._told + _TELL_SECS:
+          self._progress()
         for name, cause in self._executor.ended().items():
           if cause:
             self._settle(name, cause)
@@ -168,7 +172,7 @@ class Runner:
     frozen.outcome_path(self._workdir, point.name).unlink(missing_ok=True)
     return self._executor.start(point.name, self._sweep.islands(point))
 
-  def _status(self, name: str) -> str:
+  def _found(self, name: str) -> str:
     return (frozen.outcome(self._workdir, name) or {}).get("status", "")
 
   def _settle(self, name: str, cause: str) -> None:
@@ -187,13 +191,30 @@ class Runner:
     if facts["status"] != "finished":
       told = facts["reason"]
     self._ended, self._left = self._ended + 1, self._left - 1
-    secs = (time.monotonic() - self._begun) / self._ended * self._left
+    self._progress(
+      f"{name} {facts['status']} in {figures.secs(facts['secs'])}:"
+      f" {told or 'without a figure'}; "
+    )
+
+  def _progress(self, news: str = "") -> None:
+    """Says how far the sweep is, and how long the rest will take."""
+    self._told = time.monotonic()
+    shares = {n: self._share(n) for n in self._executor.running()}
+    done = self._ended + sum(shares.values())
+    rest = self._left - sum(shares.values())
+    secs = (self._told - self._begun) / done * rest if done else None
+    on = [f"{name} {figures.percent(share)}" for name, share in shares.items()]
     points = len(self._sweep.points)
     _tell(
-      f"[{points - self._left}/{points}] {name} {facts['status']} in"
-      f" {figures.secs(facts['secs'])}: {told or 'without a figure'}"
-      f"; {self._left} to go, about {figures.secs(secs)}"
+      f"[{points - self._left}/{points}] {news}{self._left} to go, about"
+      f" {figures.secs(secs)}{'' if news else '; ' + ', '.join(on)}"
     )
+
+  def _share(self, name: str) -> float:
+    """How much of a point that runs is done, 0 to 1."""
+    run_dir = self._workdir / name
+    known = run_dir.exists() and self._sweep.kind == "train"
+    return (status.status(run_dir)["progress"] or 0.0) if known else 0.0
 
   @contextlib.contextmanager
   def _signals(self) -> Iterator[None]:
