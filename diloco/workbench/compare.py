@@ -167,7 +167,7 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
       entry
     )
   if any(len(members) == 1 for members in groups.values()):
-    notes.append("a single run has no interval: give more seeds")
+    notes.append("A single run has no interval: give more seeds.")
   kinds = [members[0].fields for members in groups.values()]
   fields = frozen.differing(kinds)
   labels = frozen.names(kinds, "all runs", any_length=True)
@@ -203,7 +203,7 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
       if len(done) < len(named):
         notes.append(
           f"{place}: {len(named) - len(done)} of {len(named)} points have not"
-          " begun and are left out"
+          " begun and are left out."
         )
       if sweep.kind == "simulate":
         found |= _simulations(place, sweep)

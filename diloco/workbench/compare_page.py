@@ -29,7 +29,7 @@ def render(comparison: compare.Comparison) -> str:
   """Returns the page."""
   groups = comparison.groups
   runs = sum(len(group.entries) for group in groups)
-  notes = page.text("; ".join(comparison.notes))
+  notes = page.text(" ".join(comparison.notes))
   places = [
     (group.label, ", ".join(str(entry.place) for entry in group.entries))
     for group in groups

@@ -118,7 +118,12 @@ def draw_results(
     axes.plot([found.mean], [row], "D", color=colour, ms=5)
   axes.set_yticks(range(len(groups)), [short(g.label) for g in groups])
   axes.set_ylim(len(groups) - 0.5, -0.5)
-  axes.set_xlabel(results.SHOWN[key][0])
+  label, show = results.SHOWN[key]
+  axes.set_xlabel(label)
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
+  axes.xaxis.set_major_formatter(
+    ticker.FuncFormatter(lambda value, _: show(value))
+  )
 
 
 def draw_parallel(
