@@ -1,5 +1,6 @@
 """Sweeps of simulations: frozen, done once each, killed and gone on with."""
 
+import io
 import json
 import os
 import pathlib
@@ -232,6 +233,16 @@ def test_bad_sweep_is_refused_in_one_line_and_leaves_no_trace(
   assert (code, out, err.count("\n")) == (2, "", 1), err
   assert why in err
   assert not workdir.exists()
+
+
+def test_many_points_are_asked_for_at_a_terminal(capsys, tmp_path, monkeypatch):
+  terminal = io.StringIO("no\n")
+  terminal.isatty = lambda: True  # type: ignore[method-assign]
+  monkeypatch.setattr(sys, "stdin", terminal)
+  path = write(tmp_path, 'hyper.sweep("days", range(1, 202))')
+  code, _, err = sweep(capsys, f"--sweep={path}", f"--workdir={tmp_path}/out")
+  assert code == 2 and "201 points. Do them all? [y/N]" in err
+  assert not (tmp_path / "out").exists()
 
 
 def test_directory_that_is_not_this_sweeps_is_refused(capsys, tmp_path):
