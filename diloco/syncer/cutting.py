@@ -1,4 +1,4 @@
-"""The syncer's part in cuts, and what cuts need of the store.
+"""The syncer's part in cuts, and what cuts need of the store: procedures.
 
 A *pin* keeps tensors that a cut points to: payloads of its heads, and of the
 contributions that were on their way. They stay when merged or replaced, until
@@ -10,10 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 from diloco import errors
-from diloco.snapshots import cut_parts, cuts, keys, operations, records, store
+from diloco.snapshots import cut_parts, cuts, keys, operations, records
 from diloco.syncer import core
 
 logger = logging.getLogger(__name__)
+
+_News = list[core.CutRequested | core.CutEnded]
 
 
 @dataclasses.dataclass
@@ -36,16 +38,15 @@ class _Open:
 class CutKeeper:
   """Takes the syncer's parts, and guards what complete cuts point to."""
 
-  def __init__(self, snapshots: store.SnapshotStore):
-    """Args: the store."""
-    self._store = snapshots
+  def __init__(self) -> None:
+    """Knows of no cut yet."""
     self._epoch = 0
     self._open: _Open | None = None
     self._pins: dict[int, frozenset[str]] = {}  # by cut, prefixes of payloads
     self._held: set[str] = set()  # contributions to delete once unpinned
     self._ended: set[int] = set()  # cuts that were seen to have ended
 
-  def recover(self, heads: Sequence[records.Head]) -> int:
+  def recover(self, heads: Sequence[records.Head]) -> operations.Procedure[int]:
     """Learns what there is of a syncer that takes over.
 
     A cut that the predecessor was in the middle of can be taken again if none
@@ -60,13 +61,13 @@ class CutKeeper:
     """
     self._epoch = max(head.epoch for head in heads)
     taken = max(head.cut for head in heads)
-    for look in self._all_looks(taken):
+    for look in (yield from self._all_looks(taken)):
       if look.is_complete or cut_parts.CHANNEL in look.names:
-        self._pins[look.cut] = self._pins_of(look.cut)
+        self._pins[look.cut] = yield from self._pins_of(look.cut)
         taken = max(taken, look.cut)
       elif look.is_open and look.cut <= taken:
-        self._store.perform(
-          cuts.abandon(look.cut, "the syncer was replaced during the cut")
+        yield from cuts.abandon(
+          look.cut, "the syncer was replaced during the cut"
         )
       if not look.is_open:
         self._ended.add(look.cut)
@@ -74,7 +75,7 @@ class CutKeeper:
 
   def look(
     self, channel: Sequence[core.Contribution] | None
-  ) -> list[core.CutRequested | core.CutEnded]:
+  ) -> operations.Procedure[_News]:
     """Looks for news, at most once a heartbeat; gives events for the core.
 
     Args:
@@ -83,35 +84,37 @@ class CutKeeper:
     Raises:
       OSError: the store failed; the next look tries again.
     """
-    newest = max(self._store.perform(cuts.numbers()), default=0)
+    newest = max((yield from cuts.numbers()), default=0)
     if not newest or newest in self._ended:
       # The core may have met a stamp of a cut that is over.
       return [] if channel is None else [core.CutEnded(newest)]
     try:
-      return self._look_at(newest, channel)
+      return (yield from self._look_at(newest, channel))
     except errors.CorruptSnapshotError as error:
-      self._store.perform(cuts.abandon(newest, f"a part is damaged: {error}"))
+      yield from cuts.abandon(newest, f"a part is damaged: {error}")
       return []
 
   def _look_at(
     self, newest: int, channel: Sequence[core.Contribution] | None
-  ) -> list[core.CutRequested | core.CutEnded]:
-    look = self._store.perform(cuts.look(newest))
+  ) -> operations.Procedure[_News]:
+    look = yield from cuts.look(newest)
     mine = self._open if self._open and self._open.part.cut == newest else None
     if look.names & {cuts.COMPLETE, cuts.ABANDONED}:
-      return self._end(look)
+      return (yield from self._end(look))
     if look.is_open_in(self._epoch):
       if mine is None:
         return [core.CutRequested(newest)]
-      self._go_on(mine, look, channel)
+      yield from self._go_on(mine, look, channel)
     elif look.request is not None and look.request.epoch < self._epoch:
       # Who set the run back did not see it.
-      self._store.perform(
-        cuts.abandon(newest, "the run was set back before it was complete")
+      yield from cuts.abandon(
+        newest, "the run was set back before it was complete"
       )
     return []
 
-  def take_part(self, number: int, heads: Sequence[records.Head]) -> None:
+  def take_part(
+    self, number: int, heads: Sequence[records.Head]
+  ) -> operations.Procedure[None]:
     """Writes down the heads as they are, before anything else is merged.
 
     Raises:
@@ -125,42 +128,42 @@ class CutKeeper:
     )
     # Held in memory first: from now on nothing of it may be deleted.
     self._open = _Open(part, list(heads))
-    self._write_heads(self._open)
+    yield from self._write_heads(self._open)
 
-  def _write_heads(self, mine: _Open) -> None:
-    mine.written = self._store.perform(cuts.add_heads(mine.part))
+  def _write_heads(self, mine: _Open) -> operations.Procedure[None]:
+    mine.written = yield from cuts.add_heads(mine.part)
     if not mine.written:
       logger.warning("cut_part_refused cut=%d", mine.part.cut)
       self._open = None
-      self._release()
+      yield from self._release()
 
   def _go_on(
     self,
     mine: _Open,
     look: cuts.Look,
     channel: Sequence[core.Contribution] | None,
-  ) -> None:
+  ) -> operations.Procedure[None]:
     if not mine.written:
-      self._write_heads(mine)
+      yield from self._write_heads(mine)
     elif not mine.closed and channel is not None and not look.missing_islands:
       asked = look.request
       assert asked is not None
-      self._store.perform(_add_channel(mine.part, mine.heads, asked, channel))
+      yield from _add_channel(mine.part, mine.heads, asked, channel)
       # It may be complete from now on, and the next one be asked for, before
       # this syncer looks again.
-      self._pins[mine.part.cut] = self._pins_of(mine.part.cut)
+      self._pins[mine.part.cut] = yield from self._pins_of(mine.part.cut)
       mine.closed = True
 
-  def _end(self, look: cuts.Look) -> list[core.CutRequested | core.CutEnded]:
+  def _end(self, look: cuts.Look) -> operations.Procedure[_News]:
     self._pins.pop(look.cut, None)
     if look.is_complete:
-      self._pins[look.cut] = self._pins_of(look.cut)
+      self._pins[look.cut] = yield from self._pins_of(look.cut)
     self._open = None
     self._ended.add(look.cut)
-    for number in cuts.expired(self._looks(), self._pins):
-      self._store.perform(cuts.delete(number))
+    for number in cuts.expired((yield from self._looks()), self._pins):
+      yield from cuts.delete(number)
       self._pins.pop(number, None)
-    self._release()
+    yield from self._release()
     return [core.CutEnded(look.cut)]
 
   def is_pinned(self, name: str) -> bool:
@@ -187,19 +190,22 @@ class CutKeeper:
   def _is_in_a_cut(self, prefix: str) -> bool:
     return any(prefix in pins for pins in self._pins.values())
 
-  def _release(self) -> None:
+  def _release(self) -> operations.Procedure[None]:
     """Deletes what was held back and is not pinned any more."""
     for name in sorted(self._held):
       self._held.discard(name)
       if not self.is_pinned(name):
-        self._store.delete_tree(keys.payload_prefix(name))
+        yield operations.DeleteTree(keys.payload_prefix(name))
 
-  def _looks(self) -> list[cuts.Look]:
-    numbers = self._store.perform(cuts.numbers())
-    found = [self._look_if_readable(number, cuts.look) for number in numbers]
-    return [look for look in found if look is not None]
+  def _looks(self) -> operations.Procedure[list[cuts.Look]]:
+    looks = []
+    for number in (yield from cuts.numbers()):
+      look = yield from self._look_if_readable(number, cuts.look)
+      if look:
+        looks.append(look)
+    return looks
 
-  def _all_looks(self, taken: int) -> list[cuts.Look]:
+  def _all_looks(self, taken: int) -> operations.Procedure[list[cuts.Look]]:
     """Looks at all cuts there are, whatever a stale listing says.
 
     What a cut of the predecessor points to must not be deleted in ignorance.
@@ -208,26 +214,26 @@ class CutKeeper:
       taken: the last cut the predecessor is known to have taken part in.
     """
     looks = []
-    for number in self._store.perform(cuts.all_numbers(taken)):
-      look = self._look_if_readable(number, cuts.look)
+    for number in (yield from cuts.all_numbers(taken)):
+      look = yield from self._look_if_readable(number, cuts.look)
       if look and not look.names & {cuts.COMPLETE, cuts.ABANDONED}:
-        look = self._look_if_readable(number, cuts.look_surely)
+        look = yield from self._look_if_readable(number, cuts.look_surely)
       if look:
         looks.append(look)
     return looks
 
   def _look_if_readable(
     self, number: int, look: Callable[[int], operations.Procedure[cuts.Look]]
-  ) -> cuts.Look | None:
+  ) -> operations.Procedure[cuts.Look | None]:
     try:
-      return self._store.perform(look(number))
+      return (yield from look(number))
     except errors.CorruptSnapshotError as error:
       logger.warning("cut_unreadable cut=%d error=%s", number, error)
       return None
 
-  def _pins_of(self, number: int) -> frozenset[str]:
+  def _pins_of(self, number: int) -> operations.Procedure[frozenset[str]]:
     try:
-      return self._store.perform(_pins(number))
+      return (yield from _pins(number))
     except errors.CorruptSnapshotError as error:
       # Nobody can go back to it, so nothing needs to be kept for it.
       logger.warning("cut_unreadable cut=%d error=%s", number, error)

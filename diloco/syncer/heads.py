@@ -38,7 +38,7 @@ class Content(NamedTuple):
 class Cuts(Protocol):
   """Takes the syncer's part in cuts; `cutting.CutKeeper`."""
 
-  def recover(self, heads: Sequence[records.Head]) -> int:
+  def recover(self, heads: Sequence[records.Head]) -> operations.Procedure[int]:
     """Learns what there is; gives the last cut these heads are after."""
     ...
 
@@ -119,7 +119,7 @@ class Heads:
     heads = self.records
     cut = max(head.cut for head in heads)
     if cuts is not None:
-      cut = cuts.recover(heads)
+      cut = yield from cuts.recover(heads)
     yield from chores.take_over(heads)
     return cut
 

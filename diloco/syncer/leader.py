@@ -169,7 +169,7 @@ class Leader(Witness, abc.ABC):
     """Looks at what changes rarely: heads, cuts, members."""
     yield from self.look_after_heads()
     if self.cuts is not None:
-      for event in self.cuts.look(self.core.channel):
+      for event in (yield from self.cuts.look(self.core.channel)):
         yield from self.handle(event)
     yield from self.look_at_members(now)
 
@@ -251,7 +251,7 @@ class Leader(Witness, abc.ABC):
       case core_lib.Remind(island):
         yield from self.chores.remind(island)
       case core_lib.Cut(number) if self.cuts is not None:
-        self.cuts.take_part(number, self.heads.records)
+        yield from self.cuts.take_part(number, self.heads.records)
 
   def _close_round(self, close: core_lib.Close) -> operations.Script[None]:
     weights = [self._weight(chosen) for chosen in close.chosen]

@@ -95,7 +95,7 @@ class Syncer(leadership.Leadership):
         settings(config, self._times.retry_secs),
         config.sync.staleness_decay,
       ),
-      cutting.CutKeeper(self._store),
+      cutting.CutKeeper(),
       time.monotonic,
       stranger,
     )

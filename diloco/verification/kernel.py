@@ -32,13 +32,6 @@ _Read = operations.Read
 _Nap = operations.Nap
 _NOTHING = faulty_store.NOTHING
 _push = heapq.heappush
-_AT_ONCE = (
-  faults_lib.KILL_BEFORE,
-  faults_lib.KILL_AFTER,
-  faults_lib.KILL_LATE,
-  faults_lib.FAIL_BEFORE,
-  faults_lib.FAIL_AFTER,
-)
 _FINE_SECS = 0.03  # longest half of a round trip in fine schedules
 _TIMEOUT_SECS = 0.3  # until a partitioned process gives an operation up
 _LOST_ANSWERS = 0.15  # share of a partition's operations that take effect
@@ -50,10 +43,6 @@ class Violation(Exception):  # noqa: N818
 
 class UnexpectedError(RuntimeError):
   """What the code of no role foresees."""
-
-
-class Died(BaseException):
-  """Unwinds production code that its process died in."""
 
 
 class Role:
@@ -312,8 +301,6 @@ class Kernel:
           self._log_operation(role, operation, value, error)
     except StopIteration:
       thread.token = -1
-    except Died:
-      pass
     except errors.FencedError as fenced:
       self.kill(life, f"fenced: {fenced}")
     except UnexpectedError as error:
@@ -322,62 +309,6 @@ class Kernel:
   def ended(self, thread: Thread, error: Exception) -> None:
     """A thread was ended by an error: its process ends with it."""
     self.kill(thread.life, f"a thread has ended: {error}")
-
-  def perform(self, life: Life, procedure: operations.Procedure[Any]) -> Any:
-    """Performs a procedure at once, for production code that calls the store.
-
-    A fault may strike at each of its operations; what takes time does not.
-
-    Raises:
-      Died: the process was killed at one of them.
-    """
-
-    def execute(operation: Any) -> Any:
-      return self._at_once(life, operation)
-
-    return operations.perform(procedure, execute)
-
-  def _at_once(self, life: Life, operation: Any) -> Any:
-    role = life.role
-    role.operations += 1
-    if role.operations >= role.strike_at:
-      fault = role.strikes[-1]
-      if fault.kind in _AT_ONCE and self._applies(fault, operation):
-        role.strikes.pop()
-        role.arm()
-        self._count(fault.kind, operation)
-        self.log(role.name, f"fault: {fault.kind} at {describe(operation)}")
-        self._strike_at_once(life, operation, fault)
-    failure = ""
-    if self.troubled and type(operation) is not _Point:
-      failure = self._trouble(role, operation)
-    if failure:
-      raise OSError(failure)
-    value, error = None, None
-    try:
-      value = self._execute[type(operation)](operation, life)
-    except _FAILURES as failed:
-      error = failed
-    if self.trace is not None:
-      self._log_operation(role, operation, value, error)
-    if error is not None:
-      raise error
-    return value
-
-  def _strike_at_once(
-    self, life: Life, operation: Any, fault: faults_lib.Fault
-  ) -> None:
-    kind = fault.kind
-    if kind == faults_lib.FAIL_BEFORE:
-      raise OSError("failed before it took effect")
-    if kind == faults_lib.KILL_LATE:
-      self.land_later(life, operation, fault.secs)
-    elif kind != faults_lib.KILL_BEFORE:
-      self._land(life, operation)
-    if kind == faults_lib.FAIL_AFTER:
-      raise OSError("failed after it took effect")
-    self.kill(life, kind)
-    raise Died
 
   # Disturbances
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diloco.snapshots import operations, records
+from diloco.snapshots import records
 from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, leader, leadership
 from diloco.syncer import heads as heads_lib
@@ -21,26 +21,6 @@ _POLL_SECS = 0.8
 _LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
 
 
-class StoreAtOnce:
-  """A store to production code that calls one, as `store.SnapshotStore`."""
-
-  def __init__(self, kernel: kernel_lib.Kernel, life: kernel_lib.Life):
-    self._kernel = kernel
-    self._life = life
-
-  def perform(self, procedure: operations.Procedure[Any]) -> Any:
-    """Performs a procedure."""
-    return self._kernel.perform(self._life, procedure)
-
-  def delete_tree(self, prefix: str) -> None:
-    """Deletes everything below a prefix."""
-
-    def procedure() -> operations.Procedure[None]:
-      yield operations.DeleteTree(prefix)
-
-    self.perform(procedure())
-
-
 class Syncer(leadership.Leadership):
   """One incarnation of a syncer process, leading or waiting to."""
 
@@ -49,11 +29,10 @@ class Syncer(leadership.Leadership):
     self.kernel: kernel_lib.Kernel = world.kernel
     self.life = life
     self.random = life.role.random
-    at_once: Any = StoreAtOnce(self.kernel, life)
     super().__init__(
       f"{life.role.name}.{life.incarnation}",
       leadership.Terms(world.times, world.core_settings, arithmetic.DECAY),
-      cutting.CutKeeper(at_once) if world.schedule.cuts else None,
+      cutting.CutKeeper() if world.schedule.cuts else None,
       lambda: self.kernel.clock(life),
     )
     self.renewal_secs = _RENEWAL_SECS

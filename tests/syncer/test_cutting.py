@@ -19,22 +19,22 @@ class Seat:
 
   def __init__(self, run):
     self.run = run
-    self.keeper = cutting.CutKeeper(run.store)
+    self.keeper = cutting.CutKeeper()
     heads = run.heads()
     clocks = [
       (h.version, {int(m): s for m, s in h.clock.items()}) for h in heads
     ]
     self.core = core.SyncerCore(
-      SETTINGS, clocks, cut=self.keeper.recover(heads)
+      SETTINGS, clocks, cut=run.perform(self.keeper.recover(heads))
     )
 
   def handle(self, event):
     for action in self.core.handle(event, 0.0):
       if isinstance(action, core.Cut):
-        self.keeper.take_part(action.number, self.run.heads())
+        self.run.perform(self.keeper.take_part(action.number, self.run.heads()))
 
   def look(self):
-    for event in self.keeper.look(self.core.channel):
+    for event in self.run.perform(self.keeper.look(self.core.channel)):
       self.handle(event)
 
   def scan(self):
@@ -186,8 +186,8 @@ def test_cut_without_the_newest_version_outlives_others_that_have_it(tmp_path):
 def test_successor_guards_the_cuts_it_finds(tmp_path):
   run, sent = run_with_a_cut(tmp_path)
   run.take_cut(published=(32, 8))
-  keeper = cutting.CutKeeper(run.store)
-  assert keeper.recover(run.heads()) == 2
+  keeper = cutting.CutKeeper()
+  assert run.perform(keeper.recover(run.heads())) == 2
   assert keeper.is_pinned(sent[0].key)
   assert keeper.is_pinned_payload("globals/0000/000000005.s1.5.0")
   assert keeper.is_pinned_payload(run.head(0).payload)
@@ -353,8 +353,8 @@ def test_successor_with_a_stale_listing_guards_what_is_there(
     return listed if prefix == keys.cut_prefix(cut) else names(prefix)
 
   monkeypatch.setattr(run.store, "names", stale)
-  keeper = cutting.CutKeeper(run.store)
-  assert keeper.recover(run.heads()) == cut
+  keeper = cutting.CutKeeper()
+  assert run.perform(keeper.recover(run.heads())) == cut
   assert keeper.is_pinned(sent.key)
 
 

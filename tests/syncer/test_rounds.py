@@ -44,7 +44,7 @@ class Leader:
       self.run.commit(0, version, {}, 0.0)
     self.tape = recorder.Recorder(run_dir, "syncer", 1)
     self._patch = monkeypatch
-    keeper = cutting.CutKeeper(self.run.store)
+    keeper = cutting.CutKeeper()
     outer = outer_optimizer.OuterOptimizer(0.5, 0.0)
     self.chores = chores.Chores(keeper, keep_versions=3)
     self.run.store.perform(self.chores.take_over(self.run.heads()))
