@@ -2,6 +2,51 @@
 
 Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training",
 arXiv 2604.21428.
+
+    import diloco
+
+    run = diloco.train("experiments/configs/quickstart.py:smoke", "runs/mine")
+    params = run.params()
+    print(diloco.simulate(chips=1_200_000, islands=8, mtbi_years=1))
+
+What is named here is loaded once it is used.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from diloco.errors import FailedRunError, UserError
+  from diloco.interface import plan, simulate, train
+  from diloco.workbench.opened import Run
+
 __version__ = "0.1.0"
+__all__ = [
+  "FailedRunError",
+  "Run",
+  "UserError",
+  "plan",
+  "simulate",
+  "train",
+]
+
+_HOMES = {
+  "FailedRunError": "diloco.errors",
+  "Run": "diloco.workbench.opened",
+  "UserError": "diloco.errors",
+  "plan": "diloco.interface",
+  "simulate": "diloco.interface",
+  "train": "diloco.interface",
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _HOMES:
+    raise AttributeError(f"module 'diloco' has no attribute {name!r}")
+  value = getattr(importlib.import_module(_HOMES[name]), name)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_HOMES})

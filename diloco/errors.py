@@ -37,6 +37,10 @@ class DetachedError(RuntimeError):
   """The controller ended by an error of its own; its roles go on alone."""
 
 
+class FailedRunError(RuntimeError):
+  """A run has failed; what is left of it can be looked at and gone on with."""
+
+
 class CorruptSnapshotError(RuntimeError):
   """A stored object is torn, missing or does not match its checksum.
 

@@ -86,6 +86,7 @@ TOP = (
   "diloco.workbench",
   "diloco.cli",
   "diloco.completion",
+  "diloco.interface",
   "experiments",
 )
 

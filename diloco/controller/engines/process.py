@@ -126,6 +126,11 @@ class AttachedHandle:
     return liveness.start_ticks(self._pid) == self._ticks
 
 
+def _python_path() -> str:
+  places = [os.environ.get("PYTHONPATH", ""), *sys.path]
+  return os.pathsep.join(filter(None, places))
+
+
 class ProcessEngine:
   """Starts roles as processes and remembers them across controllers."""
 
@@ -147,7 +152,13 @@ class ProcessEngine:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**launch.env, **os.environ, _VARIABLE: self._label(launch)},
+        env={
+          **launch.env,
+          **os.environ,
+          # Where a task was found here, as beside a script, it is found there.
+          "PYTHONPATH": _python_path(),
+          _VARIABLE: self._label(launch),
+        },
         start_new_session=True,
       )
     if launch.cores:

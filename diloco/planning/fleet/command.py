@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
     timeline.draw(flags.scenario(args), args.seed, args.timeline)
     facts["timeline"] = args.timeline
-  _print(facts, as_json=args.json, text=_text)
+  _print(facts, as_json=args.json, text=text)
   return 0
 
 
@@ -85,7 +85,8 @@ def _print(facts: Mapping[str, Any], *, as_json: bool, text: Any) -> None:
     print(text(facts))
 
 
-def _text(facts: Mapping[str, Any]) -> str:
+def text(facts: Mapping[str, Any]) -> str:
+  """Returns what `simulate` found, to be read."""
   lines = [
     f"{facts['days']:g} days, {facts['slices']} slices,"
     f" {len(facts['seeds'])} seeds: mean [low, high]"

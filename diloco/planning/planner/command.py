@@ -4,6 +4,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from diloco import arguments, errors
 from diloco.planning.planner import facts, model, plan, resources, text
@@ -55,6 +56,20 @@ def parser() -> arguments.Parser:
 def main(argv: Sequence[str]) -> int:
   """Runs the command; returns the exit code."""
   args = parser().parse_args(list(argv))
+  found = propose(args)
+  if args.json:
+    print(json.dumps(found, indent=2))
+  else:
+    print(text.render(found), end="")
+  return 0
+
+
+def propose(args: argparse.Namespace) -> dict[str, Any]:
+  """Makes a plan, and its picture if one is asked for; see `facts.gather`.
+
+  Raises:
+    UserError: nothing fits, or what is asked for cannot be.
+  """
   request = _request(args)
   if args.plot:
     # Imported here: drawing takes longer to load than a plan to make.
@@ -65,11 +80,7 @@ def main(argv: Sequence[str]) -> int:
   found = facts.gather(request, weighed, plan.best(request, weighed))
   if args.plot:
     picture.draw(found, args.plot)
-  if args.json:
-    print(json.dumps(found, indent=2))
-  else:
-    print(text.render(found), end="")
-  return 0
+  return found
 
 
 def _request(args: argparse.Namespace) -> plan.Request:
