@@ -1,9 +1,13 @@
 import dataclasses
+import os
+import types
 
 import pytest
 from cut_builder import ISLANDS, CutRun
 
-from diloco.controller import cutter
+from diloco import channel, process
+from diloco.controller import cut_command, cutter
+from diloco.report import liveness
 from diloco.snapshots import cuts, keys, records, restore
 from diloco.tape import reader, recorder
 
@@ -242,3 +246,60 @@ def test_cut_of_a_large_model_may_take_the_time_its_states_need():
   assert cutter.limit_secs(60.0, 1_000_000) == pytest.approx(60, abs=3)
   # 12 B parameters with two moments are 144 GB, at 100 MB/s 24 minutes.
   assert cutter.limit_secs(60.0, 12_000_000_000) > 1440
+
+
+@pytest.fixture
+def commanded(tmp_path, monkeypatch):
+  """A session with a cut, and a command that sees what follows each look."""
+  run = CutRun(tmp_path, process.store_url(tmp_path))
+  session = Session(tmp_path, run)
+  run.take_cut()
+  server, pid = channel.Server(0), os.getpid()
+  address = {"pid": pid, "started_ticks": liveness.start_ticks(pid)}
+  address["directory"] = process.directory_id(tmp_path)
+  server.announce(tmp_path, address)
+  told = []
+
+  def command(*follows):
+    next_one = iter(follows)
+    clock = types.SimpleNamespace(
+      monotonic=lambda: 0.0, sleep=lambda secs: next(next_one)()
+    )
+    monkeypatch.setattr(cut_command, "time", clock)
+    facts = cut_command.run(tmp_path, told.append)
+    return facts["cut"], facts["status"], facts["reason"]
+
+  yield session, command, told
+  server.close()
+
+
+def ask(session):
+  return session.run.perform(cuts.request(ISLANDS, 2))
+
+
+def test_cut_on_demand_is_the_one_that_was_asked_for(commanded):
+  session, command, told = commanded
+  found = command(
+    cutter.wish_path(session.dir).unlink,  # the request is yet to come
+    lambda: ask(session),
+    lambda: session.take_parts(2),
+    lambda: session.run.perform(
+      cuts.complete(records.CutRequest(2, 0, [0, 1]))
+    ),
+  )
+  assert found == (2, "complete", "")
+  assert told == ["cut 2 requested", "cut 2 complete"]
+
+
+def test_cut_on_demand_that_is_given_up_says_why(commanded):
+  session, command, told = commanded
+  found = command(
+    cutter.wish_path(session.dir).unlink,
+    lambda: ask(session),
+    lambda: session.run.perform(cuts.abandon(2, "island 1 died")),
+  )
+  assert found == (2, "abandoned", "island 1 died")
+  found = command(channel.address_path(session.dir).unlink)
+  assert found == (0, "abandoned", "the run ended before it was complete")
+  assert told[1] == "cut 2 abandoned: island 1 died"
+  assert not cutter.wish_path(session.dir).exists()
