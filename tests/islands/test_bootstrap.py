@@ -62,6 +62,22 @@ def test_lost_head_of_a_trained_fragment_is_not_made_anew(tmp_path, initial):
   assert run.head(0) is None
 
 
+def test_head_made_and_merged_into_since_the_first_look_is_left_alone(
+  tmp_path, initial, monkeypatch
+):
+  run, _ = run_with_a_cut(tmp_path)
+  theirs, names = run.head(0), run.store.names
+  run.store.delete(keys.head_key(0))
+
+  def meanwhile(prefix):
+    run.store.write(keys.head_key(0), theirs)
+    return names(prefix)
+
+  monkeypatch.setattr(run.store, "names", meanwhile)
+  publish(run.store, initial)
+  assert run.head(0) == theirs
+
+
 def test_island_with_a_saved_state_makes_no_head_anew_in_an_empty_store(
   initial,
 ):

@@ -190,6 +190,14 @@ def test_only_the_newest_two_and_those_of_every_cut_are_kept(disk):
   assert disk.save(7, cut=2) and disk.saved() == [7, 6, 2]
 
 
+def test_part_is_kept_although_a_stale_listing_lacks_its_cut(disk, monkeypatch):
+  assert disk.save(1, cut=disk.ask(), part=True)
+  monkeypatch.setattr(disk.run.store, "names", lambda prefix: [])
+  for serial in (2, 3, 4):
+    assert disk.save(serial, cut=1)
+  assert disk.saved() == [4, 3, 1]
+
+
 def test_part_of_a_cut_names_the_checkpoint_that_counts(disk):
   cut = disk.ask()
   assert disk.save(1, cut=cut, part=True)

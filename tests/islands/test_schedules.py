@@ -96,6 +96,14 @@ def test_recovered_schedule_goes_on_at_its_rate():
   assert rate == pytest.approx(float(RATE(STEPS)))
 
 
+def test_schedule_over_several_batches_follows_the_updates():
+  optimizer = accumulated()
+  fresh = optimizer.init(PARAMS)
+  moved = schedules.set_step(optimizer, fresh, PARAMS, STEPS)
+  # What was accumulated is not there any more: the batches are counted anew.
+  assert (moved.gradient_step, moved.mini_step) == (STEPS // 3, 0)
+
+
 def test_age_of_moments_stays():
   optimizer = chained()
   state = trained(optimizer, 3)

@@ -44,10 +44,10 @@ class DeafStream(Stream):
     del position
 
 
-def growing(keep):
+def growing(keep, wrap=lambda state: state):
   """An optimizer whose state is not what it was after a step."""
   return optax.GradientTransformation(
-    lambda params: jnp.zeros(2),
+    lambda params: wrap(jnp.zeros(2)),
     lambda grads, state, params=None: (grads, keep(state)),
   )
 
@@ -133,6 +133,12 @@ BROKEN = {
   "optimizer whose state changes its form": (
     lambda self, steps: growing(lambda x: {"m": x}),
     ["makes nothing of the float32[2] at opt_state"],
+  ),
+  "optimizer whose state gets more": (
+    lambda self, steps: growing(
+      lambda x: x | {"n": jnp.zeros(3)}, lambda state: {"m": state}
+    ),
+    ["makes float32[3] of the nothing at opt_state/n"],
   ),
   "batches": (raises, ["its batches raised KeyError"]),
   "batches without seek": (
