@@ -13,7 +13,7 @@ from island_builder import make_config, make_island, running_syncer
 from diloco import errors, process
 from diloco.islands import island as island_lib
 from diloco.islands import programs, recovery
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import checkpoint, keys, records, store
 from diloco.syncer import round_merge
 from diloco.tape import ledger, reader
 
@@ -224,6 +224,15 @@ def test_other_threads_see_how_long_a_wait_may_take(
   assert told[1] == island.times.drain_secs
   monkeypatch.undo()
   island.close("test")
+
+
+def test_island_with_a_saved_state_begins_no_run_anew(tmp_path, run_dir):
+  folder = checkpoint.directory(run_dir, 0)
+  path = checkpoint.path_of(folder, 8, 1, 1)
+  path.mkdir(parents=True)
+  (path / checkpoint.MARKER).touch()
+  with pytest.raises(errors.CorruptSnapshotError, match="is lost"):
+    make_island(make_config(tmp_path), run_dir, incarnation=2)
 
 
 def test_island_that_starts_waits_for_a_store_that_fails(

@@ -529,3 +529,24 @@ def test_damaged_answer_of_one_peer_makes_room_for_anothers(
   assert coming._from_peer([3, 4], heartbeat_secs=2.0) == ("state", "moments")
   assert coming._passed_over == ["a chunk is torn"]
   assert snapshots.names(keys.PEER_STATES) == []
+
+
+def test_checkpoint_of_other_fragments_is_passed_over(tmp_path, monkeypatch):
+  snapshots = cut_builder.CutRun(tmp_path).store
+  folder = checkpoint.directory(tmp_path, 1)
+  for serial, fragments in ((1, 2), (2, 3)):
+    path = checkpoint.path_of(folder, 8, 1, serial)
+    path.mkdir(parents=True)
+    marker = checkpoint.Checkpoint(
+      1, 1, serial, 8, 0, 0, [[0, 0, 8]] * fragments, {}, {}, 0
+    )
+    checkpoint.commit(path, marker)
+  monkeypatch.setattr(
+    checkpoints, "restore", lambda path, _: (checkpoint.read_marker(path), path)
+  )
+  trainer = types.SimpleNamespace(plan=cut_builder.PLAN)
+  coming = recovery.Recovery(tmp_path, snapshots, trainer, 1, incarnation=2)
+  marker, path = coming._newest_saved(None)
+  assert marker.serial == 1 and path.name.endswith("000001")
+  (why,) = coming._passed_over
+  assert "has other fragments" in why
