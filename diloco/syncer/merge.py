@@ -33,6 +33,9 @@ CANCELLATION = 1e-3
 # lines (`fragments.norms`), perhaps cut into other blocks by another processor.
 NORM_TOLERANCE = 1e-4
 
+# Of the sum of weights, squared: below it one contribution is all there is.
+_FEWEST_PAIRS = 1e-6
+
 # Shorter vectors have no direction that float32 could hold.
 _SHORTEST = 1e-30
 
@@ -63,12 +66,17 @@ class Result(NamedTuple):
       they cancel.
     cancelled: "rda" found no common direction and took the weighted mean.
     measures: one per contribution.
+    cosine: mean over the pairs of contributions of the cosine between them, by
+      weight, for "mean" by weight and length; None for a single one. It costs
+      nothing: with p the parts of the sum of weights, `agreement` squared is
+      sum p_i p_j cos_ij over all i and j.
   """
 
   norm: float
   agreement: float
   cancelled: bool
   measures: tuple[passes.Measure, ...]
+  cosine: float | None = None
 
 
 class Merger:
@@ -142,12 +150,16 @@ class Merger:
       if agreement >= CANCELLATION:
         radius = _dot(shares, [m.norm for m in measures])
         scale = radius / length if length else 1.0
-        return Result(radius, agreement, False, measures), scale
+        result = Result(radius, agreement, False, measures)
+        return _with_cosine(result, shares), scale
     length, measures = self._accumulate(contributions, shares)
     if agreement is None:
       radius = _dot(shares, [m.norm for m in measures])
       agreement = length / radius if radius > _SHORTEST else 1.0
-    return Result(length, agreement, method == "rda", measures), 1.0
+    result = Result(length, agreement, method == "rda", measures)
+    if method == "mean":
+      shares = [s * m.norm for s, m in zip(shares, measures, strict=True)]
+    return _with_cosine(result, shares), 1.0
 
   def _norms(self, contributions: Sequence[Input]) -> list[float]:
     """The recorded norms; if one is missing, all are measured."""
@@ -210,6 +222,20 @@ class Merger:
         )
 
     passes.share(work, passes.num_blocks(theta.size), self._threads)
+
+
+def _with_cosine(result: Result, parts: Sequence[float]) -> Result:
+  """Adds the mean cosine, from what each contribution is of the sum."""
+  known = [
+    part if measure.norm > _SHORTEST else 0.0
+    for part, measure in zip(parts, result.measures, strict=True)
+  ]
+  whole, alone = sum(parts) ** 2, sum(part**2 for part in known)
+  pairs = sum(known) ** 2 - alone
+  if pairs <= _FEWEST_PAIRS * whole:
+    return result
+  cosine = (result.agreement**2 * whole - alone) / pairs
+  return result._replace(cosine=min(1.0, max(-1.0, cosine)))
 
 
 def _dot(shares: Sequence[float], lengths: Sequence[float]) -> float:

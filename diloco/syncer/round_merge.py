@@ -25,6 +25,7 @@ class Merged:
   outer_grad_norm: float
   num_bytes: int  # of the contributions read
   digest: str  # of the version's parameters
+  cosine: float | None  # mean of the tensors', by size; None for one alone
 
 
 RefusedError = protocol.RefusedError
@@ -71,6 +72,7 @@ class RoundMerger:
     head, payload = operation.head, operation.payload
     params, momenta = [], []
     square = 0.0
+    cosines: list[tuple[float, int]] = []
     for index, spec in enumerate(self._plan.fragments[head.fragment]):
       inputs = self._open(spec, index, operation)
       theta, momentum = self._read(head, spec, index)
@@ -85,6 +87,8 @@ class RoundMerger:
           }
         ) from error
       square += outcome.norm**2
+      if outcome.cosine is not None:
+        cosines.append((outcome.cosine, spec.size))
       params.append(arrays.Tensor.whole(spec.name, theta))
       momenta.append(arrays.Tensor.whole(spec.name, momentum))
     self._store.arrays.write(f"{payload}/params", params)
@@ -94,6 +98,9 @@ class RoundMerger:
       square**0.5,
       sum(c.num_bytes for c in operation.contributions),
       digest_lib.tensors((t.name, t.pieces[0][1]) for t in params),
+      sum(c * n for c, n in cosines) / sum(n for _, n in cosines)
+      if cosines
+      else None,
     )
 
   def _open(

@@ -239,6 +239,7 @@ def _merged_event(
     "grace_facts": dataclasses.asdict(close.facts),
     "merge_secs": merge_secs,
     "outer_grad_norm": merged.outer_grad_norm,
+    "cosine": merged.cosine,
     "digest": merged.digest,
     "bytes": merged.num_bytes,
   }

@@ -154,6 +154,9 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "unsent_from_step": _list_of(_is_count),
     "base_versions": _list_of(_is_count),
     "base_digests": _is_list,
+    "software": _is_object,
+    "environ": _is_object,
+    "cores": _is_list,
     "initial_by": _list_of(
       _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
     ),
@@ -164,6 +167,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "grace_facts": _is_object,
     "token": _is_count,
     "absent": _list_of(_is_island),
+    "cosine": _is_number,
   },
   events.QUARANTINED: {"suspended_secs": _is_secs},
 }

@@ -24,7 +24,7 @@ from diloco.tape import events, reader
 from diloco.workbench import opened
 
 _OF_MERGES = (
-  *("fragment", "version", "outer_grad_norm", "merge_secs", "bytes"),
+  *("fragment", "version", "outer_grad_norm", "merge_secs", "bytes", "cosine"),
   *("quorum_secs", "grace_secs", "grace_spent_secs"),
 )
 _OF_EVALUATIONS = ("loss", "bits_per_token", "tokens", "version")

@@ -64,6 +64,38 @@ def apply(
 
 
 @pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_cosine_is_the_mean_over_pairs(method, count):
+  common = vectors_of(1, (40, 9), seed=9)[0]
+  vectors = [0.7 * common + v for v in vectors_of(count, (40, 9))]
+  weights = [2.0 + i for i in range(count)]
+  _, _, outcome = apply(vectors, weights, method)
+  flat = [v.ravel().astype(np.float64) for v in vectors]
+  lengths = [np.linalg.norm(v) for v in flat]
+  parts = np.array(weights) * (lengths if method == "mean" else 1.0)
+  pairs = [(i, j) for i in range(count) for j in range(i)]
+  cosines = [flat[i] @ flat[j] / (lengths[i] * lengths[j]) for i, j in pairs]
+  expected = np.average(
+    cosines, weights=[parts[i] * parts[j] for i, j in pairs]
+  )
+  assert outcome.cosine == pytest.approx(expected, abs=1e-5)
+
+
+def test_cosine_needs_two_with_a_direction():
+  one, nothing = np.ones((3, 3), np.float32), np.zeros((3, 3), np.float32)
+  for method in ("rda", "mean"):
+    for vectors, weights, cosine in (
+      ([one], [1.0], None),
+      ([one, nothing], [1.0, 1.0], None),
+      ([one, one], [1.0, 0.0], None),
+      ([one, 2 * one], [1.0, 3.0], pytest.approx(1.0)),
+      ([one, -one], [1.0, 3.0], pytest.approx(-1.0)),
+      ([one, -one], [1.0, 1.0], pytest.approx(-1.0)),
+    ):
+      assert apply(vectors, weights, method)[2].cosine == cosine
+
+
+@pytest.mark.parametrize("method", ["rda", "mean"])
 @pytest.mark.parametrize("count", [1, 2, 5])
 @pytest.mark.parametrize("shape", [(), (1,), (7, 11), (300, 700)])
 def test_merge_equals_reference(method, count, shape):

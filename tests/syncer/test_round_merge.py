@@ -84,6 +84,8 @@ def test_version_is_what_the_outer_step_gives(snapshots, merger):
   # Nesterov from a momentum of zero; float32 against a formula in doubt.
   np.testing.assert_allclose(found, theta - 0.5 * 1.9 * mean, rtol=1e-5)
   assert merged.digest == digest.tensors([("w", found)])
+  cosine = np.vdot(*grads) / np.prod([np.linalg.norm(g) for g in grads])
+  assert merged.cosine == pytest.approx(cosine, abs=1e-5)
 
 
 def test_head_set_back_to_the_first_version_starts_without_momentum(
@@ -154,6 +156,7 @@ def test_embeddings_are_averaged_and_other_tensors_as_the_run_says(tmp_path):
     sent.append((dataclasses.replace(record, norms=[4.0, 4.0]), 1.0))
   merged = merge(merger, head(merger, 0, first), payload, *sent)
   assert merged.outer_grad_norm == pytest.approx((2 * 2**2 + 2 * 8) ** 0.5)
+  assert merged.cosine == pytest.approx(0.0, abs=1e-6)
   read = snapshots.arrays.read
   assert read(f"{payload}/params", "embedding").tolist() == [-2, -2]
   # Half the way in direction, and all of it in length.
