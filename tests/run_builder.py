@@ -263,6 +263,7 @@ class _Run:
       contributions=inner,
       absent=[],
       bytes=80_000,
+      cosine=0.3 + self.random.gauss(0, 0.05) if len(items) > 1 else None,
     )
     islands = {item["island"] for item in items}
     for player in self.players:

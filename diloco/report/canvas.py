@@ -1,4 +1,4 @@
-"""How pictures of a run look, and how they become inline SVG.
+"""How pictures of several runs look, and how they become inline SVG.
 
 Text and axes are drawn in one stand-in colour that becomes the page's ink, so
 that a picture reads on light and dark pages alike. Only matplotlib's objects
@@ -18,12 +18,12 @@ from matplotlib import axes as axes_lib
 from matplotlib import figure
 from matplotlib.backends import backend_svg
 
+from diloco.report import charts
+
 INK = "#18202b"  # stands for the page's ink
-PALETTE = (
-  *("#2f6fde", "#e8833a", "#2ca47c", "#b0519b"),
-  *("#c9a227", "#4aa8c9", "#8a6d5b", "#7d7ff0"),
-)
-FAULT = "#d6404e"
+PALETTE = charts.PALETTE
+island_colour = charts.island_colour
+averaged = charts.averaged
 
 _STYLE = {
   "svg.fonttype": "none",  # text stays text, in the page's font
@@ -98,41 +98,6 @@ def _svg(fig: figure.Figure, caption: str) -> str:
   text = text.replace(INK, "var(--ink)")
   label = html.escape(caption, quote=True)
   return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-
-
-def island_colour(island: int, num_islands: int) -> str:
-  """Returns the colour an island has in every picture."""
-  if num_islands <= len(PALETTE):
-    return PALETTE[island % len(PALETTE)]
-  position = island / max(num_islands - 1, 1)
-  rgba = matplotlib.colormaps["viridis"](0.05 + 0.75 * position)
-  return "#" + "".join(f"{round(255 * part):02x}" for part in rgba[:3])
-
-
-def averaged(
-  x: np.ndarray,
-  y: np.ndarray,
-  points: int,
-  reduce: Callable[[np.ndarray], Any] = np.mean,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a line of at most `points` points.
-
-  Args:
-    x: positions, not decreasing.
-    y: values.
-    points: neighbours are put together until there are so few.
-    reduce: makes one value of several.
-
-  Returns:
-    Positions and values.
-  """
-  if len(x) <= points:
-    return x, y
-  groups = np.array_split(np.arange(len(x)), points)
-  return (
-    np.array([x[group].mean() for group in groups]),
-    np.array([reduce(y[group]) for group in groups]),
-  )
 
 
 def keep_in_sight(axes: axes_lib.Axes, values: np.ndarray) -> None:

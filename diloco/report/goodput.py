@@ -8,6 +8,7 @@ outages included, for every island of the fleet; an island that came later
 counts from when it came. Both are multiplied by the chips of the island.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ class Goodput(NamedTuple):
 
   useful_chip_secs: float
   allocated_chip_secs: float
+  lost_chip_secs: Mapping[str, float]  # allocated and not useful, by cause
 
   @property
   def ratio(self) -> float | None:
@@ -46,16 +48,32 @@ def goodput(
     num_fragments: P.
 
   Returns:
-    The two sums.
+    The sums.
   """
   useful = allocated = 0.0
+  lost: collections.defaultdict[str, float] = collections.defaultdict(float)
   for island in range(view.num_islands):
     one = view.islands.get(island) or island_view.IslandView(island)
     kept = 1.0 - _lost_share(one, lost_spans.get(island, ()), num_fragments)
     busy = one.steps.column("busy_secs")
     useful += one.devices * float(np.nansum(busy * kept))
     allocated += one.devices * _allocated_secs(view, one)
-  return Goodput(useful, allocated)
+    lost["in vain"] += one.devices * float(np.nansum(busy * (1.0 - kept)))
+    lost["stalls"] += one.devices * one.stall_secs
+    for span in one.spans(view.last_wall_secs):
+      if span.state != "training":
+        lost[span.state] += one.devices * _on_secs(view, span)
+  lost["other"] = max(allocated - useful - sum(lost.values()), 0.0)
+  causes = {cause: secs for cause, secs in lost.items() if secs > 0}
+  return Goodput(useful, allocated, causes)
+
+
+def _on_secs(view: view_lib.RunView, span: island_view.Span) -> float:
+  """How long a span lasted while the run was on."""
+  return sum(
+    max(min(session.end, span.end) - max(session.start, span.start), 0.0)
+    for session in view.sessions.all
+  )
 
 
 def _lost_share(

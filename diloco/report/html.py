@@ -9,16 +9,7 @@ import math
 import os
 import pathlib
 
-from diloco.report import clock as clock_lib
-from diloco.report import (
-  figures,
-  narrative,
-  page,
-  plots,
-  summary,
-  tables,
-  timeline,
-)
+from diloco.report import charts, figures, narrative, page, summary, tables
 
 FILE_NAME = "report.html"
 
@@ -67,7 +58,7 @@ def render(run: summary.Run, name: str) -> str:
     )
   else:
     parts += [_cards(run), _story(run), *_pictures(run), *_tables(run)]
-  parts += [_problems(run), _configuration(run)]
+  parts += [_problems(run), _configuration(run), charts.script()]
   return page.page(f"{name} \N{MIDDLE DOT} diloco", filter(None, parts))
 
 
@@ -128,38 +119,49 @@ def _story(run: summary.Run) -> str:
 
 
 def _pictures(run: summary.Run) -> list[str]:
-  view, clock = run.view, clock_lib.RunClock(run.view)
+  view, drawn = run.view, charts.Charts(run.view)
   emulated = narrative.emulation_note(view)
+
+  def panel(chart: charts.Chart, title: str, note: str = "") -> str:
+    return page.panel(charts.html(chart, f"{title}, over the run"), title, note)
+
   parts = [
     page.pair(
-      page.panel(plots.loss_by_tokens(view), "Loss against tokens"),
-      page.panel(plots.loss_by_time(view, clock), "Loss against time"),
+      panel(drawn.loss_by_tokens(), "Loss against tokens"),
+      panel(drawn.loss_by_time(), "Loss against time"),
     ),
-    page.panel(timeline.draw(view, clock, run.incidents), "Timeline", emulated),
+    panel(drawn.timeline(run.incidents), "Timeline", emulated),
     "<h2>Over time</h2>",
     page.pair(
-      page.panel(
-        plots.speed(view, clock), "Tokens per second, stacked", emulated
-      ),
-      page.panel(plots.traffic(view, clock), "Bytes per second"),
+      panel(drawn.speed(), "Tokens per second, stacked", emulated),
+      panel(drawn.traffic(), "Bytes per second"),
     ),
   ]
   if view.merges.count:
     parts.append(
       page.pair(
-        page.panel(
-          plots.contributors(view, clock),
-          "Contributors per merge",
-          "Mean and range; dashed: all islands.",
-        ),
-        page.panel(
-          plots.staleness(view, clock),
-          "Staleness",
-          "Global versions that came out between the one a contribution"
-          " started from and the one it was merged into.",
-        ),
+        panel(drawn.contributors(), "Contributors per merge"),
+        panel(drawn.weights(), "Weights in merges, stacked"),
       )
     )
+    panels = [
+      panel(
+        drawn.staleness(),
+        "Staleness",
+        "Global versions that came out between the one a contribution started"
+        " from and the one it was merged into.",
+      )
+    ]
+    if view.merges.series.column("paired").any():
+      panels.append(
+        panel(
+          drawn.cosine(),
+          "Cosine between outer gradients",
+          "Of two contributions to one merge, the mean over pairs by weight and"
+          " over tensors by size: 1 is one direction, 0 unrelated.",
+        )
+      )
+    parts.append(page.pair(*panels))
   return parts
 
 
@@ -187,9 +189,10 @@ def _tables(run: summary.Run) -> list[str]:
     parts.append(page.panel("<p>None.</p>"))
   parts += ["<h2>Where the tokens went</h2>", tables.ledger(run)]
   parts += [
-    "<h2>Goodput</h2>",
+    "<h2>Where the chip time went</h2>",
     page.panel(
-      f"<p>{page.text(narrative.goodput_note(run.goodput))}</p>",
+      f"<p>{page.text(narrative.goodput_note(run.goodput))}</p>"
+      + tables.goodput(run),
     ),
   ]
   return parts
@@ -211,8 +214,9 @@ def _configuration(run: summary.Run) -> str:
   if not config:
     return ""
   whole = page.text(json.dumps(config, indent=2))
-  return "<h2>Configuration</h2>" + page.panel(
-    page.facts(narrative.settings(run.view))
+  around = narrative.environment(run.view)
+  return "<h2>Configuration and environment</h2>" + page.panel(
+    page.facts([*narrative.settings(run.view), *around])
     + "<details><summary class='dim small'>all of it</summary>"
     + f"<pre><code>{whole}</code></pre></details>"
   )

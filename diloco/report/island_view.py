@@ -88,8 +88,12 @@ class IslandView:
     self.lives: dict[int, Life] = {}
     self.merged = 0  # contributions
     self.staleness = 0  # sum over them
-    self.bytes_published = 0
-    self.bytes_adopted = 0
+    self.published = series.Amounts()  # bytes
+    self.adopted = series.Amounts()
+    self.weights = series.Amounts()  # shares of merges
+    self.software: dict[str, str] = {}  # that its last life ran under
+    self.environ: dict[str, str] = {}
+    self.cores: list[int] = []
     self.started_step = 0
     self.tokens = 0  # of all steps logged
     self.metrics: dict[str, float] = {}  # of the last step
@@ -112,6 +116,9 @@ class IslandView:
     self.devices = line.get("devices") or self.devices
     self.relative_speed = line.get("relative_speed") or self.relative_speed
     self.paced_step_secs = line.get("paced_step_secs") or 0.0
+    self.software = line.get("software") or self.software
+    self.environ = line.get("environ") or self.environ
+    self.cores = line.get("cores") or self.cores
     self.started_step = max(self.started_step, line["step"])
     life = self.life(line["incarnation"])
     life.started = line["wall_secs"]

@@ -33,8 +33,15 @@ _SETTINGS = (
   ("outer.momentum", "outer momentum"),
 )
 
-# What became of tokens, by fate.
+# What became of tokens, by fate, and of chip time.
 _FATES = {
+  "useful": "Compute of steps that were kept, or their pace where emulated.",
+  "in vain": "Compute of steps that were lost, done again or rolled back.",
+  "stalls": "Between two steps, beyond compute and pace.",
+  "starting": "From launch to the first step: import, restore, compile.",
+  "dead": "From the last step to the next launch.",
+  "restarting": "The same after a death.",
+  "other": "Evaluations, checkpoints, draining, and the rest of start and end.",
   fates.MERGED: "They are in a global version.",
   fates.PENDING: (
     "Published and waiting to be merged, or trained and not published yet."
@@ -103,11 +110,8 @@ def goodput_note(goodput: goodput_lib.Goodput) -> str:
   return (
     f"{figures.percent(goodput.ratio)} ="
     f" {goodput.useful_chip_secs:,.1f} useful chip-seconds over"
-    f" {goodput.allocated_chip_secs:,.1f} allocated. Useful: the compute of"
-    " each step, or its pace where speed is emulated, of steps whose tokens"
-    " were not lost with an island. Allocated: the whole time the run was on,"
-    " start-up, evaluation and outages included, for every island of the"
-    " fleet. So a short run shows much start-up and little else."
+    f" {goodput.allocated_chip_secs:,.1f} allocated: the whole time the run was"
+    " on, for every island of the fleet. So a short run shows much start-up."
   )
 
 
@@ -150,6 +154,26 @@ def settings(view: view_lib.RunView) -> list[tuple[str, object]]:
     if value is not None:
       found.append((label, value))
   return found
+
+
+def environment(view: view_lib.RunView) -> list[tuple[str, object]]:
+  """Returns what the islands ran under last; those alike together."""
+  groups: dict[tuple[str, ...], list[str]] = {}
+  for number, island in view.islands.items():
+    told = [
+      ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
+      for found in (island.software, island.environ)
+    ]
+    machine = f"{len(island.cores)} cores, {island.devices} devices"
+    groups.setdefault((machine, *told), []).append(str(number))
+  return [
+    (f"{label}, islands {', '.join(numbers)}", text)
+    for key, numbers in groups.items()
+    for label, text in zip(
+      ("machine", "versions", "variables"), key, strict=True
+    )
+    if text
+  ]
 
 
 def story(run: summary.Run) -> list[str]:

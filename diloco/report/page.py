@@ -31,7 +31,27 @@ p { margin: 6px 0; max-width: 105ch; }
 .pair { display: grid; gap: 0 12px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr)); }
 svg { display: block; width: 100%; height: auto; }
-svg text { font-family: inherit !important; }
+figure.chart { margin: 0; position: relative; }
+.chart text { font: 11.5px system-ui, sans-serif; fill: var(--dim); }
+.chart path { fill: none; } .chart .place > svg { touch-action: pan-y; }
+.chart .line { stroke-width: 1.5; stroke-linejoin: round; }
+.chart .grid { stroke: var(--line); stroke-width: 1; }
+.chart .seam { stroke: var(--ink); stroke-dasharray: 2 3; }
+.chart .cursor { stroke: var(--dim); stroke-width: 1; }
+.chart .box { fill: var(--accent); fill-opacity: 0.15; }
+.chart .mark { fill: var(--panel); stroke: var(--ink); stroke-width: 1.6; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; overflow-y: auto;
+  max-height: 84px; }
+.legend > * { font: 12.5px system-ui, sans-serif; color: var(--ink); border: 0;
+  padding: 2px 0; background: none; display: flex; align-items: center; }
+.legend button { cursor: pointer; }
+.legend i { width: 14px; height: 3px; border-radius: 2px; margin-right: 6px; }
+.legend .icon { width: 14px; margin-right: 5px; }
+.legend [aria-pressed=false] { opacity: 0.4; text-decoration: line-through; }
+.legend .whole { color: var(--accent); }
+.tip { position: absolute; top: 12px; background: var(--panel); font-size: 12px;
+  border: 1px solid var(--line); border-radius: 6px; padding: 5px 9px;
+  pointer-events: none; box-shadow: 0 2px 10px #0003; white-space: nowrap; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px;
   font-variant-numeric: tabular-nums; }
@@ -56,6 +76,12 @@ code { font-size: 12.5px; overflow-wrap: anywhere; }
 dl { display: grid; gap: 2px 18px; margin: 0; font-size: 13.5px;
   grid-template-columns: max-content 1fr; }
 dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 560px) { main { padding: 18px 10px 40px; }
+  .panel { padding: 10px; } td { min-width: 84px; }
+  dl { grid-template-columns: 1fr; } }
+@media print { :root { --ink: #18202b; --dim: #4d5866; --page: #fff;
+  --panel: #fff; --line: #ccd2d9; } .tip, .cursor, .box { display: none; }
+  * { print-color-adjust: exact; } .panel, .card { break-inside: avoid; } }
 """
 
 

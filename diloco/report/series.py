@@ -89,13 +89,13 @@ class Amounts:
   """Amounts over time: their sum, the last ones, and a series."""
 
   def __init__(self) -> None:
-    self.total = 0
-    self.recent: collections.deque[tuple[float, int]] = collections.deque(
+    self.total: float = 0
+    self.recent: collections.deque[tuple[float, float]] = collections.deque(
       maxlen=_RECENT
     )
     self.series = Series({"wall_secs": "last", "amount": "sum"})
 
-  def add(self, wall_secs: float, amount: int) -> None:
+  def add(self, wall_secs: float, amount: float) -> None:
     """Takes one."""
     self.total += amount
     self.recent.append((wall_secs, amount))

@@ -68,8 +68,8 @@ def status_of(
     "eval_bits_per_token": figures.bits(loss),
     "token_unit": view.token_unit,
     "bytes_per_sec": bytes_per_sec(view, now),
-    "bytes_published": view.published.total,
-    "bytes_adopted": view.adopted.total,
+    "bytes_published": view.bytes_published,
+    "bytes_adopted": view.bytes_adopted,
     "faults": len(view.faults),
     "deaths": len(view.deaths),
     "islands": {str(m): one for m, one in islands.items()},
@@ -128,10 +128,11 @@ def _contributors(view: view_lib.RunView) -> float | None:
 
 def bytes_per_sec(view: view_lib.RunView, now: float) -> float:
   """Returns the bytes published and adopted lately, per second."""
-  total = 0
-  for moments in (view.published, view.adopted):
-    for wall_secs, num_bytes in reversed(moments.recent):
-      if wall_secs < now - _RECENT_SECS:
-        break
-      total += num_bytes
+  total = 0.0
+  for island in view.islands.values():
+    for moments in (island.published, island.adopted):
+      for wall_secs, num_bytes in reversed(moments.recent):
+        if wall_secs < now - _RECENT_SECS:
+          break
+        total += num_bytes
   return total / _RECENT_SECS

@@ -145,6 +145,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     "chip_secs": {
       "useful": run.goodput.useful_chip_secs,
       "allocated": run.goodput.allocated_chip_secs,
+      "lost": dict(run.goodput.lost_chip_secs),
     },
     "global_versions": {
       "total": sum(view.versions.values()),
@@ -152,8 +153,8 @@ def summary_of(run: Run) -> dict[str, Any]:
       "fragment_max": max(view.versions.values(), default=0),
     },
     "merges": _merges(view),
-    "bytes_published": view.published.total,
-    "bytes_adopted": view.adopted.total,
+    "bytes_published": view.bytes_published,
+    "bytes_adopted": view.bytes_adopted,
     "islands": {str(m): _island(run, m) for m in view.islands},
     "syncer": {
       "deaths": len(view.syncer_deaths),
@@ -259,8 +260,8 @@ def _island(run: Run, number: int) -> dict[str, Any]:
     "stall_secs": island.stall_secs,
     "staleness_mean": island.staleness_mean,
     "contributions_merged": island.merged,
-    "bytes_published": island.bytes_published,
-    "bytes_adopted": island.bytes_adopted,
+    "bytes_published": int(island.published.total),
+    "bytes_adopted": int(island.adopted.total),
     "fault_gap_over_median": max(ratios, default=None),
   }
 

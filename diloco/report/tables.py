@@ -1,13 +1,15 @@
-"""Tables of a report: islands, incidents, and the ledger as an equation."""
+"""Tables of a report: islands, incidents, ledger and goodput."""
 
-from diloco.report import canvas, figures, narrative, page, summary
+from collections.abc import Sequence
+
+from diloco.report import charts, figures, narrative, page, summary
 from diloco.tape import ledger as ledger_lib
 
-_MERGED_COLOUR = canvas.PALETTE[2]
-_PENDING_COLOUR = canvas.PALETTE[5]
+_MERGED_COLOUR = charts.PALETTE[2]
+_PENDING_COLOUR = charts.PALETTE[5]
 _LOST_COLOURS = (
-  *(canvas.PALETTE[1], canvas.FAULT, canvas.PALETTE[4]),
-  *(canvas.PALETTE[3], canvas.PALETTE[6], canvas.PALETTE[7]),
+  *(charts.PALETTE[1], charts.FAULT, charts.PALETTE[4]),
+  *(charts.PALETTE[3], charts.PALETTE[6], charts.PALETTE[7]),
 )
 
 
@@ -21,7 +23,7 @@ def islands(run: summary.Run) -> str:
   for number, island in view.islands.items():
     gaps = [island.percentile("gap_secs", q) for q in (50, 99)]
     gaps.append(island.longest_gap)
-    spot = page.dot(canvas.island_colour(number, view.num_islands))
+    spot = page.dot(charts.island_colour(number, view.num_islands))
     speed = figures.times(island.relative_speed)
     if island.paced:
       pace = figures.secs(island.paced_step_secs)
@@ -82,14 +84,17 @@ def ledger(run: summary.Run) -> str:
     colour = _LOST_COLOURS[place % len(_LOST_COLOURS)]
     terms.append((reason, lost, colour))
   if tokens.unaccounted or exact.unaccounted:
-    terms.append(("unaccounted", tokens.unaccounted, canvas.INK))
+    terms.append(("unaccounted", tokens.unaccounted, charts.INK))
   verdict = (
     '<p class="good">The books balance: every trained token has one fate.</p>'
     if exact.balanced
     else '<p class="bad">The books do not balance; see below.</p>'
   )
   return page.panel(
-    _equation(tokens.trained, terms) + _bar(terms) + verdict + _reasons(terms),
+    _equation(tokens.trained, terms)
+    + _bar(terms)
+    + verdict
+    + _reasons(terms, "tokens"),
     note=f"A step belongs to all {exact.num_fragments} fragments, and each"
     " fragment of it has a fate of its own. Exactly, in fragment-tokens: "
     + _exact(exact),
@@ -109,8 +114,19 @@ def _equation(trained: int, terms: list[tuple[str, int, str]]) -> str:
   return f'<div class="equation">{inner}</div>'
 
 
-def _bar(terms: list[tuple[str, int, str]]) -> str:
-  whole = max(sum(count for _, count, _ in terms), 1)
+def goodput(run: summary.Run) -> str:
+  """Returns where allocated chip time went: a bar, and the causes."""
+  terms: list[tuple[str, float, str]] = [
+    ("useful", run.goodput.useful_chip_secs, _MERGED_COLOUR)
+  ]
+  for place, (cause, secs) in enumerate(run.goodput.lost_chip_secs.items()):
+    colour = charts.STATES.get(cause, charts.PALETTE[place % 8])
+    terms.append((cause, secs, colour))
+  return _bar(terms) + _reasons(terms, "chip-seconds")
+
+
+def _bar(terms: Sequence[tuple[str, float, str]]) -> str:
+  whole = max(sum(count for _, count, _ in terms), 1e-9)
   cells = [
     f'<i title="{page.text(label)}" style="width:{100 * count / whole:.3f}%;'
     f'background:{colour}"></i>'
@@ -119,18 +135,18 @@ def _bar(terms: list[tuple[str, int, str]]) -> str:
   return '<div class="bar">' + "".join(cells) + "</div>"
 
 
-def _reasons(terms: list[tuple[str, int, str]]) -> str:
-  whole = max(sum(count for _, count, _ in terms), 1)
+def _reasons(terms: Sequence[tuple[str, float, str]], unit: str) -> str:
+  whole = max(sum(count for _, count, _ in terms), 1e-9)
   rows = [
     [
       page.dot(colour) + page.text(label.replace("_", " ")),
       page.text(narrative.explain(label)),
-      f"{count:,}",
+      f"{count:,}" if isinstance(count, int) else f"{count:,.1f}",
       figures.percent(count / whole),
     ]
     for label, count, colour in terms
   ]
-  return page.table(["fate", "meaning", "tokens", "share"], rows, words=2)
+  return page.table(["fate", "meaning", unit, "share"], rows, words=2)
 
 
 def _exact(ledger: ledger_lib.Ledger) -> str:

@@ -53,11 +53,19 @@ class Merges:
         "fewest": "min",
         "most": "max",
         "staleness": "sum",
+        "cosine": "sum",
+        "paired": "sum",
       }
     )
 
-  def add(self, wall_secs: float, islands: int, staleness: float) -> None:
-    """Takes a version: how many islands are in it, and how stale."""
+  def add(
+    self,
+    wall_secs: float,
+    islands: int,
+    staleness: float,
+    cosine: float | None = None,
+  ) -> None:
+    """Takes a version: how many islands are in it, how stale, how alike."""
     self.count += 1
     self.sizes[islands] += 1
     self.staleness += staleness
@@ -71,6 +79,8 @@ class Merges:
         "fewest": islands,
         "most": islands,
         "staleness": staleness,
+        "cosine": cosine or 0.0,
+        "paired": cosine is not None,
       }
     )
 
@@ -101,8 +111,6 @@ class RunView:
     self.faults: list[reader.Line] = []
     self.deaths: list[reader.Line] = []
     self.checkpoints: list[tuple[float, int]] = []  # wall_secs, island; first
-    self.published = series.Amounts()  # bytes
-    self.adopted = series.Amounts()
     self.versions: dict[int, int] = {}  # newest version by fragment
     self.syncer_starts: list[float] = []
     self.syncer_deaths: list[float] = []  # of leaders
@@ -274,14 +282,12 @@ class RunView:
     self._suspended[island] = max(before, (life, until))
 
   def _published(self, line: reader.Line) -> None:
-    size = line.get("bytes") or 0
-    self._island(history.island_of(line)).bytes_published += size
-    self.published.add(line["wall_secs"], size)
+    island = self._island(history.island_of(line))
+    island.published.add(line["wall_secs"], line.get("bytes") or 0)
 
   def _adopted(self, line: reader.Line) -> None:
-    size = line.get("bytes") or 0
-    self._island(history.island_of(line)).bytes_adopted += size
-    self.adopted.add(line["wall_secs"], size)
+    island = self._island(history.island_of(line))
+    island.adopted.add(line["wall_secs"], line.get("bytes") or 0)
 
   def _evaluated(self, line: reader.Line) -> None:
     if line["target"] != "global":
@@ -312,20 +318,36 @@ class RunView:
     self.damaged.pop(fragment, None)
     contributions = line["contributions"]
     staleness = [c.get("staleness") or 0 for c in contributions]
-    for contribution, stale in zip(contributions, staleness, strict=True):
-      island = self._island(contribution["island"])
+    weights = [c.get("weight") or 0.0 for c in contributions]
+    whole = sum(weights) or 1.0
+    for one, stale, weight in zip(
+      contributions, staleness, weights, strict=True
+    ):
+      island = self._island(one["island"])
       island.merged += 1
       island.staleness += stale
+      island.weights.add(line["wall_secs"], weight / whole)
     self.merges.add(
       line["wall_secs"],
       len({c["island"] for c in contributions}),
       float(np.mean(staleness)) if staleness else 0.0,
+      line.get("cosine"),
     )
 
   @property
   def problems(self) -> list[str]:
     """What is wrong with the run's data or its record, one line each."""
     return [*self._stood_still, *self._broken.values()]
+
+  @property
+  def bytes_published(self) -> int:
+    """By all islands."""
+    return int(sum(one.published.total for one in self.islands.values()))
+
+  @property
+  def bytes_adopted(self) -> int:
+    """By all islands."""
+    return int(sum(one.adopted.total for one in self.islands.values()))
 
   @property
   def status(self) -> str:

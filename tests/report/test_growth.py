@@ -121,7 +121,7 @@ def test_totals_that_are_damaged_or_of_other_files_are_made_again(
     text[:-100],
     text.replace('"format": "', '"format": "x'),
     text.replace("RunView", "RunViex"),
-    json.dumps({"format": "diloco-totals-1", "crc32": 3, "body": "{}"}),
+    json.dumps({"format": "diloco-totals-2", "crc32": 3, "body": "{}"}),
   ]
   for content in damage:
     kept.write_text(content)

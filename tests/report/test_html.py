@@ -20,6 +20,7 @@ class Checker(html.parser.HTMLParser):
   def __init__(self):
     super().__init__(convert_charrefs=True)
     self.open, self.words, self.tags, self.links = [], [], [], []
+    self.scripts = []
 
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
@@ -35,7 +36,14 @@ class Checker(html.parser.HTMLParser):
     assert self.open and self.open.pop() == tag, tag
 
   def handle_data(self, data):
-    self.words.append(data)
+    if self.open and self.open[-1] == "script":
+      self.scripts.append(data)
+    else:
+      self.words.append(data)
+
+  @property
+  def charts(self):
+    return [json.loads(text) for text in self.scripts[:-1]]
 
 
 def _checked(run_dir):
@@ -48,7 +56,9 @@ def _checked(run_dir):
   assert not checker.open
   # Nothing outside this file is asked for.
   assert all(link.startswith("#") for link in checker.links)
-  assert not re.search(r"https?://|@import|url\((?!#)", content)
+  addresses = set(re.findall(r"https?://[^\s\"']*", content))
+  assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, never loaded
+  assert not re.search(r"@import|url\((?!#)|fetch\(|import\(", content)
   return checker, re.sub(r"\s+", " ", " ".join(checker.words))
 
 
@@ -58,8 +68,8 @@ def test_finished_run_shows_everything(tmp_path):
     faults=((1, 6.0), (None, 9.0)),
   )
   checker, words = _checked(run_builder.simulate(tmp_path / "my run", plan))
-  assert checker.tags.count("svg") == 7
-  assert checker.tags.count("table") == 3
+  assert len(checker.charts) == 9
+  assert checker.tags.count("table") == 4
   for text in (
     "my run",
     "finished",
@@ -74,6 +84,9 @@ def test_finished_run_shows_everything(tmp_path):
     "merged",
     "pending",
     "lost with island",
+    "in vain",
+    "Weights in merges",
+    "Cosine between outer gradients",
     "2 faults injected",
   ):
     assert text.lower() in words.lower(), text
@@ -117,16 +130,25 @@ def test_everything_that_comes_from_outside_is_escaped(tmp_path):
     lines = lines.replace("token budget trained", escaped)
     path.write_text(lines.replace("too_stale", escaped) + f'["{evil}\n')
   checker, words = _checked(run_dir)
-  assert "script" not in checker.tags and "b" in checker.tags
-  assert "alert('&')" in words
+  assert checker.tags.count("script") == len(checker.scripts)
+  assert "b" in checker.tags and "alert('&')" in words
+  assert all("alert" not in text for text in checker.scripts[-1:])
+  assert any(
+    evil in label for c in checker.charts for label in c.get("rows", [])
+  )
 
 
-def test_large_fleet_is_drawn_without_a_legend_of_islands(tmp_path):
+def test_large_fleet_has_two_lines_of_traffic(tmp_path):
   islands = tuple(run_builder.Island(0.3) for _ in range(24))
   plan = run_builder.Plan(islands=islands, secs=4.0)
-  checker, words = _checked(run_builder.simulate(tmp_path, plan))
-  assert checker.tags.count("svg") == 7
-  assert "island 23" in words
+  checker, _ = _checked(run_builder.simulate(tmp_path, plan))
+  names = [
+    [line["name"] for line in chart["lines"]] for chart in checker.charts
+  ]
+  assert names[4] == ["all send", "all fetch"]
+  assert (
+    names[3][-1] == "island 23" and "island 23" in checker.charts[2]["rows"][23]
+  )
 
 
 def test_problems_are_listed(tmp_path):

@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from matplotlib import figure
 
-from diloco.report import clock, goodput, incidents, island_view, plots
+from diloco.report import charts, clock, goodput, incidents, island_view
 from diloco.report import view as view_lib
 from diloco.tape import events, painting, reader
 
@@ -300,14 +299,13 @@ def test_losses_on_samples_of_different_sizes_are_lines_apart():
   view = view_lib.RunView({"task": {"name": "language_model"}})
   for at, tokens, loss in [(1, 512, 3.9), (2, 512, 3.0), (3, 8192, 4.36)]:
     view.global_evals.append(view_lib.Eval(at, 0, at, loss, tokens))
-  axes = figure.Figure().subplots()
-  plots._loss(axes, view, lambda wall_secs: wall_secs)
-  lines = {line.get_label(): len(line.get_xdata()) for line in axes.lines}
+  chart = charts.Charts(view).loss_by_time()
+  lines = {line["name"]: len(line["x"]) for line in chart["lines"]}
   assert lines == {
     "global, 512 held-out bytes": 2,
     "global, 8.19 k held-out bytes": 1,
   }
-  assert axes.get_ylabel() == "bits per byte"
+  assert chart["y"]["label"] == "bits per byte"
 
 
 def test_scalars_of_the_last_step_are_shown():
