@@ -26,8 +26,3 @@ def check(codec: str) -> None:
       "there is no such codec",
       f"choose one of {', '.join(sorted(DTYPES))}",
     )
-
-
-def encode(outer_grad: np.ndarray, codec: str) -> np.ndarray:
-  """Rounds a float32 array to the stored type, nearest even."""
-  return outer_grad.astype(DTYPES[codec], copy=False)

@@ -1,8 +1,8 @@
-"""Adoption in the background: watch for new versions, fetch, put on device.
+"""Adoption in the background: watch for new versions and fetch them.
 
 What the thread looks at is in `diloco.islands.watching`. A newer version is
-read shard by shard, put on the device, and waits there for the main thread
-to swap it in between two steps.
+read shard by shard and waits in host memory for the main thread to swap it in
+between two steps.
 """
 
 import dataclasses
@@ -25,14 +25,13 @@ _HEADS_EVERY_SECS = 2.0  # look past the board this often
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-  """One fragment's newer version, on the host and on the device."""
+  """One fragment's newer version, in host memory."""
 
   fragment: int
   version: int
   merged_step: int  # last step of this island that is in it
   cut: int
-  anchor: shards.HostFragment
-  params: Mapping[str, jax.Array]
+  anchor: Mapping[str, jax.Array]
   num_bytes: int
   digest: str  # of the values, equal on every island
   secs: float
@@ -72,7 +71,6 @@ class Adopter:
       board: where notices are.
       notices_every_secs: time between two looks at them.
     """
-    self._shardings = shardings
     self._island = island
     self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
     self._watch = watching.Watch(
@@ -140,16 +138,14 @@ class Adopter:
 
   def _put(self, found: protocol.Fetched) -> Placed:
     head, anchor = found
-    params = shards.put_fragment(anchor, self._shardings)
     return Placed(
       head.fragment,
       head.version,
       head.merged_step(self._island),
       head.cut,
       anchor,
-      params,
-      sum(v.nbytes for t in anchor.values() for _, v in t.pieces),
-      head.digest or fetching.digest_of(anchor),
+      sum(value.nbytes for value in anchor.values()),
+      head.digest,
       time.monotonic() - self._reading_since,
     )
 

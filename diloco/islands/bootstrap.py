@@ -9,6 +9,7 @@ there, so that all start equal to the bit whatever their meshes.
 import re
 from collections.abc import Callable, Mapping
 
+import jax
 import numpy as np
 
 from diloco import errors
@@ -16,7 +17,7 @@ from diloco.fragments import partition
 from diloco.islands import fetching, learner, shards
 from diloco.snapshots import arrays, digest, keys, records, store
 
-Initial = Callable[[int], shards.HostFragment]  # by fragment
+Initial = Callable[[int], Mapping[str, jax.Array]]  # by fragment
 
 
 def publish_initial(
@@ -56,7 +57,9 @@ def publish_initial(
         " run and give 'diloco resume' to go back to its last cut"
       )
     payload = keys.global_prefix(fragment, 0, writer)
-    first = write_initial(snapshots, plan, fragment, initial(fragment), payload)
+    values = initial(fragment).items()
+    held = {name: shards.to_host(name, value) for name, value in values}
+    first = write_initial(snapshots, plan, fragment, held, payload)
     snapshots.compare_and_set(key, first, generation)
 
 
@@ -141,7 +144,7 @@ def initial_of(
     return like.swap.anchors.__getitem__
   fetcher = fetching.Fetcher(snapshots, like.plan, like.swap.shardings)
 
-  def read(fragment: int) -> shards.HostFragment:
+  def read(fragment: int) -> Mapping[str, jax.Array]:
     key = keys.initial_key(fragment)
     head = snapshots.read(key, records.Initial)
     if head is None:

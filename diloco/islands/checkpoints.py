@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import core, shards, swap
+from diloco.islands import core, swap
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint
 
@@ -40,12 +40,8 @@ def to_host(
   for tensors, position in zip(plan.fragments, positions, strict=True):
     if position.published < snapshot.step:
       for tensor in tensors:
-        held = references[tensor.name]
-        arrays[f"r{numbers[tensor.name]:06d}"] = (
-          held.whole()
-          if isinstance(held, shards.HostTensor)
-          else np.asarray(held)
-        )
+        held = np.asarray(references[tensor.name])
+        arrays[f"r{numbers[tensor.name]:06d}"] = held
   return arrays
 
 

@@ -1,16 +1,15 @@
-"""A publication's values: outer gradients, encoded.
+"""A publication's values as the store keeps them, and how long they are.
 
-Pure: equal parameters and anchors give equal bytes, in the publisher's thread
-and in a replay.
+Lengths are measured here and not on the devices: a merge takes the recorded
+ones, so their last bits are in every version. Summed by `fragments.norms`, they
+are the same on any kind of device and mesh, and the syncer measures alike.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from diloco.fragments import codec as codec_lib
 from diloco.fragments import norms, partition
 from diloco.islands import shards
 from diloco.snapshots import arrays
@@ -34,35 +33,23 @@ class Encoded(NamedTuple):
 
 
 def encode(
-  specs: Sequence[partition.Tensor],
-  params: Mapping[str, jax.Array],
-  anchor: shards.HostFragment,
-  codec: str,
+  specs: Sequence[partition.Tensor], outer_grads: Mapping[str, jax.Array]
 ) -> Encoded:
-  """Outer gradient of each tensor: anchor minus island parameters.
+  """Takes a fragment's outer gradient to the host.
 
   Args:
     specs: the fragment's tensors, in plan order.
-    params: the island's values of them.
-    anchor: the global version they started from.
-    codec: "f32" or "bf16".
+    outer_grads: from `swap.Swap.publish`.
 
   Returns:
     The encoded tensors and their norms.
   """
   tensors, lengths = [], []
   for spec in specs:
-    held = shards.to_host(spec.name, params[spec.name])
-    pieces, square = [], 0.0
-    for (box, values), (_, base) in zip(
-      held.pieces, anchor[spec.name].pieces, strict=True
-    ):
-      encoded = codec_lib.encode(np.subtract(base, values), codec)
-      square += norms.sum_of_squares(encoded)
-      pieces.append((box, encoded))
-    layout = arrays.Layout.of(
-      spec.shape, codec_lib.DTYPES[codec], held.shard_shape
-    )
-    tensors.append(arrays.Tensor(spec.name, layout, pieces))
+    values = outer_grads[spec.name]
+    held = shards.to_host(spec.name, values)
+    layout = arrays.Layout.of(spec.shape, values.dtype, held.shard_shape)
+    tensors.append(arrays.Tensor(spec.name, layout, held.pieces))
+    square = sum(norms.sum_of_squares(piece) for _, piece in held.pieces)
     lengths.append(square**0.5)
   return Encoded(tensors, lengths)

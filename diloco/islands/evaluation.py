@@ -141,7 +141,7 @@ class Evaluator:
       found = self._newest(fragment)
       self._progress.moved()
       versions.append(found.head.version)
-      tensors |= self._swap.put(found.content)
+      tensors |= found.content
     return self._swap.assemble(tensors), versions
 
   def _newest(self, fragment: int) -> protocol.Fetched:

@@ -85,7 +85,7 @@ class Exchange(hands.Hands):
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
     self._answerer: threading.Thread | None = None  # of a peer's call
     self._offences = 0  # what the last resync is for
-    self.at_hand: dict[int, adopter.Placed] = {}  # on the device
+    self.at_hand: dict[int, adopter.Placed] = {}
     self._publisher = publisher.Publisher(
       setting.snapshots, setting.learner.plan, who, sync.codec, setting.tape
     )
@@ -169,8 +169,7 @@ class Exchange(hands.Hands):
 
   def publish(self, action: core.Publish) -> None:
     """See `Hands`."""
-    anchor = self._swap.anchors[action.fragment]
-    copies = self._swap.publish(
+    outer_grads = self._swap.publish(
       self._learner.params, action.fragment, action.step
     )
     self._tape.record(
@@ -180,7 +179,7 @@ class Exchange(hands.Hands):
       first_step=action.first_step,
       step=action.step,
     )
-    self._publisher.submit(publisher.Publication(action, copies, anchor))
+    self._publisher.submit(publisher.Publication(action, outer_grads))
 
   def adopt(self, action: core.Adopt, fetched: adopter.Placed) -> None:
     """See `Hands`."""
@@ -188,9 +187,9 @@ class Exchange(hands.Hands):
     version = action.fragment, fetched.anchor
     if action.muted_until or action.resync:
       step = max(action.muted_until, self._learner.step)
-      self._swap.start_over(params, *version, step, fetched.params)
+      self._swap.start_over(params, *version, step)
     else:
-      self._swap.adopt(params, *version, action.kept_from, fetched.params)
+      self._swap.adopt(params, *version, action.kept_from)
     crash.point("mid_adopt")
     if action.resync:
       return  # one line tells of all fragments

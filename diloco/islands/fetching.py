@@ -1,7 +1,8 @@
 """Reading global versions: only this host's shards, and only if undamaged."""
 
-from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 from diloco import errors
 from diloco.fragments import partition
@@ -54,7 +55,7 @@ class Fetcher:
       return self.read(operation.head)
     return self._store.execute(operation)
 
-  def read(self, head: records.Head) -> shards.HostFragment:
+  def read(self, head: records.Head) -> dict[str, jax.Array]:
     """Reads what a head points to.
 
     Raises:
@@ -63,14 +64,10 @@ class Fetcher:
     """
     tensors = self._plan.fragments[head.fragment]
     found = shards.read_fragment(self._store, head, tensors, self._shardings)
-    if head.digest and head.digest != digest_of(found):
+    values = ((name, held.whole()) for name, held in found.items())
+    if head.digest and head.digest != digest.tensors(values):
       raise errors.CorruptSnapshotError(
         f"version {head.version} of fragment {head.fragment} is not what was"
         " committed: its digest differs"
       )
-    return found
-
-
-def digest_of(fragment: Mapping[str, shards.HostTensor]) -> str:
-  """Digest of a fragment's values, in plan order, as a head states it."""
-  return digest.tensors((name, t.whole()) for name, t in fragment.items())
+    return shards.hold(found, self._shardings)

@@ -1,7 +1,7 @@
-"""Publication in the background: encode, write, and only then commit.
+"""Publication in the background: measure, write, and only then commit.
 
-The island's main thread hands over device copies and goes on; this thread
-turns them into outer gradients, writes the payload, then the commit record. A
+The island's main thread hands over outer gradients that are being computed and
+goes on; this thread writes them as the payload, then the commit record. A
 publication that the store would not take is retried until a newer one of the
 same fragment, which contains it, takes its place (`diloco.islands.outbox`).
 """
@@ -16,7 +16,7 @@ import jax
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, outbox, protocol, shards
+from diloco.islands import core, encoding, outbox, protocol
 from diloco.snapshots import keys, operations, records, store
 from diloco.tape import events, recorder
 
@@ -28,8 +28,7 @@ class Publication:
   """What to publish, with the values it is made of."""
 
   action: core.Publish
-  params: Mapping[str, jax.Array]  # copies nobody else donates
-  anchor: shards.HostFragment
+  outer_grads: Mapping[str, jax.Array]  # as encoded, in host memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +155,7 @@ class Publisher:
   def _encode(self, publication: Publication) -> encoding.Encoded:
     encoded = encoding.encode(
       self._plan.fragments[publication.action.fragment],
-      publication.params,
-      publication.anchor,
-      self._codec,
+      publication.outer_grads,
     )
     # What a replay must know of this contribution outlives this process.
     self._tape.flush()

@@ -28,11 +28,6 @@ class HostTensor:
   shard_shape: tuple[int, ...]
   pieces: tuple[tuple[arrays.Index, np.ndarray], ...]
 
-  def owned(self) -> "HostTensor":
-    """The same values in memory of their own."""
-    pieces = tuple((box, np.array(values)) for box, values in self.pieces)
-    return dataclasses.replace(self, pieces=pieces)
-
   def whole(self) -> np.ndarray:
     """The whole tensor, if this process holds all of it."""
     if len(self.pieces) == 1:
@@ -46,11 +41,16 @@ class HostTensor:
 HostFragment = Mapping[str, HostTensor]
 
 
-def shardings_of(
-  values: Mapping[str, jax.Array],
-) -> dict[str, Sharding]:
-  """How each of some arrays is divided over its devices."""
-  return {name: value.sharding for name, value in values.items()}
+def in_host_memory(sharding: Sharding) -> Sharding:
+  """The same division, in memory that costs the devices nothing.
+
+  That is pinned memory of the host, where the devices have their own besides.
+  """
+  device = next(iter(sharding.device_set))
+  kinds = [memory.kind for memory in device.addressable_memories()]
+  if device.platform == "cpu" or "pinned_host" not in kinds:
+    return sharding
+  return sharding.with_memory_kind("pinned_host")
 
 
 def along(sharding: Sharding, axis: int) -> Sharding:
@@ -76,7 +76,7 @@ def boxes(shape: Sequence[int], sharding: Sharding) -> list[arrays.Index]:
 
 
 def put(tensor: HostTensor, sharding: Sharding) -> jax.Array:
-  """Puts host shards on the devices that hold them.
+  """Puts host shards where a sharding says.
 
   On a CPU a device may read the host's memory in place, whatever it is asked
   for. JAX writes over no memory of the host's, also when such an array is
@@ -85,7 +85,12 @@ def put(tensor: HostTensor, sharding: Sharding) -> jax.Array:
   by_start = {_start(box): values for box, values in tensor.pieces}
   indices = sharding.addressable_devices_indices_map(tensor.shape)
   shards = [
-    jax.device_put(by_start[_start(_bounds(index, tensor.shape))], device)
+    jax.device_put(
+      by_start[_start(_bounds(index, tensor.shape))],
+      jax.sharding.SingleDeviceSharding(
+        device, memory_kind=sharding.memory_kind
+      ),
+    )
     for device, index in indices.items()
   ]
   return jax.make_array_from_single_device_arrays(
@@ -93,11 +98,12 @@ def put(tensor: HostTensor, sharding: Sharding) -> jax.Array:
   )
 
 
-def put_fragment(
-  fragment: HostFragment, shardings: Shardings
-) -> dict[str, jax.Array]:
-  """Puts all tensors of a fragment on the devices that hold them."""
-  return {name: put(held, shardings[name]) for name, held in fragment.items()}
+def hold(fragment: HostFragment, shardings: Shardings) -> dict[str, jax.Array]:
+  """Makes arrays of a fragment, in host memory, divided for the devices."""
+  return {
+    name: put(held, in_host_memory(shardings[name]))
+    for name, held in fragment.items()
+  }
 
 
 def to_host(name: str, array: jax.Array) -> HostTensor:

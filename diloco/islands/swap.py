@@ -18,61 +18,18 @@ DiLoCo, arXiv 2501.18512, equation 3.
 """
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from diloco.fragments import partition
-from diloco.islands import core, shards
+from diloco.islands import core, kernels, shards
 
 Params: TypeAlias = Mapping[str, jax.Array]
 Live: TypeAlias = dict[str, jax.Array]  # an island's parameters as they are
-Held: TypeAlias = jax.Array | shards.HostTensor
-
-_copy = jax.jit(jnp.copy)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _blend(local: jax.Array, adopted: jax.Array, alpha: jax.Array) -> jax.Array:
-  return alpha * local + (1 - alpha) * adopted
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _carry(
-  local: jax.Array, adopted: jax.Array, reference: jax.Array
-) -> jax.Array:
-  return local + (adopted - reference)
-
-
-@jax.jit
-def _carried(
-  local: jax.Array, adopted: jax.Array, reference: jax.Array
-) -> jax.Array:
-  return local + (adopted - reference)
-
-
-@functools.partial(jax.jit, static_argnames=("size", "axis", "sharding"))
-def _cut(
-  whole: jax.Array, start: Any, size: int, axis: int, sharding: shards.Sharding
-) -> jax.Array:
-  part = jax.lax.dynamic_slice_in_dim(whole, start, size, axis)
-  return jax.lax.with_sharding_constraint(part, sharding)
-
-
-@functools.partial(
-  jax.jit, donate_argnums=0, static_argnames=("axis", "sharding")
-)
-def _insert(
-  whole: jax.Array,
-  part: jax.Array,
-  start: Any,
-  axis: int,
-  sharding: shards.Sharding,
-) -> jax.Array:
-  new = jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis)
-  return jax.lax.with_sharding_constraint(new, sharding)
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "sharding"))
@@ -86,24 +43,14 @@ def _join(
 
 def copy_tree(tree: Any) -> Any:
   """Starts device copies of all arrays that nobody will donate."""
-  return jax.tree.map(_copy, tree)
+  shardings = jax.tree.map(lambda x: x.sharding, tree)
+  return jax.device_put(tree, shardings, may_alias=False)
 
 
 def copy_to_host_memory(tree: Any) -> Any:
   """Starts copies of all arrays to memory that costs the devices nothing."""
-  return jax.tree.map(_to_host_memory, tree)
-
-
-def _to_host_memory(value: jax.Array) -> jax.Array:
-  if _is_host(value):
-    return _copy(value)
-  pinned = value.sharding.with_memory_kind("pinned_host")
-  return jax.device_put(value, pinned)
-
-
-def _is_host(value: jax.Array) -> bool:
-  """Whether the array's devices are the host's own processor."""
-  return next(iter(value.devices())).platform == "cpu"
+  shardings = jax.tree.map(lambda x: shards.in_host_memory(x.sharding), tree)
+  return jax.device_put(tree, shardings, may_alias=False)
 
 
 class Progress(NamedTuple):
@@ -117,7 +64,7 @@ class Progress(NamedTuple):
   """
 
   params: Params
-  references: Mapping[str, Held]
+  references: Params
 
 
 class Swap:
@@ -125,16 +72,18 @@ class Swap:
 
   Parameters are given by leaf, fragments by tensor, which is a leaf or a part
   of one. Its methods change the parameters they are given in place: leaves that
-  a fragment has part of are replaced. Nothing waits for the devices.
+  a fragment has part of are replaced. Each is one compiled program and one
+  transfer, and nothing waits for the devices but `start_over`.
 
-  Copies that outlive a call are in host memory: anchors, which are references
-  too until something is published, and publications. What a fragment takes on
-  the devices beside the parameters is a version that waits for its adoption,
-  and for the moment of it a reference.
+  All that outlives a call is in host memory, divided as the tensors are:
+  anchors, which are references too until something is published, and
+  publications. Beside the parameters a fragment takes on the devices what its
+  program reads and writes, a version and a reference or an anchor and a
+  publication, until that has run.
 
   Attributes:
     anchors: [P], the global versions that the fragments started from.
-    shardings: of every tensor.
+    tensors: what each of the plan is on the devices.
   """
 
   def __init__(
@@ -143,6 +92,7 @@ class Swap:
     params: Params,
     adoption: core.Adoption,
     blend_alpha: float,
+    codec: str,
   ):
     """Starts from initial parameters, which are version 0.
 
@@ -151,178 +101,141 @@ class Swap:
       params: all leaves, on their devices.
       adoption: the way of adoption.
       blend_alpha: alpha of "blend".
+      codec: of publications, "f32" or "bf16".
     """
-    self.anchors: list[shards.HostFragment] = []
-    self._leaves = shards.shardings_of(params)
-    self.shardings = {
-      t.name: shards.along(self._leaves[t.leaf], t.part.axis)
-      if t.part
-      else self._leaves[t.name]
+    self.anchors: list[Params] = []
+    self._leaves = {
+      name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+      for name, x in params.items()
+    }
+    self.tensors = {
+      t.name: _like(self._leaves[t.leaf], t)
       for tensors in plan.fragments
       for t in tensors
     }
     self._plan = plan
+    self._arranged = [
+      kernels.Arrangement.of(tensors, self._leaves, self.tensors)
+      for tensors in plan.fragments
+    ]
     self._adoption = adoption
-    self._alpha = jnp.float32(blend_alpha)
+    self._alpha = np.float32(blend_alpha)
+    self._codec = codec
     # R, where the way of adoption needs it: by step, in order.
-    self._references: dict[int, dict[int, Mapping[str, Held]]] = {}
+    self._references: dict[int, dict[int, Params]] = {}
     self._published: dict[int, Params] = {}  # last since the anchor
-    for fragment in range(plan.num_fragments):
-      values = self.values(params, fragment)
-      held = {n: shards.to_host(n, value) for n, value in values.items()}
-      # On a CPU the host copy is the device's memory, which is given away.
-      self.anchors.append({n: t.owned() for n, t in held.items()})
+    for fragment, arranged in enumerate(self._arranged):
+      nothing = [np.zeros(t.shape, t.dtype) for t in arranged.signature.tensors]
+      values = self._values(arranged, params, nothing)
+      self.anchors.append(copy_to_host_memory(values))
       self._started(fragment, 0)
 
   @property
-  def tensors(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """What each tensor of the plan is on these devices."""
-    return {
-      t.name: jax.ShapeDtypeStruct(
-        t.shape, jnp.float32, sharding=self.shardings[t.name]
-      )
-      for tensors in self._plan.fragments
-      for t in tensors
+  def shardings(self) -> dict[str, shards.Sharding]:
+    """How each tensor is divided over the devices."""
+    return {name: t.sharding for name, t in self.tensors.items()}
+
+  def poison(self, params: Live, fragment: int) -> None:
+    """Makes a fragment's values not finite."""
+    bad = {
+      name: np.full(self.tensors[name].shape, np.nan, np.float32)
+      for name in self._arranged[fragment].tensors
     }
-
-  def values(self, params: Params, fragment: int) -> dict[str, jax.Array]:
-    """Those of a fragment's tensors."""
-    tensors = self._plan.fragments[fragment]
-    return {t.name: self._value(params, t) for t in tensors}
-
-  def _value(self, params: Params, tensor: partition.Tensor) -> jax.Array:
-    whole, part = params[tensor.leaf], tensor.part
-    if part is None:
-      return whole
-    size = tensor.shape[part.axis]
-    sharding = self.shardings[tensor.name]
-    return _cut(whole, part.start, size, part.axis, sharding)
-
-  def _replace(
-    self, params: Live, tensor: partition.Tensor, value: jax.Array
-  ) -> None:
-    part = tensor.part
-    if part is not None:
-      sharding = self._leaves[part.leaf]
-      whole = params[part.leaf]
-      value = _insert(whole, value, part.start, part.axis, sharding)
-    params[tensor.leaf] = value
-
-  def change(
-    self, params: Live, fragment: int, make: Callable[[jax.Array], jax.Array]
-  ) -> None:
-    """Replaces each tensor of a fragment by what `make` gives for it."""
-    for tensor in self._plan.fragments[fragment]:
-      self._replace(params, tensor, make(self._value(params, tensor)))
+    self._put_in(params, fragment, "overwrite", bad)
 
   def assemble(self, tensors: Params) -> Live:
-    """Gives the leaves of which these are all tensors."""
+    """Gives the leaves of which these are all tensors, on the devices."""
     parts_of: dict[str, list[tuple[partition.Part, str]]] = {}
+    placed = dict(zip(tensors, self._on_devices(tensors, tensors), strict=True))
     leaves = {}
     for fragment in self._plan.fragments:
       for tensor in fragment:
         if tensor.part is None:
-          leaves[tensor.name] = tensors[tensor.name]
+          leaves[tensor.name] = placed[tensor.name]
         else:
           found = parts_of.setdefault(tensor.leaf, [])
           found.append((tensor.part, tensor.name))
     for leaf, found in parts_of.items():
       found.sort(key=lambda item: item[0].start)
-      parts = [tensors[name] for _, name in found]
-      leaves[leaf] = _join(parts, found[0][0].axis, self._leaves[leaf])
+      parts = [placed[name] for _, name in found]
+      leaves[leaf] = _join(parts, found[0][0].axis, self._leaves[leaf].sharding)
     return leaves
 
-  def put(self, anchor: shards.HostFragment) -> dict[str, jax.Array]:
-    """Copies a fragment's values to the devices."""
-    return shards.put_fragment(anchor, self.shardings)
-
-  def rehearse(self, params: Params) -> None:
+  def rehearse(self) -> None:
     """Compiles what publications and adoptions will call."""
-    for tensors in self._plan.fragments:
-      for tensor in tensors:
-        value = self._value(params, tensor)
-        copy = _copy(value)
-        if self._adoption == "blend":
-          _blend(copy, value, self._alpha)
-        elif self._adoption == "carry":
-          _carry(copy, value, value)
-        if tensor.part is not None:
-          spare = {tensor.leaf: _copy(params[tensor.leaf])}
-          self._replace(spare, tensor, value)
+    for signature in {arranged.signature for arranged in self._arranged}:
+      kernels.extract(signature, self._codec)
+      for way in {self._adoption, "overwrite"}:
+        if not _is_replaced(signature, way):
+          kernels.apply(signature, way)
 
   def publish(self, params: Params, fragment: int, step: int) -> Params:
-    """Starts copies of a fragment's values of this step in host memory."""
-    copies = {
-      t.name: self._value(params, t)
-      if t.part and _is_host(params[t.leaf])
-      else _to_host_memory(self._value(params, t))  # a part is a copy already
-      for t in self._plan.fragments[fragment]
-    }
+    """Starts on a fragment's outer gradient: anchor less parameters, encoded.
+
+    Args:
+      params: the island's, of this step.
+      fragment: which.
+      step: inner steps done.
+
+    Returns:
+      The fragment's tensors, as they are encoded, in host memory.
+    """
+    arranged, anchor = self._arranged[fragment], self.anchors[fragment]
+    values, encoded = self._extract(
+      arranged, params, self._on_devices(arranged.tensors, anchor)
+    )
+    # Not by the program: a transfer of its own passes beside the next step.
+    to = [anchor[name].sharding for name in arranged.tensors]
+    values, encoded = jax.device_put((values, encoded), (to, to))
+    copies = dict(zip(arranged.tensors, values, strict=True))
     self._published[fragment] = copies
     if self._adoption == "carry":
       first, *published = self._references[fragment].items()
       kept = published[: core.PUBLICATIONS_KEPT - 1]
       self._references[fragment] = dict([first, *kept, (step, copies)])
-    return copies
+    return dict(zip(arranged.tensors, encoded, strict=True))
 
   def adopt(
-    self,
-    params: Live,
-    fragment: int,
-    anchor: shards.HostFragment,
-    kept_from: int,
-    on_device: Params | None = None,
+    self, params: Live, fragment: int, anchor: Params, kept_from: int
   ) -> None:
     """Swaps a global version in.
 
     Args:
       params: the island's; what the fragment's were is donated.
       fragment: which.
-      anchor: the version's values.
+      anchor: the version's values, in host memory.
       kept_from: step of R, from `core.Adopt`.
-      on_device: the version's values on the devices, to be given away;
-        otherwise they are put there now.
     """
-    adopted = self._take(fragment, anchor, on_device)
+    self._take(fragment, anchor)
+    reference = None
     if self._adoption == "carry":
       reference = self._references[fragment][kept_from]
       self._references[fragment] = {kept_from: anchor}
-    for tensor in self._plan.fragments[fragment]:
-      value = adopted[tensor.name]
-      if self._adoption == "blend":
-        value = _blend(self._value(params, tensor), value, self._alpha)
-      elif self._adoption == "carry":
-        local = self._value(params, tensor)
-        held = self._on_devices(tensor.name, reference[tensor.name])
-        value = _carry(local, value, held)
-      self._replace(params, tensor, value)
+    self._put_in(params, fragment, self._adoption, anchor, reference)
 
   def start_over(
-    self,
-    params: Live,
-    fragment: int,
-    anchor: shards.HostFragment,
-    first_step: int,
-    on_device: Params | None = None,
+    self, params: Live, fragment: int, anchor: Params, first_step: int
   ) -> None:
     """Sets a fragment to a global version: what it learned is given up.
+
+    It waits for the devices: of many fragments in a row, as an island does that
+    comes back or is mended, only one is there twice.
 
     Args:
       params: as for `adopt`.
       fragment: as for `adopt`.
       anchor: as for `adopt`.
       first_step: the step its progress counts from.
-      on_device: as for `adopt`.
     """
-    values = self._take(fragment, anchor, on_device)
+    self._take(fragment, anchor)
     self._started(fragment, first_step)
-    for tensor in self._plan.fragments[fragment]:
-      self._replace(params, tensor, values[tensor.name])
+    self._put_in(params, fragment, "overwrite", anchor)
+    jax.block_until_ready([params[n] for n in self._arranged[fragment].leaves])
 
   def restore(
     self,
     params: Live,
-    anchors: Sequence[shards.HostFragment],
+    anchors: Sequence[Params],
     first_steps: Sequence[int],
     saved: Progress | None = None,
     carried: Collection[int] = (),
@@ -340,42 +253,97 @@ class Swap:
       self.start_over(params, fragment, anchor, first_steps[fragment])
       if fragment in carried:
         assert saved is not None
-        for tensor in self._plan.fragments[fragment]:
-          leaf = tensor.leaf
-          whole = jax.device_put(saved.params[leaf], self._leaves[leaf])
-          local = self._value({leaf: whole}, tensor)
-          adopted = self._value(params, tensor)
-          held = saved.references[tensor.name]
-          reference = self._on_devices(tensor.name, held)
-          value = _carried(local, adopted, reference)
-          self._replace(params, tensor, value)
+        arranged = self._arranged[fragment]
+        leaves = {n: self._leaves[n].sharding for n in arranged.leaves}
+        local = jax.device_put({n: saved.params[n] for n in leaves}, leaves)
+        on_devices = self._on_devices(arranged.tensors, anchor)
+        values = self._values(arranged, local, on_devices)
+        self._put_in(params, fragment, "overwrite", values)
+        self._put_in(params, fragment, "carry", anchor, saved.references)
 
-  def references(self) -> dict[str, Held]:
+  def references(self) -> Live:
     """As in `Progress`; nobody donates them."""
-    found: dict[str, Held] = {}
+    found: Live = {}
     for fragment, anchor in enumerate(self.anchors):
       found.update(self._published.get(fragment, anchor))
     return found
 
-  def _take(
-    self,
-    fragment: int,
-    anchor: shards.HostFragment,
-    on_device: Params | None,
-  ) -> Params:
-    """A version is the fragment's anchor from now on; gives its values."""
+  def _take(self, fragment: int, anchor: Params) -> None:
+    """A version is the fragment's anchor from now on."""
     self.anchors[fragment] = anchor
     self._published.pop(fragment, None)
-    return self.put(anchor) if on_device is None else on_device
 
   def _started(self, fragment: int, step: int) -> None:
     """At `step` the island's fragment equals its anchor."""
     if self._adoption == "carry":
       self._references[fragment] = {step: self.anchors[fragment]}
 
-  def _on_devices(self, name: str, value: Held) -> jax.Array:
-    if isinstance(value, shards.HostTensor):
-      return shards.put(value, self.shardings[name])
-    if _is_host(value):
-      return value
-    return jax.device_put(value, self.shardings[name])
+  def _put_in(
+    self,
+    params: Live,
+    fragment: int,
+    way: core.Adoption,
+    version: Mapping[str, Any],
+    reference: Params | None = None,
+  ) -> None:
+    """Changes a fragment's parameters by a version of it."""
+    arranged = self._arranged[fragment]
+    names, leaves = arranged.tensors, arranged.leaves
+    if _is_replaced(arranged.signature, way):
+      values = {name: version[name] for name in names}
+      shardings = {name: self.tensors[name].sharding for name in names}
+      params.update(jax.device_put(values, shardings, may_alias=False))
+      return
+    more: list[Any] = []
+    if way == "blend":
+      more = [self._alpha]
+    elif reference is not None:
+      more = [self._on_devices(names, reference)]
+    changed = kernels.apply(arranged.signature, way)(
+      tuple(params[name] for name in leaves),
+      arranged.starts,
+      self._on_devices(names, version),
+      *more,
+    )
+    params.update(zip(leaves, changed, strict=True))
+
+  def _extract(
+    self, arranged: kernels.Arrangement, params: Params, anchors: Any
+  ) -> tuple[list[jax.Array], list[jax.Array]]:
+    program = kernels.extract(arranged.signature, self._codec)
+    leaves = tuple(params[name] for name in arranged.leaves)
+    found: tuple[list[jax.Array], list[jax.Array]]
+    found = program(leaves, arranged.starts, tuple(anchors))
+    return found
+
+  def _values(
+    self, arranged: kernels.Arrangement, params: Params, anchors: Any
+  ) -> Params:
+    """A fragment's tensors; of parts they are copies."""
+    if not arranged.starts:
+      return {name: params[name] for name in arranged.leaves}
+    values, _ = self._extract(arranged, params, anchors)
+    return dict(zip(arranged.tensors, values, strict=True))
+
+  def _on_devices(
+    self, names: Collection[str], tensors: Mapping[str, Any]
+  ) -> tuple[jax.Array, ...]:
+    shardings = tuple(self.tensors[name].sharding for name in names)
+    values = tuple(tensors[name] for name in names)
+    placed: tuple[jax.Array, ...] = jax.device_put(values, shardings)
+    return placed
+
+
+def _like(
+  leaf: jax.ShapeDtypeStruct, tensor: partition.Tensor
+) -> jax.ShapeDtypeStruct:
+  """What a tensor of this leaf is."""
+  part, sharding = tensor.part, leaf.sharding
+  if part is not None:
+    sharding = shards.along(sharding, part.axis)
+  return jax.ShapeDtypeStruct(tensor.shape, leaf.dtype, sharding=sharding)
+
+
+def _is_replaced(signature: kernels.Signature, way: core.Adoption) -> bool:
+  """Whether whole leaves take the place of others, and nothing is computed."""
+  return way == "overwrite" and all(axis is None for _, axis in signature.spots)

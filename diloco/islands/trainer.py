@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from diloco import config as config_lib
 from diloco.fragments import partition
-from diloco.islands import inner_step, learner, schedules, shards, swap
+from diloco.islands import inner_step, learner, schedules, swap
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
 
@@ -62,7 +62,11 @@ class Trainer(learner.Learner):
     )
     self.step = 0
     self.swap = swap.Swap(
-      self.plan, params, config.sync.adoption, config.sync.blend_alpha
+      self.plan,
+      params,
+      config.sync.adoption,
+      config.sync.blend_alpha,
+      config.sync.codec,
     )
     self._stream = task.batches(
       "train",
@@ -84,8 +88,7 @@ class Trainer(learner.Learner):
   def compile(self) -> None:
     """Compiles everything that steps will call."""
     self._step_fn  # noqa: B018
-    self.swap.rehearse(self.state.params)
-    self.opt_state_copy()
+    self.swap.rehearse()
 
   @property
   def params(self) -> inner_step.FlatParams:
@@ -114,7 +117,7 @@ class Trainer(learner.Learner):
   def resume(
     self,
     step: int,
-    anchors: Sequence[shards.HostFragment],
+    anchors: Sequence[swap.Params],
     first_steps: Sequence[int],
     *,
     opt_state: Any | None = None,

@@ -8,7 +8,7 @@ import orbax.checkpoint as ocp
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.islands import bootstrap, checkpoints, core, encoding, shards
+from diloco.islands import bootstrap, checkpoints, core, encoding, shards, swap
 from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.replay import scratch as scratch_lib
@@ -134,17 +134,13 @@ class Performer:
         f"its fragment started from version {self._bases[fragment]}",
         "the tape contradicts itself; restore it",
       )
-    copies = self._swap.publish(
+    outer_grads = self._swap.publish(
       self._trainer.state.params, fragment, publish.step
     )
     if not publish.wanted:
       return None
-    encoded = encoding.encode(
-      self._plan.fragments[fragment],
-      copies,
-      self._swap.anchors[fragment],
-      self._config.sync.codec,
-    )
+    specs = self._plan.fragments[fragment]
+    encoded = encoding.encode(specs, outer_grads)
     steps = publish.step - publish.first_step
     record = records.Contribution(
       island=self._life.island,
@@ -164,13 +160,14 @@ class Performer:
     self._scratch.write_contribution(record, encoded.tensors)
     return encoded.norms
 
-  def _read(self, fragment: int, version: int) -> shards.HostFragment:
-    return shards.read_fragment(
+  def _read(self, fragment: int, version: int) -> swap.Params:
+    found = shards.read_fragment(
       self._scratch.snapshots,
       self._scratch.read_head(fragment, version),
       self._plan.fragments[fragment],
       self._swap.shardings,
     )
+    return shards.hold(found, self._swap.shardings)
 
   def _save(self, state: script.StateId) -> None:
     """As the island's saver does, with the references of all fragments."""

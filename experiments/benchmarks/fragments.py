@@ -6,8 +6,8 @@ and publishes every fragment; a second contribution of the same values is
 written under another island's name; a syncer merges both, radial-directionally
 with Nesterov momentum; the island adopts the result. Nothing trains.
 
-    extract   copy a fragment's values on the device       against a memory copy
-    encode    subtract, measure and encode                 against a memory copy
+    extract   subtract, encode and copy on the device      against a memory copy
+    measure   lengths of what is encoded, on the host      against a memory copy
     publish   write the encoded values to the store        against a plain write
     merge     two contributions to a version in the store  against a memory copy
     fetch     read a version, and check its digest         against a plain read
@@ -126,7 +126,7 @@ def run(
 
 _REFERENCES = {
   "extract": "memcpy",
-  "encode": "memcpy",
+  "measure": "memcpy",
   "publish": "plain_write",
   "merge": "syncer_memcpy",
   "fetch": "plain_read",
@@ -184,8 +184,8 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
     leaf: jnp.array(rng.standard_normal(shape, dtype=np.float32))
     for leaf, shape in shapes.items()
   }
-  swaps = swap.Swap(plan, params, "carry", 0.0)
-  swaps.rehearse(params)
+  swaps = swap.Swap(plan, params, "carry", 0.0, _CODEC)
+  swaps.rehearse()
   snapshots = store.SnapshotStore((root / "store").as_uri())
   bootstrap.publish_initial(
     snapshots,
@@ -209,15 +209,14 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
 
 
 def publish(fragment: int) -> Secs:
-  """Extracts, encodes and publishes a fragment; seconds of each station."""
+  """Extracts, measures and publishes a fragment; seconds of each station."""
   import jax
 
   from diloco.islands import encoding
 
   secs: Secs = {}
   plan, swaps, snapshots = _here["plan"], _here["swap"], _here["store"]
-  anchor = swaps.anchors[fragment]
-  values = _timed(
+  outer_grads = _timed(
     secs,
     "extract",
     lambda: jax.block_until_ready(
@@ -225,9 +224,7 @@ def publish(fragment: int) -> Secs:
     ),
   )
   specs = plan.fragments[fragment]
-  encoded = _timed(
-    secs, "encode", lambda: encoding.encode(specs, values, anchor, _CODEC)
-  )
+  encoded = _timed(secs, "measure", lambda: encoding.encode(specs, outer_grads))
   _references(secs, [v for t in encoded.tensors for _, v in t.pieces])
   for island in (0, 1):
     record = records.Contribution(
@@ -285,8 +282,7 @@ def adopt(fragment: int) -> Secs:
   _, anchor = _timed(secs, "fetch", lambda: _here["fetcher"].newest(fragment))
 
   def swap_in() -> None:
-    on_device = swaps.put(anchor)
-    swaps.adopt(params, fragment, anchor, _STEPS, on_device)
+    swaps.adopt(params, fragment, anchor, _STEPS)
     leaves = {t.leaf for t in _here["plan"].fragments[fragment]}
     jax.block_until_ready([params[leaf] for leaf in leaves])
 

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 
 from diloco import config as config_lib
-from diloco.islands import shards
 from diloco.islands import trainer as trainer_lib
 
 LEARNING_RATE = 0.5
@@ -100,16 +99,16 @@ def step(trainer, count=1):
 
 
 def publish(trainer, name):
-  """Copies of this leaf for a publication of this step."""
+  """The outer gradient of this leaf for a publication of this step."""
   return trainer.swap.publish(
     trainer.state.params, FRAGMENT[name], trainer.step
   )
 
 
-def adopt(trainer, name, value, kept_from=0, **how):
+def adopt(trainer, name, value, kept_from=0):
   """Swaps a version of this leaf in."""
   trainer.swap.adopt(
-    trainer.state.params, FRAGMENT[name], anchor(name, value), kept_from, **how
+    trainer.state.params, FRAGMENT[name], anchor(name, value), kept_from
   )
 
 
@@ -123,15 +122,12 @@ def start_over(trainer, name, value, first_step):
 def anchor(name, value):
   """A version of the fragment of this leaf."""
   shape = {"a": (2,), "b": (3,)}[name]
-  values = jnp.full(shape, value, jnp.float32)
-  return {name: shards.to_host(name, values).owned()}
+  return {name: jnp.full(shape, value, jnp.float32)}
 
 
 def held(tensors):
   """The one value that all elements of a leaf have, by leaf."""
   found = {}
   for name, value in tensors.items():
-    if isinstance(value, shards.HostTensor):
-      value = value.whole()
     (found[name],) = set(np.asarray(value).ravel().tolist())
   return found

@@ -62,7 +62,7 @@ def test_newer_versions_are_fetched_from_what_the_board_says(run, make):
   assert fetched.merged_step == 8
   for tensor in PLAN.fragments[0]:
     np.testing.assert_array_equal(
-      fetched.params[tensor.name], filled(tensor, 3.0)
+      fetched.anchor[tensor.name], filled(tensor, 3.0)
     )
 
 

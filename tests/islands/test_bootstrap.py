@@ -1,6 +1,6 @@
 """Version 0 is made where there was none, and nowhere else."""
 
-import numpy as np
+import jax.numpy as jnp
 import pytest
 import quadratic
 from cut_builder import PLAN, run_with_a_cut, spoil
@@ -11,23 +11,10 @@ from diloco.islands import bootstrap
 from diloco.snapshots import keys, records, store, versions
 
 
-class Part:
-  """A tensor this host holds all of, as `shards.HostFragment` has it."""
-
-  def __init__(self, values):
-    self.shard_shape = values.shape
-    self.pieces = [(None, values)]
-    self._values = values
-
-  def whole(self):
-    return self._values
-
-
 @pytest.fixture
 def initial():
   return [
-    {t.name: Part(np.zeros(t.shape, np.float32)) for t in tensors}
-    for tensors in PLAN.fragments
+    {t.name: jnp.zeros(t.shape) for t in tensors} for tensors in PLAN.fragments
   ]
 
 

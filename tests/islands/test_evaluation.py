@@ -16,7 +16,6 @@ from diloco.islands import (
   heartbeat,
   placement,
   programs,
-  shards,
 )
 from diloco.snapshots import arrays, keys
 
@@ -57,7 +56,6 @@ def evaluator(run):
     plan=PLAN,
     placement=mesh,
     swap=types.SimpleNamespace(
-      put=lambda held: shards.put_fragment(held, shardings),
       assemble=lambda tensors: tensors,
     ),
     tree=types.SimpleNamespace(unflatten=lambda flat: flat),

@@ -277,22 +277,20 @@ def make(monkeypatch, tmp_path):
 
 
 def fetched(leaf, version, value, *, merged_step=0, cut=0):
-  host = anchor(leaf, value)
-  params = {leaf: jnp.asarray(host[leaf].whole())}
   digest = f"digest of {value}"
   return adopter.Placed(
-    *(FRAGMENT[leaf], version, merged_step, cut, host, params),
+    *(FRAGMENT[leaf], version, merged_step, cut),
+    anchor(leaf, value),
     *(12, digest, 0.5),
   )
 
 
-def test_what_is_due_is_published_with_its_values_and_anchor(make):
+def test_what_is_due_is_published_as_what_it_learned(make):
   island = make()
   island.step(2)
   (sent,) = island.publisher.given
   assert sent.action == core.Publish(FRAGMENT["a"], 0, 0, 2, "schedule")
-  assert held(sent.params) == {"a": quadratic.moved(0, 2, 0.5)[0]}
-  assert held(sent.anchor) == {"a": 0}
+  assert held(sent.outer_grads) == {"a": -quadratic.moved(0, 2, 0.5)[0]}
   (told,) = island.events("submitted")
   assert told == {
     "event": "submitted",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from diloco.fragments import partition
-from diloco.islands import core, publisher, shards
+from diloco.islands import core, publisher
 from diloco.snapshots import store
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "mean")], 1)
@@ -46,11 +46,10 @@ def publish(snapshots, tape):
     snapshots, PLAN, publisher.Identity(0, 1, 10, 0), "f32", tape
   )
   values = jnp.ones(4)
-  held = shards.to_host("w", values + 1).owned()
 
   def submit():
     action = core.Publish(0, 0, 0, 8, "schedule")
-    thread.submit(publisher.Publication(action, {"w": values}, {"w": held}))
+    thread.submit(publisher.Publication(action, {"w": values}))
     return thread
 
   yield submit

@@ -8,7 +8,7 @@ import pytest
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, publisher, shards
+from diloco.islands import core, encoding, publisher
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, reader, recorder
 
@@ -33,10 +33,9 @@ class _Gate:
 
 
 def _publication(first_step, step, base=0):
-  params = {"w": jnp.arange(4.0) * step}
-  anchor = {"w": shards.to_host("w", jnp.zeros(4)).owned()}
+  outer_grads = {"w": jnp.arange(4.0) * step}
   action = core.Publish(0, base, first_step, step, "schedule")
-  return publisher.Publication(action, params, anchor)
+  return publisher.Publication(action, outer_grads)
 
 
 @pytest.fixture
@@ -127,13 +126,13 @@ def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
   assert dropped == ["island_stopped"]
 
 
-def test_outer_gradient_is_anchor_minus_parameters(world):
+def test_outer_gradient_is_stored_as_it_was_handed_over(world):
   made, gate, snapshots = world
   gate.opened = True
   made.submit(_publication(0, 4))
   assert made.flush(20)
   stored = snapshots.arrays.read("payloads/0000.0000.0001.000000004", "w")
-  np.testing.assert_array_equal(stored, -np.arange(4.0, dtype=np.float32) * 4)
+  np.testing.assert_array_equal(stored, np.arange(4.0, dtype=np.float32) * 4)
 
 
 def test_record_and_tape_say_of_a_publication_what_it_is(world, tmp_path):

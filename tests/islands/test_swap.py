@@ -1,14 +1,15 @@
 """Values after an adoption, computed by hand for each way of adopting."""
 
-import dataclasses
-
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from diloco.fragments import partition
-from diloco.islands import core, placement, shards, swap
+from diloco.fragments.codec import DTYPES
+from diloco.islands import core, kernels, placement, shards, swap
 
 PLAN = partition.partition(
   [partition.Tensor("w", (2,), "mean"), partition.Tensor("v", (1,), "mean")], 2
@@ -16,11 +17,20 @@ PLAN = partition.partition(
 F, OTHER = 0, 1  # the fragments of "w" and of "v"
 
 
-@pytest.fixture(autouse=True, params=["host", "device"])
-def memory(request, monkeypatch):
+@pytest.fixture(autouse=True, scope="module", params=["host", "device"])
+def memory(request):
   """As on a processor, and as where devices have memory of their own."""
-  if request.param == "device":
-    monkeypatch.setattr(swap, "_is_host", lambda value: False)
+  with pytest.MonkeyPatch.context() as patch:
+    if request.param == "device":
+      own_memory(patch)
+    yield
+
+
+def own_memory(monkeypatch):
+  """Devices have memory of their own besides the host's."""
+  monkeypatch.setattr(
+    shards, "in_host_memory", lambda x: x.with_memory_kind("pinned_host")
+  )
 
 
 class Model:
@@ -31,7 +41,7 @@ class Model:
       "w": jnp.full((2,), start, jnp.float32),
       "v": jnp.full((1,), start, jnp.float32),
     }
-    self.swap = swap.Swap(PLAN, self.params, adoption, alpha)
+    self.swap = swap.Swap(PLAN, self.params, adoption, alpha, "f32")
 
   def learn(self, *values, name="w"):
     self.params[name] = jnp.asarray(values, jnp.float32)
@@ -49,8 +59,7 @@ class Model:
 
 
 def anchor(*values, name="w"):
-  array = jnp.asarray(values, jnp.float32)
-  return {name: shards.to_host(name, array).owned()}
+  return swap.copy_to_host_memory({name: jnp.asarray(values, jnp.float32)})
 
 
 def test_each_tensor_of_the_plan_is_its_own_fragment():
@@ -141,9 +150,28 @@ def test_progress_that_never_left_is_put_on_top_and_nothing_is_given_away():
 
 def test_copies_outlive_what_they_were_made_of():
   made = Model("overwrite", start=7)
-  copies = made.publish(0)
+  made.learn(4, 5)
+  sent = made.publish(0)
   made.params["w"].delete()
-  assert np.asarray(copies["w"]).tolist() == [7, 7]
+  assert np.asarray(sent["w"]).tolist() == [3, 2]
+  assert np.asarray(made.swap.references()["w"]).tolist() == [4, 5]
+  assert np.asarray(made.swap.anchors[F]["w"]).tolist() == [7, 7]
+
+
+def test_what_is_adopted_is_not_given_away_with_the_parameters():
+  made = Model("overwrite")
+  version = anchor(8, 16)
+  made.swap.adopt(made.params, F, version, 0)
+  made.params["w"].delete()
+  assert np.asarray(version["w"]).tolist() == [8, 16]
+
+
+def test_poison_spares_other_fragments():
+  made = Model("carry", start=1)
+  made.swap.poison(made.params, F)
+  assert np.isnan(made.params["w"]).all()
+  assert np.asarray(made.params["v"]).tolist() == [1]
+  assert np.asarray(made.swap.anchors[F]["w"]).tolist() == [1, 1]
 
 
 # Parts of leaves
@@ -172,7 +200,7 @@ class Split:
       "v": jax.device_put(self.numbers((4, 2), 100), sharding),
     }
     self.before = {n: np.asarray(x) for n, x in self.params.items()}
-    self.swap = swap.Swap(SPLIT, self.params, adoption, 0.25)
+    self.swap = swap.Swap(SPLIT, self.params, adoption, 0.25, "f32")
 
   def numbers(self, shape, first):
     size = int(np.prod(shape))
@@ -182,9 +210,7 @@ class Split:
     """A global version: what the fragment was, times `factor`."""
     held = self.swap.anchors[fragment]
     return {
-      name: dataclasses.replace(
-        t, pieces=tuple((box, x * np.float32(factor)) for box, x in t.pieces)
-      )
+      name: jax.device_put(np.asarray(t) * np.float32(factor), t.sharding)
       for name, t in held.items()
     }
 
@@ -202,7 +228,8 @@ def box_of(tensor):
 def test_parts_are_swapped_in_where_they_belong(adoption, model):
   made = Split(adoption, model)
   assert all(len(tensors) > 1 for tensors in SPLIT.fragments)
-  copies = made.swap.publish(made.params, 0, 3)
+  made.swap.publish(made.params, 0, 3)
+  copies = made.swap.references()
   for name in made.params:
     made.params[name] += 1
   made.swap.adopt(made.params, 0, made.version(0, 10), 3)
@@ -230,7 +257,7 @@ def test_leaves_are_assembled_from_all_parts(model):
   made = Split("overwrite", model)
   tensors = {}
   for fragment in range(2):
-    tensors |= made.swap.put(made.swap.anchors[fragment])
+    tensors |= made.swap.anchors[fragment]
   assert tensors.keys() == made.swap.tensors.keys()
   leaves = made.swap.assemble(tensors)
   assert leaves.keys() == made.params.keys()
@@ -256,12 +283,13 @@ def test_progress_on_parts_that_never_left_is_put_on_top():
 
 
 def test_nothing_that_lasts_is_kept_on_the_devices(monkeypatch):
+  own_memory(monkeypatch)
   made = Model("carry")
-  monkeypatch.setattr(swap, "_is_host", lambda value: False)
   for step in (4, 8, 12, 16):
     made.learn(step, step)
     sent = made.publish(step)
     assert sent["w"].sharding.memory_kind == "pinned_host"
+    assert made.swap.references()["w"].sharding.memory_kind == "pinned_host"
   made.adopt(4, 8, 16)
   made.publish(20)
   kept = [
@@ -272,5 +300,115 @@ def test_nothing_that_lasts_is_kept_on_the_devices(monkeypatch):
   ]
   assert len(kept) == 3  # two of w, one of v
   for value in kept:
-    if not isinstance(value, shards.HostTensor):
-      assert value.sharding.memory_kind == "pinned_host"
+    assert value.sharding.memory_kind == "pinned_host"
+
+
+# Against the formulas, bit by bit
+
+
+def drawn(shape, rng):
+  """Floats of all sizes, no difference of which is below normal numbers."""
+  exponent = rng.integers(-80, 126, shape).astype(np.float32)
+  return np.asarray(rng.uniform(-2, 2, shape) * np.exp2(exponent), np.float32)
+
+
+# Each compiled for one tensor alone; "blend" multiplies and adds in one.
+FORMULAS = {
+  "overwrite": lambda local, new, held, alpha: new,
+  "blend": jax.jit(
+    lambda local, new, held, alpha: alpha * local + (1 - alpha) * new
+  ),
+  "carry": lambda local, new, held, alpha: local + (new - held),
+}
+
+
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(
+  seed=st.integers(0, 2**32 - 1),
+  adoption=st.sampled_from(["overwrite", "blend", "carry"]),
+  codec=st.sampled_from(["f32", "bf16"]),
+  model=st.sampled_from([1, 2]),
+)
+def test_programs_give_the_bits_of_the_formulas(seed, adoption, codec, model):
+  rng = np.random.default_rng(seed)
+  alpha = np.float32(0.3)
+  made = Split(adoption, model)
+
+  def leaves():
+    return {n: drawn(x.shape, rng) for n, x in made.params.items()}
+
+  def place(values):
+    for name, value in values.items():
+      made.params[name] = jax.device_put(value, made.sharding)
+
+  start, sent, later, new = leaves(), leaves(), leaves(), leaves()
+  place(start)
+  made.swap = swap.Swap(SPLIT, made.params, adoption, alpha, codec)
+  place(sent)
+  for fragment, tensors in enumerate(SPLIT.fragments):
+    outer_grads = made.swap.publish(made.params, fragment, 1)
+    for t in tensors:
+      box, found = box_of(t), np.asarray(outer_grads[t.name])
+      expected = np.subtract(start[t.leaf][box], sent[t.leaf][box])
+      assert_equal_bits(found, expected.astype(DTYPES[codec]))
+  place(later)
+  for fragment, tensors in enumerate(SPLIT.fragments):
+    version = {
+      t.name: jax.device_put(
+        new[t.leaf][box_of(t)], made.swap.tensors[t.name].sharding
+      )
+      for t in tensors
+    }
+    made.swap.adopt(made.params, fragment, version, 1)
+  for name, found in made.params.items():
+    formula = FORMULAS[adoption](later[name], new[name], sent[name], alpha)
+    assert_equal_bits(np.asarray(found), np.asarray(formula))
+
+
+def assert_equal_bits(found, expected):
+  assert found.dtype == expected.dtype
+  assert found.tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("codec", ["f32", "bf16"])
+def test_what_is_not_finite_leaves_as_it_is(codec, bad):
+  params = {"w": jnp.zeros(2), "v": jnp.zeros(1)}
+  made = swap.Swap(PLAN, params, "carry", 0.5, codec)
+  params["w"] = jnp.asarray([bad, 1.0])
+  sent = np.asarray(made.publish(params, F, 1)["w"]).astype(np.float32)
+  np.testing.assert_array_equal(sent, [-bad, -1])
+
+
+def test_halfway_between_two_of_bfloat16_goes_to_the_even_one():
+  params = {"w": jnp.zeros(2), "v": jnp.zeros(1)}
+  made = swap.Swap(PLAN, params, "carry", 0.5, "bf16")
+  params["w"] = -jnp.asarray([1 + 2**-8, 1 + 3 * 2**-8])
+  sent = np.asarray(made.publish(params, F, 1)["w"]).astype(np.float32)
+  np.testing.assert_array_equal(sent, [1.0, 1 + 2**-6])
+
+
+def compiled():
+  """Programs that were compiled so far."""
+  programs = kernels.extract, kernels.apply
+  return sum(program.cache_info().misses for program in programs)
+
+
+def test_fragments_of_one_kind_share_what_is_compiled():
+  tensors = [
+    partition.Tensor(f"{kind}{i}", shape, "mean")
+    for i in range(4)
+    for kind, shape in (("a", (8,)), ("b", (2, 3)))
+  ]
+  plan = partition.partition(tensors, 4)
+  params = {t.name: jnp.ones(t.shape) for t in tensors}
+  made = swap.Swap(plan, params, "carry", 0.0, "bf16")
+  assert len({arranged.signature for arranged in made._arranged}) == 1
+  before = compiled()
+  made.rehearse()
+  for fragment in range(4):
+    made.publish(params, fragment, 1)
+    made.adopt(params, fragment, dict(made.anchors[fragment]), 1)
+    made.start_over(params, fragment, made.anchors[fragment], 2)
+  swap.Swap(plan, params, "carry", 0.0, "bf16").rehearse()
+  assert compiled() <= before + 2  # or in the other memory's turn

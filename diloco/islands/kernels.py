@@ -1,0 +1,159 @@
+"""What is compiled for a fragment, one program each way.
+
+    extract   values of a fragment, and its outer gradient as encoded
+    apply     leaves into which a global version is swapped
+
+Fragments whose tensors have the same shapes and shardings share their programs,
+and so do all swaps of a process.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco.fragments import codec as codec_lib
+from diloco.fragments import partition
+from diloco.islands import core
+
+# What a processor's compiler does by default takes it twice as long for
+# programs as simple as these, and rounds to bfloat16 four times as slowly.
+_CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
+
+
+class Signature(NamedTuple):
+  """All that a fragment's programs depend on.
+
+  Attributes:
+    leaves: what the leaves are that it has part of.
+    tensors: what its tensors are.
+    spots: of each tensor, in which leaf it lies, and along which axis it is a
+      part of that; None for a whole one.
+  """
+
+  leaves: tuple[jax.ShapeDtypeStruct, ...]
+  tensors: tuple[jax.ShapeDtypeStruct, ...]
+  spots: tuple[tuple[int, int | None], ...]
+
+  def values(self, leaves: Any, starts: Any) -> list[Any]:
+    """The tensors' values in these leaves."""
+    found, remaining = [], iter(starts)
+    for (leaf, axis), tensor in zip(self.spots, self.tensors, strict=True):
+      value = leaves[leaf]
+      if axis is not None:
+        value = jax.lax.dynamic_slice_in_dim(
+          value, next(remaining), tensor.shape[axis], axis
+        )
+        value = jax.lax.with_sharding_constraint(value, tensor.sharding)
+      found.append(value)
+    return found
+
+  def changed(self, leaves: Any, starts: Any, values: Any) -> list[Any]:
+    """The leaves with these values of the tensors."""
+    found, remaining = list(leaves), iter(starts)
+    for (leaf, axis), value in zip(self.spots, values, strict=True):
+      if axis is not None:
+        value = jax.lax.dynamic_update_slice_in_dim(
+          found[leaf], value, next(remaining), axis
+        )
+      found[leaf] = value
+    return found
+
+
+class Arrangement(NamedTuple):
+  """A fragment in the order of its programs.
+
+  Attributes:
+    signature: says which they are.
+    leaves: names.
+    tensors: names.
+    starts: of the parts, along their axes.
+  """
+
+  signature: Signature
+  leaves: tuple[str, ...]
+  tensors: tuple[str, ...]
+  starts: tuple[np.int32, ...]
+
+  @classmethod
+  def of(
+    cls,
+    fragment: Sequence[partition.Tensor],
+    leaves: Mapping[str, jax.ShapeDtypeStruct],
+    tensors: Mapping[str, jax.ShapeDtypeStruct],
+  ) -> "Arrangement":
+    """Puts tensors of one kind in one place, whatever they are called."""
+
+    def kind(tensor: partition.Tensor) -> Any:
+      leaf = leaves[tensor.leaf]
+      axis = tensor.part.axis if tensor.part else -1
+      return leaf.shape, str(leaf.sharding), axis, tensor.leaf, tensor.shape
+
+    ordered = sorted(fragment, key=kind)
+    names = tuple(dict.fromkeys(t.leaf for t in ordered))
+    signature = Signature(
+      tuple(leaves[name] for name in names),
+      tuple(tensors[t.name] for t in ordered),
+      tuple(
+        (names.index(t.leaf), t.part.axis if t.part else None) for t in ordered
+      ),
+    )
+    starts = tuple(np.int32(t.part.start) for t in ordered if t.part)
+    return cls(signature, names, tuple(t.name for t in ordered), starts)
+
+
+@functools.cache
+def extract(signature: Signature, codec: str) -> jax.stages.Compiled:
+  """Compiles (leaves, starts, anchors) to (values, outer gradients)."""
+  dtype = codec_lib.DTYPES[codec]
+
+  def program(leaves: Any, starts: Any, anchors: Any) -> Any:
+    values = signature.values(leaves, starts)
+    pairs = zip(anchors, values, strict=True)
+    return values, [(a - v).astype(dtype) for a, v in pairs]
+
+  shardings = [tensor.sharding for tensor in signature.tensors]
+  to = shardings, shardings
+  return _compile(jax.jit(program, out_shardings=to), signature)
+
+
+@functools.cache
+def apply(signature: Signature, way: core.Adoption) -> jax.stages.Compiled:
+  """Compiles (leaves, starts, versions, ...) to leaves, which it donates.
+
+  "blend" also takes alpha, "carry" the references.
+  """
+
+  def program(leaves: Any, starts: Any, versions: Any, *more: Any) -> Any:
+    values = signature.values(leaves, starts)
+    if way == "blend":
+      (alpha,) = more
+      pairs = zip(values, versions, strict=True)
+      versions = [alpha * local + (1 - alpha) * new for local, new in pairs]
+    elif way == "carry":
+      triples = zip(values, versions, *more, strict=True)
+      versions = [local + (new - held) for local, new, held in triples]
+    return signature.changed(leaves, starts, versions)
+
+  more: dict[str, list[Any]] = {
+    "overwrite": [],
+    "blend": [jax.ShapeDtypeStruct((), jnp.float32)],
+    "carry": [signature.tensors],
+  }
+  to = [leaf.sharding for leaf in signature.leaves]
+  jitted = jax.jit(program, out_shardings=to, donate_argnums=0)
+  return _compile(jitted, signature, *more[way])
+
+
+def _compile(
+  jitted: Any, signature: Signature, *more: Any
+) -> jax.stages.Compiled:
+  start = jax.ShapeDtypeStruct((), jnp.int32)
+  starts = tuple(start for _, axis in signature.spots if axis is not None)
+  args = signature.leaves, starts, signature.tensors, *more
+  device = next(iter(signature.leaves[0].sharding.device_set))
+  options = _CPU_OPTIONS if device.platform == "cpu" else {}
+  return jitted.lower(*args).compile(options)
