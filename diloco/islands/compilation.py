@@ -11,7 +11,7 @@ import pathlib
 import jax
 
 _DEFAULTS = {
-  "jax_persistent_cache_min_compile_time_secs": 0.3,
+  "jax_persistent_cache_min_compile_time_secs": 0.05,  # a fragment's programs
   "jax_persistent_cache_enable_xla_caches": "none",
 }
 

@@ -19,10 +19,6 @@ from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
 from diloco.islands import core
 
-# What a processor's compiler does by default takes it twice as long for
-# programs as simple as these, and rounds to bfloat16 four times as slowly.
-_CPU_OPTIONS = {"xla_cpu_use_fusion_emitters": False}
-
 
 class Signature(NamedTuple):
   """All that a fragment's programs depend on.
@@ -154,6 +150,4 @@ def _compile(
   start = jax.ShapeDtypeStruct((), jnp.int32)
   starts = tuple(start for _, axis in signature.spots if axis is not None)
   args = signature.leaves, starts, signature.tensors, *more
-  device = next(iter(signature.leaves[0].sharding.device_set))
-  options = _CPU_OPTIONS if device.platform == "cpu" else {}
-  return jitted.lower(*args).compile(options)
+  return jitted.lower(*args).compile()
