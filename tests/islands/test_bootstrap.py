@@ -1,6 +1,7 @@
 """Version 0 is made where there was none, and nowhere else."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import quadratic
 from cut_builder import PLAN, run_with_a_cut, spoil
