@@ -6,11 +6,12 @@ dies and comes back?
 Command: `make quickstart`, or
 `diloco train --config=experiments/configs/quickstart.py --workdir=DIR`.
 
-Cost: four minutes on two cores. Expected: 2.1 to 2.2 held-out bits per byte;
-one island's training alone on half of the tokens reaches 2.21.
+Cost: four minutes on two cores.
+Expected: 2.1 to 2.2 held-out bits per byte; one island's training alone on half
+of the tokens reaches 2.21.
+Reference: Decoupled DiLoCo, arXiv 2604.21428.
 
 Data: the source files of Python's own standard library, split by file.
-Paper: Decoupled DiLoCo, arXiv 2604.21428.
 
 Variants: `:smoke` trains a tiny model for half a minute; `:alone` trains the
 same model as a single island on 1.2 M tokens, for comparison.

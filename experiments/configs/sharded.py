@@ -7,7 +7,7 @@ of every version each island adopted.
 Command: `diloco train --config=experiments/configs/sharded.py --workdir=DIR`.
 Cost: about a minute on two cores, which stand in for nine devices.
 Expected: for every version that both adopted, equal digests.
-Paper: Decoupled DiLoCo, arXiv 2604.21428.
+Reference: Decoupled DiLoCo, arXiv 2604.21428.
 
 Variants: `:smoke` trains for some seconds.
 """

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from diloco import config as config_lib
-from diloco import errors, launch
+from diloco import errors, launch, run
 from experiments import configs
 
 FOLDER = pathlib.Path(configs.__file__).parent
@@ -45,12 +45,23 @@ def test_smoke_run_is_the_smaller_one(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_docstring_gives_question_and_command(name):
+def test_docstring_says_what_it_is_for_and_what_to_expect(name):
   docstring = ast.get_docstring(ast.parse(FILES[name].read_text()))
   assert docstring
-  assert re.search("^Question: ", docstring, re.MULTILINE)
-  assert re.search("^Command: ", docstring, re.MULTILINE)
-  assert f"experiments/configs/{name}.py" in docstring
+  parts = re.findall(r"^(\w+): ", docstring, re.MULTILINE)
+  wanted = ["Question", "Command", "Cost", "Expected", "Reference"]
+  assert [part for part in parts if part in wanted] == wanted
+  command = re.search(r"`(diloco train [^`]*)`", docstring)[1]
+  assert f"--config=experiments/configs/{name}.py" in command
+  assert "--workdir=DIR" in command
+  for variant in re.findall(r"`:(\w+)`", docstring):
+    config_lib.from_mapping(load(name, variant))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_smoke_run_could_begin(name, tmp_path):
+  config = config_lib.from_mapping(load(name, "smoke"))
+  run.preflight(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from diloco.tasks import language_model, task
+from experiments.configs import own_task
 
 
 class _LineStream:
@@ -75,6 +76,7 @@ _TASKS = {
     compute_dtype="bfloat16", mlp="swiglu"
   ),
   "plain_jax_line": _LineTask,
+  "own_task": lambda: own_task.ModularAddition({"modulus": 13, "width": 4}),
 }
 
 
