@@ -353,6 +353,16 @@ def test_fault_hits_its_role_once_when_due(session, fleet):
   assert fleet.killed == ["island-1"]
 
 
+def test_fault_waits_for_its_role_to_be_ready(session, fleet):
+  fleet.start_secs["island-1"] = 30.0
+  fault = {"kind": "sigkill", "target": "island-1", "at_fraction": 0.0}
+  run = session(faults=[fault])
+  run.open()
+  run.turn_until(lambda: fleet.killed)
+  assert fleet.now >= 30.0 and fleet.killed == ["island-1"]
+  assert len(run.events("fault_injected")) == 1
+
+
 @pytest.mark.parametrize("target", ["syncer", "standby"])
 @pytest.mark.parametrize("leader", ["syncer", "standby"])
 def test_syncers_are_hit_by_what_they_do_and_not_by_name(
@@ -432,6 +442,17 @@ def test_loss_of_a_channel_is_no_sign_of_life(session, fleet):
   fleet.hook = hook
   run.turn_until(lambda: fleet.killed)
   assert fleet.killed == ["standby"]
+
+
+def test_channel_that_is_found_again_is_no_new_beginning(session, fleet):
+  run = session()
+  run.open()
+  run.turn_until(lambda: fleet.steps.get("island-0", 0) > 4)
+  tokens = run.controller.pilot.tokens
+  fleet.say("island-0", type="hello", ready=True, step=1)  # of before it broke
+  run.controller.turn()
+  assert run.controller.pilot.tokens >= tokens
+  assert [e["island"] for e in run.events("island_ready")] == [0, 1]
 
 
 def test_programs_lost_with_a_channel_are_sent_again(session, fleet):

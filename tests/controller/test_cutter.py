@@ -3,7 +3,7 @@ import os
 import types
 
 import pytest
-from cut_builder import ISLANDS, CutRun
+from cut_builder import ISLANDS, CutRun, spoil
 
 from diloco import channel, process
 from diloco.controller import cut_command, cutter
@@ -240,6 +240,19 @@ def test_store_out_of_reach_disturbs_nobody(tmp_path, monkeypatch):
   session.cutter.look(10.0, LIVES)
   session.cutter.look(20.0, LIVES)
   assert session.asked() == [1]
+
+
+def test_cut_whose_end_cannot_be_written_keeps_no_later_one_away(tmp_path):
+  session = Session(tmp_path)
+  session.wish()
+  session.cutter.look(0.0, LIVES)
+  spoil(session.run, keys.cut_request_key(1))
+  session.wish()
+  session.cutter.look(50.0, LIVES)  # it may be the store for a moment
+  assert session.asked() == [1]
+  for now in (60.0, 70.0):
+    session.cutter.look(now, LIVES)
+  assert session.asked() == [1, 2]
 
 
 def test_cut_of_a_large_model_may_take_the_time_its_states_need():

@@ -69,6 +69,19 @@ def test_damage_that_stands_sets_the_run_back_and_it_goes_on(
   assert sorted(starts) == sorted(2 * names)
 
 
+def test_islands_of_a_run_that_was_set_back_are_gathered_again(session, fleet):
+  run = session(total_tokens=40_000)
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  ended = set_back_by(fleet, True)
+  fleet.damaged = [1]
+  fleet.start_secs["island-1"] = 20.0
+  run.turn_until(lambda: ended, secs=100.0)
+  run.turn_until(lambda: "island-1" in fleet.living)
+  run.turn_until(lambda: fleet.living["island-1"].ready)
+  assert fleet.steps["island-0"] <= 8 + 1  # it has waited for the other
+
+
 def test_damage_that_is_mended_in_time_disturbs_nobody(session, fleet):
   run = session(total_tokens=4000)
   run.open()

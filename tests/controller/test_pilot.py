@@ -98,6 +98,17 @@ def test_evaluations_come_once_every_so_many_tokens():
   assert "evaluate" not in names(wanted, 1)
 
 
+def test_evaluations_that_were_missed_are_not_made_up_for():
+  run = make(eval_every_tokens=100)
+  run.joined(0, 55)  # a run that is gone on with
+  assert names(run.wanted({0: 0}), 0)[0] == "evaluate"
+  assert "evaluate" not in names(run.wanted({0: 0}), 0)
+  run.observe(0, 64)
+  assert "evaluate" not in names(run.wanted({0: 0}), 0)
+  run.observe(0, 65)
+  assert names(run.wanted({0: 0}), 0)[0] == "evaluate"
+
+
 def test_evaluation_waits_for_the_next_window_of_a_busy_island():
   run = make(eval_every_tokens=100)
   assert run.wanted({0: 2}) == []

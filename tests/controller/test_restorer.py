@@ -178,6 +178,18 @@ def test_damaged_run_goes_back_to_the_last_cut(machine, capsys, damage):
   assert machine.prepare() is None
 
 
+def test_last_merges_are_told_whichever_head_is_damaged(machine):
+  head = machine.run.head(1)
+  merged = {"fragment": 1, "version": head.version, "contributions": []}
+  machine.run.store.write(
+    keys.head_key(1), dataclasses.replace(head, merged=merged)
+  )
+  damage_head(machine)
+  assert machine.prepare().cut == 1
+  (told,) = machine.events("merged")
+  assert (told["fragment"], told["version"]) == (1, head.version)
+
+
 def damage_part(machine):
   spoil(machine.run, keys.cut_part_key(1, 0))
 
