@@ -170,7 +170,7 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
     notes.append("A single run has no interval: give more seeds.")
   kinds = [members[0].fields for members in groups.values()]
   fields = frozen.differing(kinds)
-  labels = frozen.names(kinds, "all runs", any_length=True)
+  labels = frozen.names(kinds, "all runs")
   return Comparison(
     tuple(fields),
     tuple(results.shown([entry.results for entry in entries])),

@@ -69,10 +69,18 @@ def build(place: str, points: Sequence[hyper.Point], kind: Kind) -> Sweep:
   """Freezes the points of a sweep file, FILE.py or FILE.py:VARIANT.
 
   Raises:
-    UserError: a point cannot be, or two have one name.
+    UserError: a point cannot be, or two have one name, or one no directory has.
   """
   path = place.partition(":")[0]
   named = names(points, "point")
+  for name in named:
+    if not _NAME.fullmatch(name) or name in _TAKEN:
+      raise errors.UserError(
+        f"the point {typed.show(name)}",
+        "it is to be a directory's name, of at most 120 letters, digits and"
+        " .=,+-_",
+        "give the point a field 'name'",
+      )
   twice = [name for name, n in collections.Counter(named).items() if n > 1]
   if twice:
     raise errors.UserError(
@@ -130,33 +138,19 @@ def _set(config: Any, field: str, value: Any) -> None:
     ) from error
 
 
-def names(
-  points: Sequence[Mapping[str, Any]], without: str, *, any_length: bool = False
-) -> list[str]:
+def names(points: Sequence[Mapping[str, Any]], without: str) -> list[str]:
   """Names points by the fields in which they differ.
 
   Args:
     points: mappings from field to value; "name" is a name to take as it is.
     without: what to call those that differ in nothing.
-    any_length: whether names are for people only, and no directories.
-
-  Raises:
-    UserError: a name can be no directory.
   """
   varied = [f for f in differing(points) if f != "name"]
   short = short_names(varied)
   found = []
   for point in points:
     pairs = [f"{short[f]}={_text(point[f])}" for f in varied if f in point]
-    name = str(point.get("name") or ",".join(pairs) or without)
-    if not any_length and (not _NAME.fullmatch(name) or name in _TAKEN):
-      raise errors.UserError(
-        f"the point {typed.show(name)}",
-        "it is to be a directory's name, of at most 120 letters, digits and"
-        " .=,+-_",
-        "give the point a field 'name'",
-      )
-    found.append(name)
+    found.append(str(point.get("name") or ",".join(pairs) or without))
   return found
 
 
