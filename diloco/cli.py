@@ -64,6 +64,21 @@ def resume(args: argparse.Namespace) -> int:
   return launch.run(values, args.dir, as_json=args.json, cut=args.cut)
 
 
+def change(args: argparse.Namespace) -> int:
+  """Changes settings of a run that is on; returns the exit code."""
+  from diloco import launch
+  from diloco.controller import change as change_lib
+
+  values = ml_collections.ConfigDict(process.read_config(args.dir).to_dict())
+  launch.override(values, args.overrides)
+  changes = change_lib.request(args.dir, values)
+  if args.json:
+    _print_json(changes)
+  for name, (before, after) in changes.items():
+    print(f"config.{name}: {before} -> {after}", file=sys.stderr)
+  return 0
+
+
 def cut(args: argparse.Namespace) -> int:
   """Takes a cut of a run that is on; returns the exit code."""
   from diloco.controller import cut_command

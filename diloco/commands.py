@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from diloco import arguments, errors
+from diloco import arguments, config, errors
 
 # A flag: what `argparse` takes to add one.
 Flag = tuple[tuple[str, ...], dict[str, Any]]
@@ -234,6 +234,17 @@ TABLE: tuple[Command, ...] = (
     more="Points are frozen when a sweep starts. Ctrl-C saves and stops; the"
     " same command\ngoes on. A point's run is an ordinary one, for every other"
     " command.",
+  ),
+  Command(
+    name="change",
+    group="train",
+    what="change settings of a run that is on",
+    run="diloco.cli:change",
+    more="Quorum, grace, H and the outer learning rate may change meanwhile:\n"
+    + "\n".join(f"  --config.{name}" for name in config.LIVE)
+    + "\nIslands follow after the train windows they have queued.",
+    examples=("diloco change runs/quickstart --config.sync.quorum=2",),
+    flags=(_DIR, _FIELD),
   ),
   Command(
     name="cut",

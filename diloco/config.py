@@ -195,10 +195,49 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
   return config
 
 
+# These may change while it is on: they decide when and how far, and nothing
+# that was computed before depends on them.
+LIVE = (
+  "outer.learning_rate",
+  "sync.every",
+  "sync.grace",
+  "sync.grace_gamma",
+  "sync.quorum",
+)
+
+
+def live(config: RunConfig) -> dict[str, Any]:
+  """The fields in `LIVE`, by their dotted names."""
+  return {name: _value(config, name) for name in LIVE}
+
+
+def with_live(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+  """The configuration with other values of fields in `LIVE`."""
+  for name in LIVE:
+    group, _, field = name.partition(".")
+    changed = dataclasses.replace(
+      getattr(config, group), **{field: values[name]}
+    )
+    config = dataclasses.replace(config, **{group: changed})
+  return config
+
+
+def check_live(old: RunConfig, new: RunConfig) -> None:
+  """Refuses to change more of a run that is on than can be."""
+  for name, (_, value) in changes(old, new).items():
+    if name not in LIVE:
+      raise errors.UserError(
+        f"config.{name} = {typed.show(value)}",
+        "this field cannot change while the run is on",
+        "stop the run first, or change only "
+        + ", ".join(f"config.{n}" for n in LIVE),
+      )
+
+
 def check_resumable(old: RunConfig, new: RunConfig) -> None:
   """Refuses to continue a run under an incompatible configuration."""
   for name, (old_value, new_value) in changes(old, new).items():
-    if name.split(".")[0] not in RESUMABLE:
+    if name.split(".")[0] not in RESUMABLE and name not in LIVE:
       raise errors.UserError(
         f"config.{name} = {typed.show(new_value)}",
         f"the run in this directory has {typed.show(old_value)}, and this field"

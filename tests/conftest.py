@@ -27,15 +27,20 @@ def pytest_unconfigure():
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-# Two workers take whole files, in this order: whole runs, which mostly wait for
-# their processes, are beside what keeps a core busy, and the longest go first.
+# Three workers take whole files, in this order, on two cores: whole runs, which
+# wait for their processes most of the time, are beside what keeps a core busy,
+# and the longest go first.
 _FIRST = (
   "integration/test_real_runs.py",
+  "verification/test_planted_bugs.py",
+  "integration/test_whole_run_cuts.py",
   "verification/",
-  "planning/",
+  "integration/test_chaos.py",
+  "integration/test_replay.py",
   "islands/",
   "integration/",
   "cookbook/",
+  "workbench/",
   "tasks/",
 )
 

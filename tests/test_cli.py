@@ -621,7 +621,7 @@ def test_run_goes_on_with_settings_that_may_change(run_dir, monkeypatch):
 @pytest.mark.parametrize(
   ("flag", "told"),
   [
-    ("--config.sync.quorum=2", "config.sync.quorum = 2"),
+    ("--config.sync.codec=f32", "config.sync.codec = 'f32'"),
     ("--config.total_tokens=1.5", "--config.total_tokens=1.5"),
     ("--config.totl_tokens=5", "did you mean config.total_tokens?"),
     ("--cutt=3", "--cutt"),

@@ -20,6 +20,7 @@ from typing import Any
 from diloco import channel, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import (
+  change,
   cutter,
   damage,
   dispatcher,
@@ -105,6 +106,8 @@ class Controller:
     )
     self.pilot = pilot.Pilot(config, tokens_per_step)
     self._cutter = cutter.of_run(config, run_dir, self.tape)
+    self._changes = change.Desk(run_dir, self._configure)
+    self._was_changed = False
     self._attached: set[str] = set()  # until they die
     # Each role's, until an island has made a step.
     self._first_errors: dict[str, str] | None = {}
@@ -143,8 +146,9 @@ class Controller:
       method="decoupled_diloco",
       islands=self.config.fleet.islands,
       total_tokens=self.config.total_tokens,
-      changed=self._changed,
     )
+    if self._changed:
+      self.tape.record(events.CONFIG_CHANGED, changes=self._changed)
 
   def _announce(self) -> None:
     pid = os.getpid()
@@ -208,6 +212,7 @@ class Controller:
       self._obey,
       self._supply,
       self._mend,
+      self._take_changes,
       self._keep_hints,
     ):
       try:
@@ -296,6 +301,8 @@ class Controller:
     if self.supervisor.state(role) != "starting":
       return  # it only found its channel again
     self.supervisor.ready(role, now)
+    if self._was_changed or role in self._attached:
+      self._tell_config(role)  # it may have begun with another
     step = message.get("step")
     if role in self.islands:
       self.pilot.joined(self.islands[role], message["step"])
@@ -320,6 +327,24 @@ class Controller:
     """Goes back to a cut when damage stands that no syncer can mend."""
     if self._supplying and self._mender.look(self.clock(), self._reap):
       self._gathered_secs = None
+
+  def _take_changes(self) -> None:
+    if self._supplying:
+      self._changes.look()
+
+  def _configure(
+    self, config: config_lib.RunConfig, changes: Mapping[str, tuple[Any, Any]]
+  ) -> None:
+    """Goes on by another configuration."""
+    self.config = config_lib.with_live(self.config, config_lib.live(config))
+    self._was_changed = True
+    self.tape.record(events.CONFIG_CHANGED, changes=changes)
+    for role in filter(self.is_ready, self.roles.names):
+      self._tell_config(role)
+
+  def _tell_config(self, role: str) -> None:
+    live = config_lib.live(self.config)
+    self.dispatcher.dispatch(role, "configure", settings=live)
 
   def _reap(self) -> None:
     """Notices deaths, each once."""

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from concurrent import futures
 from typing import Any, Literal
 
-Name = Literal["train", "evaluate", "checkpoint", "drain", "poison", "stop"]
+Name = Literal[
+  "train", "evaluate", "checkpoint", "configure", "drain", "poison", "stop"
+]
 
 
 class ProgramLostError(RuntimeError):

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 _KILL_SECS = 10.0
 _TAIL_BYTES = 1 << 16
 _ERROR = "error: "  # begins the line of `process.print_error`
-# The controller alone reads these; a role lives on when they change.
-_OWN_FIELDS = ("faults", "programs")
+# A role lives on when these change: the controller alone reads them, or tells.
+_OWN_FIELDS = ("config.faults", "config.programs")
+_LIVE_FIELDS = tuple(f"config.{name}" for name in config_lib.LIVE)
 
 
 class Death(NamedTuple):
@@ -69,7 +70,11 @@ def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
 
 def digest(config: config_lib.RunConfig) -> str:
   """Changes with every field that a living role may have read."""
-  fields = {n: v for n, v in config.to_dict().items() if n not in _OWN_FIELDS}
+  fields = {
+    name: value
+    for name, value in process.flat(config.to_dict())
+    if not name.startswith(_OWN_FIELDS) and name not in _LIVE_FIELDS
+  }
   return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
 
 

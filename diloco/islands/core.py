@@ -252,6 +252,17 @@ class IslandCore:
     """Inner steps done, over all incarnations."""
     return self._step
 
+  def reschedule(self, when: schedule.Schedule) -> None:
+    """Publishes by another schedule from now on.
+
+    The first grid point of it may be further off than what was trained by the
+    old one may wait, so every fragment is due H steps after its last, too.
+    """
+    self._when = when
+    for fragment, state in enumerate(self._fragments):
+      due = max(state.scheduled + when.sync_every, self._step + 1)
+      self._off_grid.setdefault(due, []).append(fragment)
+
   @property
   def resyncing(self) -> bool:
     """Whether it waits for every fragment to be fetched anew."""

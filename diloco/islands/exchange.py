@@ -119,6 +119,11 @@ class Exchange(hands.Hands):
     """Inner steps the core knows of."""
     return self.core.step
 
+  def reschedule(self, every: int) -> None:
+    """Publishes every so many steps from now on."""
+    fragments = self._setting.config.sync.num_fragments
+    self.core.reschedule(schedule.Schedule(every, fragments))
+
   @property
   def in_flight(self) -> list[int]:
     """Fragments published and not yet answered by a newer version."""

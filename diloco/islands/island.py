@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -227,6 +227,11 @@ class Island:
     self._log.finish()
     step = self._exchange.step
     return {"steps": step - started_at, "step": step, "loss": self._log.loss}
+
+  def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Goes on by other settings, those of `config.LIVE`."""
+    self._exchange.reschedule(settings["sync.every"])
+    return {"step": self._exchange.step}
 
   def _one_step(self) -> None:
     batch = self._trainer.take_batch()

@@ -72,6 +72,8 @@ class ProgramRunner:
         return self._island.checkpoint(**args)
       case "poison":
         return self._island.poison(**args)
+      case "configure":
+        return self._island.configure(**args)
       case "drain":
         self._last_window = None
         return self._island.drain(**args)

@@ -219,7 +219,8 @@ def _merge(line: Mapping[str, Any]) -> script.Merge:
     raise errors.UserError(
       f"the tape's line of {version}", "it has no digest to compare", _REMEDY
     )
-  return script.Merge(version, shares, line["digest"])
+  rate = line.get("learning_rate")
+  return script.Merge(version, shares, line["digest"], rate)
 
 
 def _returns(record: reader.Record) -> Iterator[script.Return]:

@@ -213,6 +213,8 @@ class Replayer:
       merge, self._plan.makings, contributions, self._weighting
     )
     payload = keys.global_prefix(*merge.id, "r")
+    if merge.learning_rate is not None:
+      self._merger.set_learning_rate(merge.learning_rate)
     try:
       merged = self._merger.merge(
         operations.Merge(before, payload, contributions, verdict.weights)

@@ -177,6 +177,7 @@ class Merge:
   id: VersionId
   shares: tuple[Share, ...]
   digest: str
+  learning_rate: float | None = None  # of the outer step; None: the run's
 
   @property
   def before(self) -> VersionId:

@@ -48,6 +48,7 @@ _NOTABLE = {
   events.NOT_RESTORED: ("fragments", "reason"),
   events.GLOBAL_DAMAGED: ("fragment", "version", "reason"),
   events.HEAD_HEALED: ("fragment", "version"),
+  events.CONFIG_CHANGED: ("changes",),
   events.CUT_COMPLETED: ("cut", "secs"),
   events.CUT_ABANDONED: ("cut", "reason"),
   events.EVALUATED: ("target", "bits_per_token", "tokens"),

@@ -33,12 +33,17 @@ def start_ticks(pid: int) -> int | None:
 
 def controller_alive(run_dir: str | os.PathLike[str]) -> bool:
   """Whether the controller that announced itself in `run_dir` still runs."""
+  return controller_pid(run_dir) is not None
+
+
+def controller_pid(run_dir: str | os.PathLike[str]) -> int | None:
+  """Process id of the controller that announced itself, if it still runs."""
   path = pathlib.Path(run_dir) / "control" / "controller.json"
   try:
     announced = json.loads(path.read_text())
     pid, ticks = int(announced["pid"]), announced["started_ticks"]
     if announced["directory"] != process.directory_id(run_dir):
-      return False  # copied from the run it is of
+      return None  # copied from the run it is of
   except (OSError, ValueError, KeyError, TypeError):
-    return False
-  return ticks is not None and start_ticks(pid) == ticks
+    return None
+  return pid if ticks is not None and start_ticks(pid) == ticks else None

@@ -130,6 +130,7 @@ class RunView:
     self.made_from: dict[str, int] = {}  # sound lines by file
     self._stood_still: list[str] = []
     self._broken: dict[pathlib.Path, str] = {}  # files, and what is wrong
+    self.changes: list[dict[str, Any]] = []  # of settings while it was on
     self.last_wall_secs = 0.0
     self._total_tokens = 0
 
@@ -145,6 +146,7 @@ class RunView:
       events.SYNCER_DIED: self._syncer,
       events.LEASE_ACQUIRED: self._lease_acquired,
       events.REATTACHED: self._reattached,
+      events.CONFIG_CHANGED: self._config_changed,
       events.FAULT_INJECTED: self.faults.append,
       events.STARTED: self._started,
       events.PUBLISHED: self._published,
@@ -232,6 +234,9 @@ class RunView:
   def _reattached(self, line: reader.Line) -> None:
     if not line["peer"].startswith("island-"):
       self.syncer_leads.append(line["wall_secs"])  # in this session
+
+  def _config_changed(self, line: reader.Line) -> None:
+    self.changes.append(line["changes"])
 
   def _cut_completed(self, line: reader.Line) -> None:
     self.cuts += 1
@@ -403,10 +408,11 @@ class RunView:
 
   @property
   def every(self) -> int:
-    """H, from the configuration; 0 if it is unknown."""
+    """H, the largest the run has had; 0 if it is unknown."""
     sync = self.config.get("sync")
     stated = sync.get("every") if isinstance(sync, dict) else None
-    return stated if isinstance(stated, int) else 0
+    had = [stated, *(h for c in self.changes for h in c.get("sync.every", ()))]
+    return max((h for h in had if isinstance(h, int)), default=0)
 
   @property
   def token_unit(self) -> str:

@@ -384,6 +384,12 @@ class SyncerCore:
           earliest = deadline
     return earliest
 
+  def configure(self, settings: Settings) -> None:
+    """Closes rounds by another quorum and grace from the next event on."""
+    self._settings = dataclasses.replace(
+      self._settings, quorum=settings.quorum, grace=settings.grace
+    )
+
   def handle(self, event: Event, now: float) -> list[Action]:
     """Takes one event at `now` (monotonic seconds); returns what to do."""
     match event:

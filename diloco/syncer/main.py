@@ -11,6 +11,8 @@ import os
 import pathlib
 import queue
 import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import errors, process, pulse, timing, workers
@@ -73,7 +75,7 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
     stranger=functools.partial(process.is_stranger, run_dir),
   )
   reason = "stopped"
-  if syncer.take_over(waiting.wanted):
+  if syncer.take_over(lambda: waiting.wanted(syncer.configure)):
     waiting.ready(syncer.token)
     reason = syncer.run(channel)
   logger.info("leaving reason=%s", reason)
@@ -97,8 +99,14 @@ class Waiting:
     self._channel.set_hello(ready=True, token=token)
     self._channel.send({"type": "ready", "token": token})
 
-  def wanted(self) -> bool:
-    """Whether to go on waiting; answers what was asked meanwhile."""
+  def wanted(
+    self, configure: Callable[[Mapping[str, Any]], None] = lambda live: None
+  ) -> bool:
+    """Whether to go on waiting; answers what was asked meanwhile.
+
+    Args:
+      configure: takes other settings over.
+    """
     while True:
       try:
         message = self._channel.inbox.get_nowait()
@@ -108,6 +116,8 @@ class Waiting:
         result = {"leads": False}
         done = {"type": "done", "seq": message["seq"], "result": result}
         self._channel.send(done)
+        if message["name"] == "configure":
+          configure(message["args"]["settings"])
         if message["name"] == "stop":
           return False
 

@@ -26,6 +26,7 @@ class Merged:
   num_bytes: int  # of the contributions read
   digest: str  # of the version's parameters
   cosine: float | None  # mean of the tensors', by size; None for one alone
+  learning_rate: float  # of the outer step
 
 
 RefusedError = protocol.RefusedError
@@ -54,6 +55,11 @@ class RoundMerger:
     self._method = method
     self._outer = outer
     self._merger = merge_lib.Merger(outer)
+
+  def set_learning_rate(self, learning_rate: float) -> None:
+    """Takes outer steps of another length from now on."""
+    self._outer = dataclasses.replace(self._outer, learning_rate=learning_rate)
+    self._merger = merge_lib.Merger(self._outer)
 
   def chunks(self, fragment: int) -> list[list[int]]:
     """Chunk shape of every tensor of a version, in plan order."""
@@ -101,6 +107,7 @@ class RoundMerger:
       sum(c * n for c, n in cosines) / sum(n for _, n in cosines)
       if cosines
       else None,
+      self._outer.learning_rate,
     )
 
   def _open(

@@ -60,6 +60,10 @@ class Rounds(leader.Leader):
     self.num_merges = 0
     self.step_secs = 0.0  # of the fastest island
 
+  def set_learning_rate(self, learning_rate: float) -> None:
+    """Takes outer steps of another length from now on."""
+    self._merger.set_learning_rate(learning_rate)
+
   def draining(self) -> bool:
     """See `Leader`."""
     return self._orders.draining()
@@ -241,6 +245,7 @@ def _merged_event(
     "outer_grad_norm": merged.outer_grad_norm,
     "cosine": merged.cosine,
     "digest": merged.digest,
+    "learning_rate": merged.learning_rate,
     "bytes": merged.num_bytes,
   }
 

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import channel as channel_lib
@@ -161,6 +161,7 @@ class Syncer(leadership.Leadership):
   def _lead(self, parts: leader.Parts) -> None:
     """Makes what surrounds the core."""
     assert self._plan is not None
+    parts.core.configure(settings(self._config))  # changed while it waited?
     outer = self._config.outer
     merger = round_merge.RoundMerger(
       self._store,
@@ -230,6 +231,13 @@ class Syncer(leadership.Leadership):
         return "no controller"
     return "stopped" if self._stop.is_set() else ""
 
+  def configure(self, live: Mapping[str, Any]) -> None:
+    """Goes on by other settings, those of `config.LIVE`; leading or not."""
+    self._config = config_lib.with_live(self._config, live)
+    if self._rounds is not None:
+      self._rounds.core.configure(settings(self._config))
+      self._rounds.set_learning_rate(live["outer.learning_rate"])
+
   def drain(self) -> None:
     """From now on closes every round as soon as its quorum allows."""
     self._drain.set()
@@ -255,6 +263,10 @@ class Syncer(leadership.Leadership):
       except queue.Empty:
         break
       if message.get("type") != "program":
+        continue
+      if message["name"] == "configure":
+        self.configure(message["args"]["settings"])
+        channel.send(_done(message["seq"], {}))
         continue
       if message["name"] == "drain":
         self._draining = message["seq"]

@@ -9,8 +9,8 @@ for pictures only; no decision compares wall clocks).
 """
 
 # Written by the controller.
-RUN_STARTED = "run_started"  # method, islands (M), total_tokens, changed
-#   (field -> [what was, what is], of the configuration); once for each session
+RUN_STARTED = "run_started"  # method, islands (M), total_tokens; once for
+#   each session of a run
 ISLAND_STARTED = "island_started"  # island, island_incarnation, pid, cores
 ISLAND_READY = "island_ready"  # island, island_incarnation, step
 ISLAND_DIED = "island_died"  # island, island_incarnation, cause; not for one
@@ -35,6 +35,8 @@ RESTORED = "restored"  # cut, epoch, version_from ([P], the cut's versions),
 #   that is finished by a second attempt may be told twice, with one epoch
 NOT_RESTORED = "not_restored"  # fragments, reason: damage stands, and there is
 #   no cut without it; the other fragments go on
+CONFIG_CHANGED = "config_changed"  # changes (field -> [before, after]): what
+#   the user changed, between two sessions or while the run was on
 RUN_STOPPING = "run_stopping"  # reason
 RUN_FINISHED = "run_finished"  # status ("finished"|"stopped"|"failed"|
 #   "killed"), reason
@@ -82,8 +84,9 @@ MERGED = "merged"  # fragment, version, contributions (list of dicts: key,
 #   waited_secs, arrived_at, norm), token, absent (islands live but not in),
 #   opened_at, closed_at, quorum_secs, grace_secs (offered), grace_spent_secs,
 #   queued_secs, grace_facts, merge_secs, outer_grad_norm, cosine, digest,
-#   bytes. A syncer that takes over tells the newest merge of each fragment
-#   again, as a controller does that sets the run back; a version counts once
+#   bytes, learning_rate (of the outer step). A syncer that takes over tells the
+#   newest merge of each fragment again, as a controller does that sets the run back; a
+#   version counts once
 DISCARDED = "discarded"  # fragment, key, island, island_incarnation,
 #   first_step, step, c_tokens, reason (one of few names; details may follow
 #   a colon), arrived_at

@@ -98,6 +98,7 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   events.ISLAND_RESTART: {"island": _is_island},
   events.REATTACHED: {"peer": _is_text},
   events.FAULT_INJECTED: {"kind": _is_text, "target": _is_text},
+  events.CONFIG_CHANGED: {"changes": _is_object},
   events.CUT_COMPLETED: {"cut": _is_count},
   events.RESTORED: {
     "version_from": _list_of(_is_count),
@@ -135,7 +136,6 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "method": _is_text,
     "islands": _is_island,
     "total_tokens": _is_count,
-    "changed": _is_object,
   },
   events.RUN_FINISHED: {"status": _is_text, "reason": _is_text},
   events.SYNCER_DIED: {"led": _is_flag, "seat": _is_text},
@@ -165,6 +165,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
   events.ADOPTED: {"version": _is_count, **_GIVEN_UP},
   events.MERGED: {
     "grace_facts": _is_object,
+    "learning_rate": _is_number,
     "token": _is_count,
     "absent": _list_of(_is_island),
     "cosine": _is_number,

@@ -105,6 +105,7 @@ class Fleet:
     self.refusals = []  # errors of the next starts; None for a good one
     self.blind = set()  # islands that cannot read what they are to evaluate
     self.said = collections.deque()
+    self.sent = []  # (role, message)
     self.records_kept = 0
     self.damaged = []  # fragments
     self.set_back = lambda end: False  # what the run does about it
@@ -162,6 +163,7 @@ class Fleet:
     return self.said.popleft()
 
   def send(self, name, message):
+    self.sent.append((name, message))
     role = self.living.get(name)
     if role is not None:
       if message["preempt"]:

@@ -1,12 +1,14 @@
 """The controller's loop, in a fleet of fakes."""
 
 import errno
+import json
 import shutil
 
 import fake_fleet
 import pytest
 
-from diloco import channel
+from diloco import channel, process
+from diloco.controller import change
 from diloco.report import liveness
 
 EAGAIN = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
@@ -483,3 +485,75 @@ def test_programs_of_two_controllers_have_different_numbers(session, fleet):
     run.controller.close()
   sent = run.events("program_dispatched")
   assert len({e["seq"] for e in sent}) == len(sent)
+
+
+def wish(tmp_path, fleet_config, **changes):
+  values = fleet_config.to_dict()
+  for name, value in changes.items():
+    group, _, field = name.partition("__")
+    values[group][field] = value
+  change.wish_path(tmp_path).write_text(json.dumps(values))
+
+
+def configured(fleet):
+  """What each role was told last of the settings."""
+  return {
+    name: message["args"]["settings"]
+    for name, message in fleet.sent
+    if message["name"] == "configure"
+  }
+
+
+def test_change_of_settings_reaches_every_role_and_those_that_start_later(
+  session, fleet, tmp_path
+):
+  run = session(total_tokens=10_000)
+  config = fake_fleet.make_config(total_tokens=10_000)
+  process.write_config(config, tmp_path)
+  fleet.start_secs["island-1"] = 60.0
+  run.open()
+  run.turn_until(lambda: fleet.steps.get("island-0", 0) > 8)
+  wish(tmp_path, config, sync__every=4, outer__learning_rate=0.5)
+  run.turn_until(lambda: not change.wish_path(tmp_path).exists(), secs=1.0)
+  assert set(configured(fleet)) == {"syncer", "standby", "island-0"}
+  run.turn_until(lambda: "island-1" in configured(fleet), secs=60.0)
+  (told,) = {json.dumps(s, sort_keys=True) for s in configured(fleet).values()}
+  assert json.loads(told)["sync.every"] == 4
+  assert process.read_config(tmp_path).outer.learning_rate == 0.5
+  (line,) = run.events("config_changed")
+  assert line["changes"] == {
+    "outer.learning_rate": [1.0, 0.5],
+    "sync.every": [8, 4],
+  }
+  launched = len(fleet.launches)
+  run.run()
+  assert len(fleet.launches) == launched, "a change starts nobody anew"
+
+
+def test_change_that_cannot_be_changes_nothing(session, fleet, tmp_path):
+  run = session(total_tokens=10_000)
+  config = fake_fleet.make_config(total_tokens=10_000)
+  process.write_config(config, tmp_path)
+  run.open()
+  for changes in ({"sync__codec": "f32"}, {"sync__every": 1}):
+    wish(tmp_path, config, **changes)
+    run.turn_until(lambda: not change.wish_path(tmp_path).exists(), secs=1.0)
+  change.wish_path(tmp_path).write_text("{")
+  run.turn_until(lambda: not change.wish_path(tmp_path).exists(), secs=1.0)
+  assert process.read_config(tmp_path) == config
+  assert configured(fleet) == {} and run.events("config_changed") == []
+
+
+def test_roles_taken_up_after_a_change_live_on_and_are_told_it(
+  session, fleet, tmp_path
+):
+  first = session(total_tokens=10_000)
+  first.open()
+  first.turn_until(lambda: fleet.steps.get("island-1", 0) > 8)
+  second = session(incarnation=2, total_tokens=10_000, sync={"every": 4})
+  second.open()
+  for role in fleet.living.values():
+    fleet.say(role.name, type="hello", ready=True, token=1, step=role.step)
+  second.turn_until(lambda: len(configured(fleet)) == 4, secs=30.0)
+  assert fleet.killed == []
+  assert {s["sync.every"] for s in configured(fleet).values()} == {4}

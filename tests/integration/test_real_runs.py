@@ -1,5 +1,6 @@
 """Whole runs in real processes, some of which are killed on the way."""
 
+import json
 import os
 import shutil
 import signal
@@ -290,8 +291,9 @@ def test_islands_of_different_meshes_adopt_bit_equal_values(make_run):
     },
     sync={"num_fragments": 4, "every": 8, "split_tensors": True},
   )
-  code, _, err = run.start().finish()
+  code, out, err = run.start("--quiet", "--json").finish()
   assert code == 0, err
+  assert json.loads(out) == run.summary()
   run.check_books()
   started = {e["role"]: e["devices"] for e in run.events("started")}
   assert started == {"island-0": 4, "island-1": 1}

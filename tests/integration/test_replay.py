@@ -1,5 +1,6 @@
 """A real run in which processes were killed, and replays of it."""
 
+import itertools
 import json
 import math
 import shutil
@@ -16,6 +17,7 @@ from diloco.islands import inner_step
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
 from diloco.tasks import registry
+from diloco.workbench import session
 
 
 def diloco(*words):
@@ -29,6 +31,9 @@ def diloco(*words):
   return result.returncode, result.stdout, result.stderr
 
 
+CHANGES = {"outer.learning_rate": (0.9, 0.8), "sync.every": (8, 6)}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """A run whose island 1 and whose leading syncer were killed.
@@ -40,7 +45,7 @@ def run(tmp_path_factory):
   run = Run(
     folder,
     init_from=str(given),
-    total_tokens=36_000,
+    total_tokens=48_000,
     sync={"num_fragments": 4, "every": 8, "split_tensors": True},
     outer={"learning_rate": 0.9, "momentum": 0.5},
     faults=(
@@ -57,9 +62,10 @@ def run(tmp_path_factory):
   tree = inner_step.ParamTree(task, seed=0)
   np.savez(given, **tree.flatten(task.init(jax.random.key(77))))
   try:
-    code, out, err = run.start("--quiet", "--json").finish()
-    assert code == 0, err
-    assert json.loads(out) == run.summary()
+    live = session.start(run.values, run.dir)
+    run.wait_for(lambda: len(run.events("merged")) > 4)
+    assert live.change(sync__every=6, outer__learning_rate=0.8) == CHANGES
+    assert live.wait(secs=240) == "finished"
     given.unlink()
   finally:
     run.kill_everything()
@@ -74,7 +80,7 @@ def run_dir(run):
 def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
   facts = run.summary()
   assert facts["status"] == "finished"
-  assert facts["tokens_trained"] >= 36_000
+  assert facts["tokens_trained"] >= 48_000
   assert facts["islands"]["1"]["restarts"] == 1
   assert facts["final_eval_loss"] < 0.75 * math.log(256)
   run.check_books()
@@ -109,6 +115,24 @@ def test_every_life_began_with_what_the_run_was_given(run):
   first = next(iter(run.events("started")))
   assert first["base_versions"] == [0] * 4
   assert first["base_digests"] == given
+
+
+def test_settings_changed_meanwhile_hold_for_islands_and_every_leader(run):
+  (changed,) = run.events("config_changed")
+  assert changed["changes"] == {n: list(pair) for n, pair in CHANGES.items()}
+  merged = run.events("merged")
+  assert {m["learning_rate"] for m in merged if m["token"] == 1} <= {0.9, 0.8}
+  assert {m["learning_rate"] for m in merged[-8:]} == {0.8}
+  for island in (0, 1):
+    steps = [
+      e["step"]
+      for e in run.events("published")
+      if (e["role"], e["fragment"]) == (f"island-{island}", 0)
+      and e["trigger"] == "schedule"
+    ]
+    assert {b - a for a, b in itertools.pairwise(steps[-4:])} == {6}
+  # Who starts later begins with them, and who looks later finds them.
+  assert session.Session(run.dir).settings.sync.every == 6
 
 
 def events(run_dir, name):

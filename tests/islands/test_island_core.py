@@ -387,3 +387,15 @@ def test_one_step_of_a_fragment_is_published_under_its_name_only_once():
   _step(state)
   (publish,) = state.handle(core.Drain())
   assert (publish.first_step, publish.step) == (2, 5)
+
+
+@pytest.mark.parametrize("every", [2, 3, 16])
+def test_other_schedule_holds_from_the_next_step_on(every):
+  state = _core(fragments=2, every=8)
+  for _ in range(8):
+    _step(state)
+  state.reschedule(schedule.Schedule(every, 2))
+  for _ in range(4 * every):
+    _step(state)
+    for position in state.positions:
+      assert state.step - position.published <= max(every, 8)

@@ -569,3 +569,12 @@ def test_late_publication_of_a_life_that_ended_loses_its_first_steps_by_name():
     core.Arrived([Contribution(0, 0, 1), late, next_life]), 1.0
   )
   assert core.Discard(late, "superseded", 1.0) in actions
+
+
+def test_smaller_quorum_closes_what_waits_with_the_next_event():
+  state = _core(minimum=2)
+  actions = state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+  assert _kinds(actions) == ["Open"]
+  state.configure(_core(minimum=1)._settings)
+  actions = state.handle(core.Tick(), 2.0)
+  assert _kinds(actions) == ["Close"]

@@ -1,0 +1,108 @@
+"""Settings changed while a run is on: `diloco change`.
+
+Who wants a change leaves it as a file; the controller takes it up between two
+turns, writes the configuration, tells the tape and then every role. A role that
+starts meanwhile has read one configuration or the other, and is told again.
+"""
+
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diloco import config as config_lib
+from diloco import errors, process
+from diloco.report import liveness
+
+logger = logging.getLogger(__name__)
+
+Changes = dict[str, tuple[Any, Any]]  # field -> before, after
+
+_POLL_SECS = 0.05
+
+
+def wish_path(run_dir: pathlib.Path) -> pathlib.Path:
+  """A file here holds the configuration that is wanted."""
+  return run_dir / "control" / "change_wish"
+
+
+def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
+  """Changes settings of a run that is on, and waits until they hold.
+
+  Islands take a change over after the train windows they have queued.
+
+  Args:
+    run_dir: directory of the run.
+    values: a whole configuration, of which fields in `config.LIVE` may differ
+      from the run's.
+
+  Returns:
+    What is changed.
+
+  Raises:
+    UserError: the run is not on, or the change cannot be. Nothing is changed.
+  """
+  old = process.read_config(run_dir)
+  new = config_lib.from_mapping(values)
+  config_lib.check_live(old, new)
+  changes = config_lib.changes(old, new)
+  wish = wish_path(run_dir)
+  text = json.dumps(new.to_dict())
+  temporary = wish.with_suffix(".tmp")
+  written = False
+  while changes and process.read_config(run_dir) != new:
+    if not liveness.controller_alive(run_dir):
+      wish.unlink(missing_ok=True)
+      raise errors.UserError(
+        f"diloco change {run_dir}",
+        "no controller of this run is alive, so nothing is going on in it",
+        "give the change to 'diloco resume'",
+      )
+    if not written:
+      temporary.write_text(text)
+      temporary.rename(wish)
+      written = True
+    elif not wish.exists() and process.read_config(run_dir) != new:
+      raise errors.UserError(
+        f"diloco change {run_dir}",
+        "another change came in between",
+        "look at 'diloco status', then give it again",
+      )
+    time.sleep(_POLL_SECS)
+  return changes
+
+
+class Desk:
+  """The controller's side: takes wishes up."""
+
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    changed: Callable[[config_lib.RunConfig, Changes], None],
+  ):
+    """Args: directory of the run; who makes a change hold, and what it is."""
+    self._run_dir = run_dir
+    self._wish = wish_path(run_dir)
+    self._changed = changed
+
+  def look(self) -> None:
+    """Takes up a change that is wanted.
+
+    Raises:
+      OSError: it cannot be read or written, and is tried again.
+    """
+    if not self._wish.exists():
+      return
+    try:
+      old = process.read_config(self._run_dir, or_copy=True)
+      new = config_lib.from_mapping(json.loads(self._wish.read_text()))
+      config_lib.check_live(old, new)
+    except (ValueError, errors.UserError) as error:
+      logger.warning("change_refused error=%s", errors.one_line(error))
+    else:
+      if changes := config_lib.changes(old, new):
+        process.write_config(new, self._run_dir)
+        self._changed(new, changes)
+    self._wish.unlink(missing_ok=True)
