@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from diloco import arguments, config, errors
+from diloco import arguments, errors
 
 # A flag: what `argparse` takes to add one.
 Flag = tuple[tuple[str, ...], dict[str, Any]]
@@ -240,9 +240,10 @@ TABLE: tuple[Command, ...] = (
     group="train",
     what="change settings of a run that is on",
     run="diloco.cli:change",
-    more="Quorum, grace, H and the outer learning rate may change meanwhile:\n"
-    + "\n".join(f"  --config.{name}" for name in config.LIVE)
-    + "\nIslands follow after the train windows they have queued.",
+    more="Quorum, grace, H and the outer learning rate may change meanwhile, as\n"
+    "--config.sync.quorum, --config.sync.grace, --config.sync.grace_gamma,\n"
+    "--config.sync.every and --config.outer.learning_rate. Islands follow after\n"
+    "the train windows they have queued.",
     examples=("diloco change runs/quickstart --config.sync.quorum=2",),
     flags=(_DIR, _FIELD),
   ),

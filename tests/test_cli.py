@@ -811,3 +811,8 @@ def test_controller_that_left_its_roles_running_is_one_line(
   monkeypatch.setattr(launch, "main", train)
   assert cli.main(["train"]) == process.EXIT_FAILED
   assert capsys.readouterr().err == "error: the controller failed\n"
+
+
+def test_help_of_change_names_all_that_may_change():
+  told = re.findall(r"--config\.([a-z_.]+)[, ]", COMMANDS["change"].more)
+  assert sorted(told) == sorted(config_lib.LIVE)
