@@ -240,10 +240,10 @@ TABLE: tuple[Command, ...] = (
     group="train",
     what="change settings of a run that is on",
     run="diloco.cli:change",
-    more="Quorum, grace, H and the outer learning rate may change meanwhile, as\n"
-    "--config.sync.quorum, --config.sync.grace, --config.sync.grace_gamma,\n"
-    "--config.sync.every and --config.outer.learning_rate. Islands follow after\n"
-    "the train windows they have queued.",
+    more="These may change: --config.sync.quorum, --config.sync.grace,"
+    " --config.sync.every,\n--config.sync.grace_gamma,"
+    " --config.outer.learning_rate. Islands follow after the\ntrain windows they"
+    " have queued.",
     examples=("diloco change runs/quickstart --config.sync.quorum=2",),
     flags=(_DIR, _FIELD),
   ),

@@ -85,8 +85,8 @@ MERGED = "merged"  # fragment, version, contributions (list of dicts: key,
 #   opened_at, closed_at, quorum_secs, grace_secs (offered), grace_spent_secs,
 #   queued_secs, grace_facts, merge_secs, outer_grad_norm, cosine, digest,
 #   bytes, learning_rate (of the outer step). A syncer that takes over tells the
-#   newest merge of each fragment again, as a controller does that sets the run back; a
-#   version counts once
+#   newest merge of each fragment again, as a controller does that sets the run
+#   back; a version counts once
 DISCARDED = "discarded"  # fragment, key, island, island_incarnation,
 #   first_step, step, c_tokens, reason (one of few names; details may follow
 #   a colon), arrived_at
