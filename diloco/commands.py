@@ -242,8 +242,8 @@ TABLE: tuple[Command, ...] = (
     run="diloco.cli:change",
     more="These may change: --config.sync.quorum, --config.sync.grace,"
     " --config.sync.every,\n--config.sync.grace_gamma,"
-    " --config.outer.learning_rate. Islands follow after the\ntrain windows they"
-    " have queued.",
+    " --config.outer.learning_rate. Islands follow after the\ntrain windows"
+    " they have queued.",
     examples=("diloco change runs/quickstart --config.sync.quorum=2",),
     flags=(_DIR, _FIELD),
   ),
