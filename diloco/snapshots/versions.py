@@ -111,7 +111,7 @@ class Versions:
   def _gone(self, what: str) -> errors.UserError:
     there = {"versions": self.listed(), "cuts": self.cuts()}
     named = [
-      f"{kind} {', '.join(map(str, numbers)) or 'none'}"
+      f"{kind} {', '.join(map(str, numbers))}" if numbers else f"no {kind}"
       for kind, numbers in there.items()
     ]
     return errors.UserError(

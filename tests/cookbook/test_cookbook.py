@@ -316,6 +316,51 @@ def test_sweep_is_done_and_compared(place, corpus):
     assert summary["final_eval_loss"] < np.log(256) - 1
 
 
+def test_result_is_taken_away(finished, tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(finished.parent)
+  workdir, folder = finished, tmp_path
+  # region open
+  from diloco.workbench import opened
+
+  trained = opened.Run(workdir)
+  print(trained.state, trained.summary["final_eval_loss"])
+  print(trained.versions(), trained.cuts())
+  params = trained.params()  # nested dicts of numpy arrays
+  steps = trained.metrics()  # a pandas table, as is trained.tape("merged")
+  print(steps.groupby("island")["loss"].last())
+  # endregion
+  assert trained.state == "finished"
+  assert {name: leaf.shape for name, leaf in params.items()} == {
+    "bias": (256,),
+    "embedding": (256, 32),
+    "output": (32, 256),
+  }
+  assert set(steps["island"]) == {0, 1}
+  # region evaluate
+  from diloco.workbench import evaluate, loaded
+
+  found = evaluate.evaluate(loaded.load(trained))
+  print(found["sets"]["held_out"]["loss"], "nats per token")
+  # endregion
+  # An island has other devices, and so other orders of its sums.
+  same = trained.summary["final_eval_loss"]
+  assert found["sets"]["held_out"]["loss"] == pytest.approx(same, rel=1e-6)
+  merged = trained.summary["tokens_merged"]
+  assert found["merged_tokens"] == pytest.approx(merged, abs=1)
+  config = trained.config
+  # region again
+  from diloco.workbench import export
+
+  export.export(trained, "safetensors", folder / "bigram.safetensors")
+  config.init_from = f"{folder}/bigram.safetensors"
+  # endregion
+  typed = config_lib.from_mapping(config)
+  _, _, given = run.preflight(typed, tmp_path / "next")
+  for name, leaf in params.items():
+    np.testing.assert_array_equal(given[name], leaf)
+  sys.modules.pop("bigram", None)
+
+
 # region grace
 class HalfStepGrace:
   """Waits half a step of the slowest live island, whatever the slack."""
