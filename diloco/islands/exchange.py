@@ -25,9 +25,11 @@ from diloco.islands import (
   notices,
   peer_protocol,
   peers,
+  protocol,
   publisher,
   recovery,
   saver,
+  saving,
 )
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint, records, store
@@ -56,14 +58,14 @@ class Exchange(hands.Hands):
   def __init__(
     self,
     setting: Setting,
-    recovered: recovery.Recovered,
+    basis: protocol.Basis,
     poll_secs: Callable[[], float],
   ):
     """Starts the threads.
 
     Args:
       setting: what it works with.
-      recovered: where it goes on.
+      basis: where it goes on.
       poll_secs: gives the pause between two looks at the syncer's board.
     """
     sync, who = setting.config.sync, setting.identity
@@ -76,11 +78,11 @@ class Exchange(hands.Hands):
       who.island,
       sync.adoption,
       follow=sync.follow,
-      step=recovered.plan.start,
-      origins=recovered.origins,
-      cut=recovered.cut,
+      step=basis.plan.start,
+      origins=basis.plan.origins,
+      cut=basis.standing.cut,
     )
-    self._cut = recovered.cut  # the last one taken part in
+    self._cut = basis.standing.cut  # the last one taken part in
     self._saves = 0
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
     self._answerer: threading.Thread | None = None  # of a peer's call
@@ -93,7 +95,7 @@ class Exchange(hands.Hands):
       setting.run_dir,
       setting.snapshots,
       setting.learner.plan,
-      self._publisher,
+      who,
       setting.tape,
     )
     self._adopter = adopter.Adopter(
@@ -101,7 +103,7 @@ class Exchange(hands.Hands):
       setting.learner.plan,
       self._swap.shardings,
       who.island,
-      [origin.base for origin in recovered.origins],
+      [origin.base for origin in basis.plan.origins],
       poll_secs,
       notices.NoticeBoard(
         who.island,
@@ -240,21 +242,16 @@ class Exchange(hands.Hands):
       return saved.opt_state, recovery.identity_of(marker)
     return None, None
 
-  def answer(self, request: records.PeerRequest) -> None:
+  def answer(self, request: records.PeerRequest, bases: Sequence[int]) -> None:
     """See `Hands`."""
-    positions, who = self.core.positions, self._setting.identity
-    versions = [p.base for p in positions]
-    if (
-      (self._answerer is not None and self._answerer.is_alive())
-      or self.core.resyncing
-      or not peer_protocol.can_serve(versions, request.versions)
-    ):
+    if self._answerer is not None and self._answerer.is_alive():
       return
+    who = self._setting.identity
     offer = peers.Offer(
       who.island,
       who.incarnation,
       self._learner.step,
-      versions,
+      bases,
       self._learner.opt_state_copy(),
     )
     self._answerer = threading.Thread(
@@ -287,7 +284,7 @@ class Exchange(hands.Hands):
       cut=self._cut if part else 0,
     )
     self._saver.save(
-      saver.Job(
+      saving.Job(
         self._saves,
         self._learner.snapshot(),
         positions,

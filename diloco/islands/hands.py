@@ -8,10 +8,11 @@ the values are that hands move is a world's own matter.
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 from diloco.islands import core as core_lib
-from diloco.islands import notices
+from diloco.islands import notices, peer_protocol
 from diloco.snapshots import records
 
 
@@ -64,8 +65,10 @@ class Hands(abc.ABC):
       self.mend(actions)
     if at_hand and not core.resyncing:
       at_hand.clear()  # adopted, or not newer than what is there
-    if heard.request is not None:
-      self.answer(heard.request)
+    if heard.request is not None and not core.resyncing:
+      bases = [p.base for p in core.positions]
+      if peer_protocol.can_serve(bases, heard.request.versions):
+        self.answer(heard.request, bases)
 
   def carry_out(self, action: Any) -> None:
     """Does an action that needs no version at hand."""
@@ -106,8 +109,8 @@ class Hands(abc.ABC):
     """All fragments are new: makes the optimizer sound again."""
 
   @abc.abstractmethod
-  def answer(self, request: records.PeerRequest) -> None:
-    """Sends the optimizer's state to a peer, if it will do."""
+  def answer(self, request: records.PeerRequest, bases: Sequence[int]) -> None:
+    """Sends the optimizer's state, of versions `bases` ([P]), to a peer."""
 
 
 def _board_event(board: records.Board | None) -> core_lib.Board | None:

@@ -114,9 +114,14 @@ class Island:
     """Restores, compiles, starts the background threads, is on record."""
     spec, trainer = self._spec, self._trainer
     self._patiently(self._publish_initial)
-    recovered = recovery.Recovery(
-      spec.run_dir, self._store, trainer, spec.island, spec.incarnation
-    ).run(self._config.sync.every, self.times.heartbeat_secs)
+    basis = recovery.Recovery(
+      spec.run_dir,
+      self._store,
+      trainer,
+      spec.island,
+      spec.incarnation,
+      self.times.heartbeat_secs,
+    ).run(self._config.sync.every)
     trainer.compile()
     self._evaluator = evaluation.Evaluator(
       self._task,
@@ -145,10 +150,10 @@ class Island:
       share=[spec.island, self._config.fleet.islands],
       total_tokens=self._config.total_tokens,
       **surroundings.describe(),
-      **recovered.facts(),
+      **recovery.facts(basis),
     )
     identity = publisher.Identity(
-      spec.island, spec.incarnation, tokens_per_step, recovered.epoch
+      spec.island, spec.incarnation, tokens_per_step, basis.standing.epoch
     )
     setting = exchange.Setting(
       spec.run_dir,
@@ -160,7 +165,7 @@ class Island:
       self.progress,
       self.times,
     )
-    self._exchange = exchange.Exchange(setting, recovered, self._poll_secs)
+    self._exchange = exchange.Exchange(setting, basis, self._poll_secs)
 
   def _patiently(self, do: Callable[[], None]) -> None:
     """Does it once the store answers: an outage is no death of an island."""

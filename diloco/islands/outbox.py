@@ -229,14 +229,15 @@ class Outbox:
 def settled(ticket: Ticket) -> bool | None:
   """Whether all that a state takes for published is committed.
 
-  One that is contained in another counts as committed when that one is.
+  One that is contained in another counts as committed when that one is. Any
+  thread may ask: a fate is decided once.
 
   Returns:
     False once one that is needed never will be; None while it is open.
   """
+  open_ = any(_last(entry).fate == "waiting" for entry in ticket.awaited)
   if any(_last(entry).fate == "lost" for entry in ticket.needed):
     return False
-  open_ = any(_last(entry).fate == "waiting" for entry in ticket.awaited)
   return None if open_ else True
 
 

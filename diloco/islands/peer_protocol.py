@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from diloco import errors
 from diloco.snapshots import keys, operations, records
 
+_READ_ATTEMPTS = 2
 _HEARD_BEATS, _TURN_BEATS, _STEPS = 6, 2, 4
 _LEAST_BYTES_A_SEC = 16 << 20  # of a store that still counts as working
 _MEMBERS = operations.Names("members")
@@ -100,6 +101,49 @@ def hear(request: records.PeerRequest) -> operations.Procedure[Heard | None]:
     return None
   content = yield operations.ReadState(state)
   return Heard(state, content)
+
+
+def ask(
+  request: records.PeerRequest,
+  patience_secs: Callable[[Sequence[records.Member]], float],
+  clock: Callable[[], float],
+  poll_secs: float,
+  passed_over: Callable[[str], None],
+) -> operations.Script[Heard | None]:
+  """Calls, and waits for an answer that will do.
+
+  Whoever has asked is to hang up and to clean up.
+
+  Args:
+    request: the call.
+    patience_secs: how long these healthy peers are waited for.
+    clock: monotonic seconds of who calls.
+    poll_secs: pause between two looks.
+    passed_over: hears why there is none, or why one will not do.
+
+  Returns:
+    The answer; None if nobody can be asked, or nobody answered in time.
+  """
+  for _ in range(_READ_ATTEMPTS):
+    peers = yield from healthy(request.island)
+    if not peers:
+      return None
+    yield from call(request)
+    deadline = clock() + patience_secs(peers)
+    try:
+      while clock() < deadline:
+        yield poll_secs
+        heard = yield from hear(request)
+        if heard is not None:
+          return heard
+    except errors.CorruptSnapshotError as error:
+      # Another peer may have answered as well, and be the one to read.
+      passed_over(str(error))
+      yield from clean_up(request.island)
+      continue
+    passed_over("no peer sent its optimizer state in time")
+    return None
+  return None
 
 
 def hang_up(request: records.PeerRequest) -> operations.Procedure[None]:

@@ -1,13 +1,12 @@
 """An inner optimizer's state from a healthy peer, through the store.
 
-The shell around `diloco.islands.peer_protocol`: what moves tensors, and waits.
+The shell around `diloco.islands.peer_protocol`: what moves tensors.
 A peer sends its optimizer state alone. Parameters always come from the global
 versions: the peer's own hold progress that is not published yet, which would
 count twice.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +16,6 @@ import numpy as np
 from diloco import errors
 from diloco.islands import peer_protocol, shards
 from diloco.snapshots import arrays, digest, keys, operations, records, store
-
-_POLL_SECS = 0.05
 
 
 class Offer(NamedTuple):
@@ -90,55 +87,18 @@ def answer(
   operations.perform(peer_protocol.answer(request, state, content), execute)
 
 
-def ask(
-  snapshots: store.SnapshotStore,
-  request: records.PeerRequest,
-  like: Any,
-  patience_secs: float,
-  clock: Callable[[], float] = time.monotonic,
-) -> peer_protocol.Heard | None:
-  """Calls for an optimizer state and waits for an answer that will do.
-
-  Args:
-    snapshots: the store.
-    request: who calls, and what the answer's sender must have seen.
-    like: an optimizer state of the shapes and shardings wanted; the sender's
-      shardings may be others.
-    patience_secs: how long to wait.
-    clock: monotonic seconds.
-
-  Returns:
-    The answer and the optimizer state; None when nobody answered in time.
-
-  Raises:
-    CorruptSnapshotError: it is damaged, or of another optimizer.
-    OSError: the store could not be reached.
-  """
-
-  def execute(operation: operations.Operation) -> Any:
-    if isinstance(operation, operations.ReadState):
-      return _read(snapshots, operation.state, like)
-    return snapshots.execute(operation)
-
-  snapshots.perform(peer_protocol.call(request))
-  deadline = clock() + patience_secs
-  try:
-    while clock() < deadline:
-      heard = operations.perform(peer_protocol.hear(request), execute)
-      if heard is not None:
-        return heard
-      time.sleep(_POLL_SECS)
-    return None
-  finally:
-    snapshots.perform(peer_protocol.hang_up(request))
-
-
-def _read(
+def read(
   snapshots: store.SnapshotStore,
   state: records.PeerState,
   like: Any,
 ) -> Any:
-  """Reads the optimizer state an answer names.
+  """Reads the optimizer state that an answer names.
+
+  Args:
+    snapshots: the store.
+    state: the answer.
+    like: an optimizer state of the shapes and shardings wanted; the sender's
+      shardings may be others.
 
   Raises:
     CorruptSnapshotError: it is damaged, or of another optimizer.

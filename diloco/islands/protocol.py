@@ -1,16 +1,23 @@
 """What an island does to the store, in the order that makes it safe.
 
-Procedures (see `diloco.snapshots.operations`): publish, fetch, and what an
-island reads that comes back.
+Procedures (see `diloco.snapshots.operations`): publish, fetch, and how an
+island comes back.
 """
 
 from __future__ import annotations
 
+import abc
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
-from diloco.islands import comeback
-from diloco.snapshots import cuts, keys, operations, records
+from diloco.islands import comeback, core, peer_protocol
+from diloco.snapshots import checkpoint, cuts, keys, operations, records
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECS = 0.2
 
 # Made once: procedures are run a million times in simulations.
 _AFTER_COMMIT_RECORD = operations.Point("after_commit_record")
@@ -126,13 +133,15 @@ class Standing(NamedTuple):
   """What the store tells an island that comes back.
 
   Attributes:
-    epoch: the store's timeline; None before the first return to a cut.
+    epoch: the store's timeline; 0 before the first return to a cut.
+    part: the island's part of the cut that was gone back to, if it has one.
     cut: number of the newest cut asked for, 0 without any.
     known: how far the island is published and merged.
     fetched: [P], the versions to start from, those that `known` names.
   """
 
-  epoch: records.Epoch | None
+  epoch: int
+  part: records.CutPart | None
   cut: int
   known: comeback.Known
   fetched: list[Fetched]
@@ -150,6 +159,9 @@ def come_back(
     LookupError: a fragment has no head.
   """
   epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
+  part = None
+  if epoch is not None:
+    part = yield from _part(keys.cut_part_key(epoch.cut, island))
   cut = max((yield from cuts.numbers()), default=0)
   known = yield from survey(island, num_fragments)
   yield _MID_RECOVERY
@@ -164,10 +176,168 @@ def come_back(
   published = tuple(map(max, known.published, merged))
   versions = tuple(found.head.version for found in fetched)
   return Standing(
-    epoch,
+    epoch.epoch if epoch else 0,
+    part,
     max([cut, *(found.head.cut for found in fetched)]),
     comeback.Known(published, versions, merged),
     fetched,
+  )
+
+
+def _part(key: str) -> operations.Procedure[records.CutPart | None]:
+  try:
+    part, _ = yield operations.Read(key, records.CutPart)
+  except errors.CorruptSnapshotError:
+    return None  # it proves no saved state
+  found: records.CutPart | None = part
+  return found
+
+
+class Basis(NamedTuple):
+  """What the next life of an island may go on from.
+
+  Attributes:
+    plan: where to go on.
+    standing: what the store told.
+    saved: marker of the newest saved state that will do, if there is one.
+    state: what was restored of it.
+    heard: a peer's optimizer state, if one was needed and sent.
+    passed_over: what could not be used, and why.
+  """
+
+  plan: comeback.Comeback
+  standing: Standing
+  saved: checkpoint.Checkpoint | None = None
+  state: Any = None
+  heard: peer_protocol.Heard | None = None
+  passed_over: Sequence[str] = ()
+
+
+class Search(abc.ABC):
+  """How a new life of an island finds what it goes on from.
+
+  What cannot be used is passed over with a reason; what the store does not
+  tell is waited for. How a world keeps saved states is in a subclass.
+  """
+
+  poll_secs = 0.05  # between two looks for an answer
+
+  def __init__(self, island: int, incarnation: int, clock: Callable[[], float]):
+    """Args: who comes back, and monotonic seconds."""
+    self._passed_over: list[str] = []
+    self._island = island
+    self._incarnation = incarnation
+    self._clock = clock
+
+  @abc.abstractmethod
+  def saved_states(self) -> Sequence[Any]:
+    """The island's saved states that count, the newest first.
+
+    It is asked once the store has told all it knows, and before any peer is.
+    """
+
+  @abc.abstractmethod
+  def marker_of(self, saved: Any) -> checkpoint.Checkpoint:
+    """What was saved; raises `CorruptSnapshotError` if nobody can tell."""
+
+  @abc.abstractmethod
+  def is_part(self, saved: Any, part: records.CutPart) -> bool:
+    """Whether this very state is a part of a cut."""
+
+  @abc.abstractmethod
+  def restore(self, saved: Any) -> Any:
+    """The state; raises `CorruptSnapshotError` if it cannot be read."""
+
+  @abc.abstractmethod
+  def patience_secs(self, peers: Sequence[records.Member]) -> float:
+    """How long an answer of these peers is waited for."""
+
+  def failed(self, error: Exception) -> None:
+    """The store does not tell all, or keeps what peers have answered."""
+    logger.warning("recovery_failed error=%s", error)
+
+  def find(
+    self, num_fragments: int, sync_every: int
+  ) -> operations.Script[Basis]:
+    """Finds it for P fragments and H steps, however long the store takes.
+
+    Whoever started the island knows how long it may take to be ready.
+    """
+    while True:
+      try:
+        standing = yield from come_back(self._island, num_fragments)
+        break
+      except (*operations.FAILURES, LookupError) as error:
+        self.failed(error)
+        yield _RETRY_SECS
+    known = standing.known
+    saved, state = self._newest_saved(num_fragments, standing)
+    plan = comeback.decide(_own(saved), known, sync_every)
+    heard = None
+    if plan.optimizer == "peer":
+      heard = yield from self._ask(known.versions)
+    return Basis(plan, standing, saved, state, heard, self._passed_over)
+
+  def _newest_saved(
+    self, num_fragments: int, standing: Standing
+  ) -> tuple[checkpoint.Checkpoint | None, Any]:
+    """Restores the newest saved state that can be trusted."""
+    for saved in self.saved_states():
+      try:
+        marker = self.marker_of(saved)
+        if not self.is_of_this_timeline(saved, marker, standing):
+          why = "is from before a roll-back"
+        elif len(marker.positions) != num_fragments:
+          why = "has other fragments"
+        else:
+          return marker, self.restore(saved)
+        self._passed_over.append(f"checkpoint of step {marker.step} {why}")
+      except errors.CorruptSnapshotError as error:
+        self._passed_over.append(str(error))
+    return None, None
+
+  def is_of_this_timeline(
+    self, saved: Any, marker: checkpoint.Checkpoint, standing: Standing
+  ) -> bool:
+    """After a roll-back only the cut's own saved state is older than it."""
+    if marker.epoch == standing.epoch:
+      return True
+    return standing.part is not None and self.is_part(saved, standing.part)
+
+  def _ask(
+    self, versions: Sequence[int]
+  ) -> operations.Script[peer_protocol.Heard | None]:
+    """Asks for an optimizer state; what fails here costs only its moments."""
+    request = records.PeerRequest(
+      self._island, self._incarnation, list(versions)
+    )
+    heard = None
+    try:
+      heard = yield from peer_protocol.ask(
+        request,
+        self.patience_secs,
+        self._clock,
+        self.poll_secs,
+        self._passed_over.append,
+      )
+    except OSError as error:
+      self._passed_over.append(f"no peer can be asked: {error}")
+    try:
+      yield from peer_protocol.hang_up(request)
+      yield from peer_protocol.clean_up(self._island)
+    except OSError as error:
+      self.failed(error)
+    return heard
+
+
+def _own(marker: checkpoint.Checkpoint | None) -> comeback.Saved | None:
+  if marker is None:
+    return None
+  positions = [core.Position(*p) for p in marker.positions]
+  return comeback.Saved(
+    marker.step,
+    [p.published for p in positions],
+    [p.first_step for p in positions],
   )
 
 

@@ -88,15 +88,6 @@ class Publisher:
         lambda: not self._outbox.waiting and not self._outbox.busy, timeout_secs
       )
 
-  def wait_settled(self, ticket: outbox.Ticket) -> bool:
-    """Waits until what a ticket takes for published is committed.
-
-    Returns False once it never will be.
-    """
-    with self._changed:
-      self._changed.wait_for(lambda: outbox.settled(ticket) is not None)
-      return bool(outbox.settled(ticket))
-
   def check(self) -> None:
     """Raises `WorkerError` if the thread has ended by an exception."""
     self._loop.check()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from diloco import errors
-from diloco.islands import comeback, outbox, watching
+from diloco.islands import comeback, outbox, saving, watching
 from diloco.snapshots import keys, lease, operations, records
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
@@ -496,6 +496,39 @@ def lost_is_needed(right: Any) -> Any:
     return found._replace(needed=(*found.needed, *lost))
 
   return ticket
+
+
+def unreadable_ends_search(right: Any) -> Any:
+  """A saved state that cannot be read ends the search for one."""
+
+  def newest_saved(self: Any, num_fragments: int, standing: Any) -> Any:
+    for saved in self.saved_states():
+      marker = self.marker_of(saved)
+      if self.is_of_this_timeline(saved, marker, standing):
+        return marker, self.restore(saved)
+    return None, None
+
+  return newest_saved
+
+
+def given_up_while_open(right: Any) -> Any:
+  """A state is given up if what it counts on is still on its way."""
+
+  def save(self: Any, job: saving.Job) -> Any:
+    if outbox.settled(job.ticket) is None:
+      raise saving.LostError("not yet")
+    return (yield from right(self, job))
+
+  return save
+
+
+def part_pushed_out(right: Any) -> Any:
+  """A plain save takes the place of whatever waits."""
+
+  def submit(self: Any, job: saving.Job) -> None:
+    self._jobs = [job]
+
+  return submit
 
 
 def answer_not_taken_back(right: Any) -> Any:

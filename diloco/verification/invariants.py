@@ -389,11 +389,11 @@ class Checker(fates.Fates):
         " its fragments are published"
       )
     if saved is not None and back.optimizer == "own":
-      behind = proven - saved.state.step
+      behind = proven - saved.marker.step
       if behind > self._schedule.sync_every:
         raise Violation(
           f"island {index} takes its own optimizer of step"
-          f" {saved.state.step} without asking a peer, {behind} steps behind"
+          f" {saved.marker.step} without asking a peer, {behind} steps behind"
         )
 
   def served(self, island: Any, sent: values.Moments) -> None:

@@ -1,112 +1,155 @@
-"""A simulated island's way back, and the help that peers give to it.
+"""A simulated island's saved states, its way back, and the help peers give.
 
-What `diloco.islands.recovery` does, on the same procedures and decision.
+When a state counts, and what an island goes on from, is production code:
+`saving.Saves` and `protocol.Search`. Marks are in place of files.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.fragments import schedule
-from diloco.islands import comeback, peer_protocol, protocol
 from diloco.islands import core as core_lib
-from diloco.snapshots import keys, operations, records
-from diloco.verification import island_saver, values
+from diloco.islands import peer_protocol, protocol, saving
+from diloco.snapshots import checkpoint, keys, operations, records
+from diloco.verification import delays, values
 from diloco.verification import kernel as kernel_lib
 
-_RETRY_SECS = 0.2
 _PATIENCE_SECS = (6.0, 2.0)  # for an answer, and more for each peer
-_READ_ATTEMPTS = 2
+
+
+class Saved(NamedTuple):
+  """An island's saved state."""
+
+  marker: checkpoint.Checkpoint
+  healthy: bool  # finite, optimizer included
+
+
+class Saver(saving.Saves):
+  """The saves of one incarnation; the checker hears of those given up."""
+
+  poll_secs = 0.4
+
+  def __init__(self, island: Any):
+    super().__init__()
+    self._island = island
+
+  def save(self, step: int, part: core_lib.Cut | None = None) -> None:
+    """Starts saving the state as it is now.
+
+    Args:
+      step: inner steps done.
+      part: the cut whose part this is, if it is one.
+    """
+    island = self._island
+    cut, positions = 0, island.core.positions
+    if part is not None:
+      cut, positions = part.number, part.positions
+      island.world.checker.part_taken(island, cut)
+    kept = [list(p) for p in positions]
+    marker = checkpoint.Checkpoint(
+      *(island.index, island.life.incarnation, 0),
+      *(step, island.epoch, cut),
+      kept,
+      {},
+      {},
+      0,
+    )
+    healthy = island.moments_finite and all(f.finite for f in island.fragments)
+    ticket = island.outbox.ticket(positions)
+    saved = Saved(marker, healthy)
+    parts = [waiting for waiting in self._jobs if waiting.part]
+    self.submit(saving.Job(0, saved, positions, cut, ticket, cut > 0))
+    if any(waiting not in self._jobs for waiting in parts):
+      raise kernel_lib.Violation(
+        f"a part of island {island.index} in a cut is not saved"
+      )
+    island.kernel.nudge(island.saving, 0.0)
+
+  def write(self, job: saving.Job) -> kernel_lib.Script:
+    """See `Saves`."""
+    yield 0.3 * self._island.random() ** 2
+    return job.snapshot.marker
+
+  def commit(
+    self, job: saving.Job, marker: checkpoint.Checkpoint
+  ) -> operations.Procedure[tuple[str, int]]:
+    """See `Saves`."""
+    yield from ()
+    world, index = self._island.world, self._island.index
+    if job.part:
+      world.cut_states[job.cut, index] = job.snapshot
+    world.saved[index].append(job.snapshot)
+    del world.saved[index][:-2]
+    return f"{job.cut}", 0
+
+  def ended(
+    self, job: saving.Job, outcome: checkpoint.Checkpoint | Exception
+  ) -> operations.Procedure[None]:
+    """See `Saves`."""
+    yield from ()
+    if isinstance(outcome, saving.LostError):
+      island, step = self._island, job.snapshot.marker.step
+      delays.check_save_lost(island, step, job.positions, island.dropped)
+
+
+class _Search(protocol.Search):
+  """Its saved states are objects of the world, and the checker hears of it."""
+
+  poll_secs = 0.3
+
+  def __init__(self, island: Any):
+    kernel, life = island.kernel, island.life
+    super().__init__(island.index, life.incarnation, lambda: kernel.clock(life))
+    self._of = island
+
+  def saved_states(self) -> Sequence[Saved]:
+    island, world = self._of, self._of.world
+    island.cleaned_up = True
+    world.checker.surveyed(island.index)
+    of_cuts = [s for (_, m), s in world.cut_states.items() if m == island.index]
+    return [*reversed(world.saved[island.index]), *of_cuts]
+
+  def marker_of(self, saved: Saved) -> checkpoint.Checkpoint:
+    return saved.marker
+
+  def is_part(self, saved: Saved, part: records.CutPart) -> bool:
+    states = self._of.world.cut_states
+    return states.get((part.cut, self._of.index)) is saved
+
+  def restore(self, saved: Saved) -> Saved:
+    island = self._of
+    if island.kernel.now < island.world.unreadable[island.index]:
+      raise errors.CorruptSnapshotError("it cannot be read for now")
+    return saved
+
+  def patience_secs(self, peers: Sequence[records.Member]) -> float:
+    first, each = _PATIENCE_SECS
+    patience_secs = first + each * len(peers)
+    # Where all are needed for a quorum, all wait with it.
+    self._of.world.disturbed(patience_secs)
+    return patience_secs
+
+  def failed(self, error: Exception) -> None:
+    self._of.cleaned_up = False
 
 
 def come_back(island: Any) -> kernel_lib.Script:
   """The process: recovers, then starts its threads."""
-  world, life = island.world, island.life
-  yield world.boot_secs * (0.5 + island.random())
-  if life.incarnation == 1:
-    saved = None
-  else:
-    saved = world.saved_state(island.index)
-  while True:
-    try:
-      standing = yield from protocol.come_back(
-        island.index, world.schedule.fragments
-      )
-      break
-    except (*operations.FAILURES, LookupError):
-      yield _RETRY_SECS
-  _, island.cut, known, fetched = standing
-  epoch = standing.epoch
-  island.epoch = epoch.epoch if epoch else 0
-  if saved is not None and saved.epoch != island.epoch:
-    # After a roll-back only the cut's own saved state is older than it.
-    saved = world.state_of_cut(epoch.cut, island.index) if epoch else None
-  world.checker.surveyed(island.index)
-  state = saved.state if saved else None
-  back = comeback.decide(state, known, world.schedule.sync_every)
-  sent = None
-  if back.optimizer == "peer":
-    sent = yield from _ask(island, known.versions)
-  _resume(island, saved, known, fetched, back, sent)
+  shape = island.world.schedule
+  yield island.world.boot_secs * (0.5 + island.random())
+  found = yield from _Search(island).find(shape.fragments, shape.sync_every)
+  _resume(island, found)
 
 
-def _ask(island: Any, versions: Sequence[int]) -> kernel_lib.Script:
-  """Gets an optimizer state from a peer; None if there is none to be had."""
-  request = records.PeerRequest(
-    island.index, island.life.incarnation, list(versions)
-  )
-  heard: peer_protocol.Heard | None = None
-  try:
-    for _ in range(_READ_ATTEMPTS):
-      peers = yield from peer_protocol.healthy(island.index)
-      if not peers:
-        return None
-      first, each = _PATIENCE_SECS
-      patience_secs = first + each * len(peers)
-      # Where all are needed for a quorum, all wait with it.
-      island.world.disturbed(patience_secs)
-      yield from peer_protocol.call(request)
-      try:
-        heard = yield from _wait_for_answer(island, request, patience_secs)
-        break
-      except errors.CorruptSnapshotError:
-        yield from peer_protocol.clean_up(island.index)
-  except OSError:
-    pass  # it costs only the moments
-  island.cleaned_up = False
-  with contextlib.suppress(OSError):
-    yield from peer_protocol.hang_up(request)
-    yield from peer_protocol.clean_up(island.index)
-    island.cleaned_up = True
-  return heard and heard.content
-
-
-def _wait_for_answer(
-  island: Any, request: records.PeerRequest, patience_secs: float
-) -> kernel_lib.Script:
-  until = island.kernel.clock(island.life) + patience_secs
-  while island.kernel.clock(island.life) < until:
-    yield 0.3
-    heard = yield from peer_protocol.hear(request)
-    if heard is not None:
-      return heard
-  return None
-
-
-def _resume(
-  island: Any,
-  saved: island_saver.Saved | None,
-  known: comeback.Known,
-  fetched: list[Any],
-  back: comeback.Comeback,
-  sent: values.Moments | None,
-) -> None:
+def _resume(island: Any, basis: protocol.Basis) -> None:
+  back, standing, saved = basis.plan, basis.standing, basis.state
   world, life = island.world, island.life
   shape = world.schedule
-  for fragment, found in enumerate(fetched):
+  island.epoch, island.cut = standing.epoch, standing.cut
+  for fragment, found in enumerate(standing.fetched):
     first_step = back.origins[fragment].first_step
     held = values.Fragment(found.content, back.start)
     held.references = (first_step,)
@@ -114,8 +157,8 @@ def _resume(
       held.held_from = first_step
       held.finite = saved is not None and saved.healthy
     island.fragments.append(held)
-  if sent is not None:
-    world.checker.served(island, sent)
+  if basis.heard is not None:
+    world.checker.served(island, basis.heard.content)
   elif saved is not None:
     island.moments_finite = saved.healthy
   island.core = core_lib.IslandCore(
@@ -125,40 +168,34 @@ def _resume(
     follow=shape.follow,
     step=back.start,
     origins=back.origins,
-    cut=island.cut,
+    cut=standing.cut,
   )
-  world.checker.recovered(island, saved, known, back)
+  world.checker.recovered(island, saved, standing.known, back)
   kernel = island.kernel
   island.present = True
   island.started_at = back.start
-  island.start_watch([found.head.version for found in fetched])
+  island.start_watch([found.head.version for found in standing.fetched])
   kernel.start(life, island.steps())
   island.publisher = kernel.start(life, island.publish_all())
   island.adopter = kernel.start(life, island.adopt_all())
-  island.saver = kernel.start(life, island_saver.save_all(island))
+  island.saving = kernel.start(life, island.saver.save_all())
   kernel.start(life, island.beat())
 
 
-def answer(island: Any, request: records.PeerRequest) -> None:
-  """Sends the optimizer's state of this step to a peer, if it will do."""
-  bases = [p.base for p in island.core.positions]
-  if (
-    island.answering
-    or island.core.resyncing
-    or not island.moments_finite
-    or not peer_protocol.can_serve(bases, request.versions)
-  ):
+def answer(
+  island: Any, request: records.PeerRequest, bases: Sequence[int]
+) -> None:
+  """Sends the optimizer's state of this step to a peer, if it is sound."""
+  if island.answering or not island.moments_finite:
     return
   island.answering = True
-  mine = (island.index, island.life.incarnation)
+  call = (request.island, request.incarnation)
+  mine = (island.index, island.life.incarnation, island.core.step)
   state = records.PeerState(
-    *(request.island, request.incarnation),
+    *call,
     *mine,
-    island.core.step,
-    bases,
-    keys.peer_payload_prefix(
-      request.island, request.incarnation, *mine, island.core.step
-    ),
+    list(bases),
+    keys.peer_payload_prefix(*call, *mine),
     scalars={},
     chunks={},
     digest="",

@@ -4,8 +4,8 @@ Threads are those of `diloco.islands`: steps, publisher, adopter, heartbeat,
 saver. The steps never wait for the store; a store operation in that thread is
 a violation by itself. In place of tensors a fragment has a global version and
 the rows trained on top of it (`protocol.values`), moved only by what the core's
-actions do to real tensors, never by what they claim. How it comes back is in
-`island_recovery`, what it saves in `island_saver`.
+actions do to real tensors, never by what they claim. What it saves and how it
+comes back is in `island_recovery`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from diloco.verification import (
   arithmetic,
   delays,
   island_recovery,
-  island_saver,
   values,
 )
 from diloco.verification import kernel as kernel_lib
@@ -83,7 +82,7 @@ class Island(hands.Hands):
     self.fragments: list[values.Fragment] = []
     self.outbox = outbox_lib.Outbox(_RETRY_SECS)
     self.at_hand: dict[int, protocol.Fetched] = {}
-    self.saving: list[tuple[island_saver.Saved, Any, Any]] = []
+    self.saver = island_recovery.Saver(self)
     self.board: records.Board | None = None
     self.present = self.draining = self.poisoned = False
     self.offences = 0
@@ -97,11 +96,11 @@ class Island(hands.Hands):
     self.poisoned_at = 0.0
     self.adopter: kernel_lib.Thread | None = None
     self.publisher: kernel_lib.Thread | None = None
-    self.saver: kernel_lib.Thread | None = None
+    self.saving: kernel_lib.Thread | None = None
 
   def forget(self) -> None:
     """Lets go of its threads, which hold it."""
-    self.adopter = self.publisher = self.saver = None
+    self.adopter = self.publisher = self.saving = None
 
   def run(self) -> kernel_lib.Script:
     """The process: recovers, then starts its threads."""
@@ -139,7 +138,7 @@ class Island(hands.Hands):
     self.act(step, board, notices.Notices(self.cut, offences, request))
     every = self.world.save_every
     if step % every == self.index % every:
-      island_saver.save(self, step)
+      self.saver.save(step)
 
   def _spread_poison(self, step: int) -> None:
     """One step with non-finite values makes everything non-finite."""
@@ -158,7 +157,7 @@ class Island(hands.Hands):
 
   def take_part(self, action: core_lib.Cut) -> None:
     """See `Hands`."""
-    island_saver.save(self, self.core.step, action)
+    self.saver.save(self.core.step, action)
 
   def begin_anew(self, offences: int) -> None:
     """See `Hands`; the syncer refuses what this island publishes."""
@@ -170,9 +169,9 @@ class Island(hands.Hands):
     """See `Hands`."""
     self.moments_finite = True
 
-  def answer(self, request: records.PeerRequest) -> None:
+  def answer(self, request: records.PeerRequest, bases: Sequence[int]) -> None:
     """See `Hands`."""
-    island_recovery.answer(self, request)
+    island_recovery.answer(self, request, bases)
 
   def poison(self) -> None:
     """A fault: the parameters become non-finite."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from unittest import mock
 
 from diloco import errors, workers
-from diloco.islands import comeback, outbox, peer_protocol, watching
+from diloco.islands import comeback, outbox, peer_protocol, saving, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.snapshots import cut_parts, cuts, lease, records, restore
@@ -416,6 +416,30 @@ PLANTS: dict[str, Plant] = {
     outbox.Outbox,
     "submit",
     bugs.lost_is_remembered,
+  ),
+  "given_up_while_open": Plant(
+    "a saved state is given up for a publication that is on its way",
+    saving.Saves,
+    "_save",
+    bugs.given_up_while_open,
+  ),
+  "part_pushed_out": Plant(
+    "a part of a cut that waits to be saved gives way to a plain save",
+    saving.Saves,
+    "submit",
+    bugs.part_pushed_out,
+  ),
+  "saved_of_any_timeline": Plant(
+    "an island goes on from a state saved before a return to a cut",
+    island_protocol.Search,
+    "is_of_this_timeline",
+    bugs.constant(True),
+  ),
+  "unreadable_ends_search": Plant(
+    "a saved state that cannot be read ends the island that comes back",
+    island_protocol.Search,
+    "_newest_saved",
+    bugs.unreadable_ends_search,
   ),
   "answer_left_behind": Plant(
     "an answer to a peer that has given up is left in the store",

@@ -21,8 +21,8 @@ from diloco.verification import (
   faults,
   faulty_store,
   invariants,
+  island_recovery,
   island_role,
-  island_saver,
   rollback,
   schedules,
   syncer_role,
@@ -134,14 +134,14 @@ class World:
     slowest = max(self.step_secs)
     self.liveness_secs = 15.0 + 4 * schedule.sync_every * slowest
     self.core_settings = core_settings(schedule)
-    self.saved: list[list[island_saver.Saved]] = [
+    self.saved: list[list[island_recovery.Saved]] = [
       [] for _ in range(schedule.islands)
     ]
     # Whether the store breaks promises in this schedule.
     self.damaging = any(
       f.kind in faults.BEYOND_CONTRACT for f in schedule.faults
     )
-    self.cut_states: dict[tuple[int, int], island_saver.Saved] = {}
+    self.cut_states: dict[tuple[int, int], island_recovery.Saved] = {}
     self.unreadable = [0.0] * schedule.islands  # saved state, until then
     self.trained = [0] * schedule.islands  # furthest row ever trained
     self._make_roles()
@@ -232,18 +232,6 @@ class World:
   def _revive(self, role: kernel_lib.Role) -> None:
     if role.life is None and self.restoring == self.restored:
       self.start(role)
-
-  def saved_state(self, island: int) -> island_saver.Saved | None:
-    """The newest usable saved state of an island, if it can be read."""
-    saved = self.saved[island]
-    if not saved or self.kernel.now < self.unreadable[island]:
-      return None
-    return saved[-1]
-
-  def state_of_cut(self, cut: int, island: int) -> island_saver.Saved | None:
-    """An island's saved state in a cut, if its part is in the store."""
-    part = self.store.peek(keys.cut_part_key(cut, island))
-    return self.cut_states.get((cut, island)) if part else None
 
   def nudge_syncers(self) -> None:
     """A commit record appeared; a syncer's next look will find it."""

@@ -19,11 +19,12 @@ from diloco.islands import (
   heartbeat,
   notices,
   peers,
+  protocol,
   publisher,
-  recovery,
   saver,
+  saving,
 )
-from diloco.snapshots import records
+from diloco.snapshots import checkpoint, operations, records
 
 
 class Thread:
@@ -90,20 +91,17 @@ def test_peer_is_answered_on_a_thread_of_its_own(monkeypatch):
     _setting=types.SimpleNamespace(
       identity=types.SimpleNamespace(island=0, incarnation=1), snapshots=None
     ),
-    core=types.SimpleNamespace(
-      positions=(core.Position(3, 8, 8),), resyncing=False
-    ),
     _learner=types.SimpleNamespace(step=9, opt_state_copy=dict),
     _answerer=None,
   )
   request = records.PeerRequest(1, 2, [3])
-  exchange.Exchange.answer(island, request)
+  exchange.Exchange.answer(island, request, [3])
   assert writing.wait(20)
-  exchange.Exchange.answer(island, request)  # still at the first one
+  exchange.Exchange.answer(island, request, [3])  # still at the first one
   go_on.set()
   island._answerer.join()
   assert threads == ["answerer"]
-  exchange.Exchange.answer(island, request)
+  exchange.Exchange.answer(island, request, [3])
   island._answerer.join()
   assert len(threads) == 2
 
@@ -116,22 +114,24 @@ class Writing:
     self.failures = []
 
     def save(_, job):
-      self.begun.set()
-      assert self.may_end.wait(20)
-      if job.serial in self.failures:
-        raise OSError("no space left on device")
-      return 1
+      return (yield operations.Compute(lambda: self.write(job)))
 
     monkeypatch.setattr(saver.Saver, "_save", save)
     tape = types.SimpleNamespace(record=lambda *_, **__: None)
-    published = types.SimpleNamespace(
-      identity=types.SimpleNamespace(island=0, incarnation=1)
-    )
-    self.saver = saver.Saver(tmp_path, None, None, published, tape)
+    disk = types.SimpleNamespace(execute=lambda operation: [])
+    who = publisher.Identity(0, 1, 10)
+    self.saver = saver.Saver(tmp_path, disk, None, who, tape)
+
+  def write(self, job):
+    self.begun.set()
+    assert self.may_end.wait(20)
+    if job.serial in self.failures:
+      raise OSError("no space left on device")
+    return checkpoint.Checkpoint(0, 1, job.serial, 4, 0, 0, [], {}, {}, 1)
 
   def job(self, serial):
     state = types.SimpleNamespace(step=4)
-    return saver.Job(serial, state, (), 0, None)
+    return saving.Job(serial, state, (), 0, None)
 
 
 def test_saver_knows_which_saves_may_still_count(monkeypatch, tmp_path):
@@ -243,8 +243,8 @@ class Island:
       times=types.SimpleNamespace(heartbeat_secs=1.0, start_secs=60.0),
       progress=heartbeat.Progress(),
     )
-    recovered = recovery.Recovered(plan, 0, 0, None, None, [], [])
-    self.exchange = exchange.Exchange(life, recovered, lambda: 1.0)
+    basis = protocol.Basis(plan, protocol.Standing(0, None, 0, known, []))
+    self.exchange = exchange.Exchange(life, basis, lambda: 1.0)
 
   def _replace(self, monkeypatch, module, name):
     thread = Idle(self.log, name.lower())

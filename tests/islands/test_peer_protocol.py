@@ -229,3 +229,57 @@ def test_verdict_is_told_once_and_only_to_the_life_it_is_about(
   damage(keys.verdict_key(1))
   assert perform(snapshots, watch.look()) == 0
   assert offences(2, 2) == 2
+
+
+class Caller:
+  """Asks without waiting: a pause moves its clock, and lets others act."""
+
+  def __init__(self, snapshots, meanwhile):
+    self.now, self.passed_over = 0.0, []
+    self._snapshots, self._meanwhile = snapshots, meanwhile
+
+  def ask(self, patience_secs=lambda peers: 2.0 * len(peers)):
+    def pause(operation):
+      if isinstance(operation, float):
+        self.now += operation
+        self._meanwhile(self.now)
+        return None
+      return self._snapshots.execute(operation)
+
+    script = peer_protocol.ask(
+      CALL, patience_secs, lambda: self.now, 0.25, self.passed_over.append
+    )
+    return operations.perform(script, pause)
+
+
+def test_damaged_answer_of_one_peer_makes_room_for_anothers(snapshots):
+  join(snapshots, member(0), member(2))
+
+  def send(now):
+    if now == 0.25:
+      perform(snapshots, peer_protocol.answer(CALL, state_of([3, 4]), 7))
+
+  caller = Caller(snapshots, send)
+  execute = snapshots.execute
+  with pytest.MonkeyPatch.context() as patch:
+
+    def read(operation):
+      if not isinstance(operation, operations.ReadState):
+        return execute(operation)
+      raise errors.CorruptSnapshotError("a chunk is torn")
+
+    patch.setattr(snapshots, "execute", read)
+    assert caller.ask() is None
+  assert caller.passed_over == [
+    "a chunk is torn",
+    "no peer sent its optimizer state in time",
+  ]
+  assert caller.now == 0.25 + 2 * 2.0  # both are waited for, from then on
+  assert snapshots.names(keys.PEER_STATES) == []
+
+
+def test_who_is_alone_asks_nobody(snapshots):
+  join(snapshots, member(0, present=False), member(1))
+  caller = Caller(snapshots, lambda now: None)
+  assert caller.ask() is None and caller.now == 0.0
+  assert snapshots.names(keys.PEER_REQUESTS) == []

@@ -8,7 +8,7 @@ import pytest
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import core, encoding, publisher
+from diloco.islands import core, encoding, outbox, publisher
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, reader, recorder
 
@@ -94,8 +94,8 @@ def test_what_contains_another_takes_its_place_and_stands_for_it(world):
   made.submit(_publication(0, 8))
   made.submit(_publication(0, 9))
   gate.opened = True
-  assert made.wait_settled(ticket)
   assert made.flush(20)
+  assert outbox.settled(ticket)
   assert _published(snapshots)[-1] == 9
 
 
@@ -115,8 +115,8 @@ def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
   ticket = made.ticket([core.Position(0, 0, 4)])
   assert gate.tried.wait(20)
   made.close()
-  assert not made.wait_settled(ticket)
-  assert made.wait_settled(made.ticket([core.Position(1, 4, 4)]))
+  assert outbox.settled(ticket) is False
+  assert outbox.settled(made.ticket([core.Position(1, 4, 4)]))
   assert _published(snapshots) == []
   dropped = [
     e["reason"]

@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
 
-from diloco import errors, process
+from diloco import process
 from diloco.islands import (
   adopter,
   checkpoints,
   core,
   notices,
-  publisher,
+  outbox,
+  protocol,
   recovery,
 )
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, keys, records, store
+from diloco.snapshots import checkpoint, keys, operations, records, store
 from diloco.tape import reader
 from diloco.tasks import registry
 
@@ -149,11 +150,10 @@ def test_island_that_comes_back_waits_until_the_store_can_be_read(tmp_path):
   shardings = dict.fromkeys("ab", jnp.zeros(4).sharding)
   swap = types.SimpleNamespace(shardings=shardings)
   trainer = types.SimpleNamespace(plan=cut_builder.PLAN, swap=swap)
-  found = recovery.Recovery(
-    tmp_path, run.store, trainer, island=0, incarnation=2, sleep=sleep
-  )._look()
+  coming = recovery.Recovery(tmp_path, run.store, trainer, 0, 2, 2.0, sleep)
+  found = operations.perform(coming.find(2, 4), coming._execute)
   assert len(waits) == 2
-  assert [f.head for f in found.fetched] == run.heads()
+  assert [f.head for f in found.standing.fetched] == run.heads()
 
 
 def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(
@@ -222,13 +222,13 @@ def test_checkpoint_counts_only_once_all_before_it_is_committed(
   first.train(3)
   assert first.checkpoint(wait=True)["durable"]
   write = first._store.write
-  asked, wait_settled = threading.Event(), publisher.Publisher.wait_settled
+  asked, settled = threading.Event(), outbox.settled
 
-  def wait(self, ticket):
+  def ask(ticket):
     asked.set()
-    return wait_settled(self, ticket)
+    return settled(ticket)
 
-  monkeypatch.setattr(publisher.Publisher, "wait_settled", wait)
+  monkeypatch.setattr(outbox, "settled", ask)
 
   def fail_on_contributions(key, record):
     if key.startswith("contributions/"):
@@ -500,35 +500,6 @@ def test_zero_is_a_start_like_any_other(tmp_path, run_dir):
   island.close("test")
 
 
-def test_damaged_answer_of_one_peer_makes_room_for_anothers(
-  tmp_path, monkeypatch
-):
-  snapshots = cut_builder.CutRun(tmp_path).store
-  for m in (0, 2):
-    member = records.Member(m, 1, 1, 10, 0.5, present=True)
-    snapshots.write(keys.member_key(m), member)
-  answers = []
-
-  def ask(store, request, like, patience_secs):
-    assert store.names(keys.PEER_STATES) == []
-    assert (request.island, request.versions) == (1, [3, 4])
-    assert patience_secs == (6 + 2 * 2) * 2.0 + 4 * 0.5
-    answers.append(len(answers))
-    snapshots.write(keys.peer_state_key(1, 2), request)
-    if answers == [0]:
-      raise errors.CorruptSnapshotError("a chunk is torn")
-    return "state", "moments"
-
-  monkeypatch.setattr(recovery.peers, "ask", ask)
-  trainer = types.SimpleNamespace(state=types.SimpleNamespace(opt_state=None))
-  coming = recovery.Recovery(
-    tmp_path, snapshots, trainer, island=1, incarnation=2, sleep=lambda _: None
-  )
-  assert coming._from_peer([3, 4], heartbeat_secs=2.0) == ("state", "moments")
-  assert coming._passed_over == ["a chunk is torn"]
-  assert snapshots.names(keys.PEER_STATES) == []
-
-
 def test_checkpoint_of_other_fragments_is_passed_over(tmp_path, monkeypatch):
   snapshots = cut_builder.CutRun(tmp_path).store
   folder = checkpoint.directory(tmp_path, 1)
@@ -543,8 +514,9 @@ def test_checkpoint_of_other_fragments_is_passed_over(tmp_path, monkeypatch):
     checkpoints, "restore", lambda path, _: (checkpoint.read_marker(path), path)
   )
   trainer = types.SimpleNamespace(plan=cut_builder.PLAN)
-  coming = recovery.Recovery(tmp_path, snapshots, trainer, 1, incarnation=2)
-  marker, path = coming._newest_saved(None)
+  coming = recovery.Recovery(tmp_path, snapshots, trainer, 1, 2, 2.0)
+  standing = protocol.Standing(0, None, 0, None, [])
+  marker, path = coming._newest_saved(2, standing)
   assert marker.serial == 1 and path.name.endswith("000001")
   (why,) = coming._passed_over
   assert "has other fragments" in why

@@ -9,11 +9,12 @@ import pytest
 import quadratic
 from cut_builder import CutRun
 
-from diloco.islands import checkpoints, core, outbox, publisher, saver
+from diloco.islands import checkpoints, core, outbox, publisher, saver, saving
 from diloco.snapshots import checkpoint, cuts, keys, records
 
+IDENTITY = publisher.Identity(0, 3, 10, epoch=0)
 POSITIONS = (core.Position(0, 0, 4), core.Position(0, 0, 0))
-TICKET = outbox.Ticket((), ())
+TICKET = outbox.Ticket((), ())  # nothing was under way
 
 
 class Disk:
@@ -22,18 +23,15 @@ class Disk:
   def __init__(self, tmp_path, monkeypatch):
     self.run = CutRun(tmp_path)
     self.done, self.tape = [], []
-    self.settles = True
-    self.may_settle, self.asked = threading.Event(), threading.Event()
-    self.may_settle.set()
+    self.written = threading.Event()
+    self.on_its_way = outbox.Entry(core.Publish(0, 0, 0, 4, "drain"), None)
     self.failures = []  # of the disk
     self.trainer = quadratic.make_trainer()
     monkeypatch.setattr(checkpoints, "write", self._write)
     self.saver = saver.Saver(
-      tmp_path, self.run.store, self.trainer.plan, self, self
+      tmp_path, self.run.store, self.trainer.plan, IDENTITY, self
     )
     self.folder = checkpoint.directory(tmp_path, 0)
-
-  identity = publisher.Identity(0, 3, 10, epoch=0)
 
   def _write(self, writer, path, arrays):
     path.mkdir(parents=True)
@@ -43,15 +41,7 @@ class Disk:
     if self.failures:
       raise self.failures.pop()
     self.done.append("written")
-
-  # Of the publisher
-
-  def wait_settled(self, ticket):
-    assert ticket is TICKET
-    self.asked.set()
-    assert self.may_settle.wait(20)
-    self.done.append("settled")
-    return self.settles
+    self.written.set()
 
   # Of the tape
 
@@ -62,10 +52,10 @@ class Disk:
     assert event == "checkpointed"
     self.tape.append(fields)
 
-  def job(self, serial, *, cut=0, part=False):
+  def job(self, serial, *, cut=0, part=False, ticket=TICKET):
     quadratic.step(self.trainer)
-    return saver.Job(
-      serial, self.trainer.snapshot(), POSITIONS, cut, TICKET, part
+    return saving.Job(
+      serial, self.trainer.snapshot(), POSITIONS, cut, ticket, part
     )
 
   def save(self, serial, **what):
@@ -73,12 +63,12 @@ class Disk:
     self.saver.save(self.job(serial, **what))
     return self.saver.wait(serial, 20)
 
-  def hold(self, serial=1):
-    """The thread is in the middle of a save."""
-    self.may_settle.clear()
-    self.asked.clear()
-    self.saver.save(self.job(serial))
-    assert self.asked.wait(20)
+  def hold(self, serial=1, **what):
+    """The thread is at a save that counts on what is on its way."""
+    entries = (self.on_its_way,)
+    ticket = outbox.Ticket(entries, entries)
+    self.saver.save(self.job(serial, ticket=ticket, **what))
+    assert self.written.wait(20)
 
   def saved(self):
     """Steps of the checkpoints that count, the newest first."""
@@ -96,7 +86,7 @@ class Disk:
 def disk(tmp_path, monkeypatch):
   made = Disk(tmp_path, monkeypatch)
   yield made
-  made.may_settle.set()
+  made.on_its_way.end("lost")
   made.saver.close()
 
 
@@ -109,7 +99,7 @@ def test_marker_is_written_last_and_says_what_was_saved(disk):
       lambda *args: (order.append("marker"), commit(*args)),
     )
     assert disk.save(1, cut=6)
-  assert order == ["written", "settled", "flushed", "marker"]
+  assert order == ["written", "flushed", "marker"]
   (path,) = checkpoint.completed(disk.folder)
   assert path == checkpoint.path_of(disk.folder, 1, 3, 1)
   marker = checkpoint.verify(path)
@@ -131,19 +121,20 @@ def test_save_counts_only_once_what_it_takes_for_published_is(disk):
   assert disk.saved() == []
   assert not disk.saver.wait(1, 0.0)
   assert disk.saver.may_count(1)
-  disk.may_settle.set()
+  assert disk.done == ["written"]
+  disk.on_its_way.end("committed")
   assert disk.saver.wait(1, 20)
   assert disk.saved() == [1]
 
 
 def test_save_goes_with_a_publication_it_counts_on(disk):
-  disk.settles = False
-  assert not disk.save(1)
+  disk.hold()
+  disk.on_its_way.end("lost")
+  assert not disk.saver.wait(1, 20)
   assert list(disk.folder.iterdir()) == []
   (told,) = disk.tape
   assert not told["durable"] and "was lost" in told["reason"]
   assert not disk.saver.may_count(1)
-  disk.settles = True
   assert disk.save(2)
 
 
@@ -173,7 +164,7 @@ def test_of_plain_saves_only_the_newest_waits_and_parts_all_do(disk):
     *(True, False, True),
     *(False, True, True),
   ]
-  disk.may_settle.set()
+  disk.on_its_way.end("committed")
   assert disk.saver.wait(6, 20)
   assert [t["serial"] for t in disk.tape] == [1, 3, 5, 6]
 
@@ -214,12 +205,9 @@ def test_part_of_a_cut_names_the_checkpoint_that_counts(disk):
 
 def test_part_is_not_written_before_its_checkpoint_counts(disk):
   cut = disk.ask()
-  disk.may_settle.clear()
-  disk.saver.save(disk.job(1, cut=cut, part=True))
-  assert disk.asked.wait(20)
+  disk.hold(cut=cut, part=True)
   assert disk.part(cut) is None
-  disk.settles = False
-  disk.may_settle.set()
+  disk.on_its_way.end("lost")
   assert not disk.saver.wait(1, 20)
   assert disk.part(cut) is None
 
@@ -231,16 +219,17 @@ def test_plain_save_is_no_part(disk):
 
 
 def test_part_the_store_refuses_is_tried_again(disk, monkeypatch):
-  monkeypatch.setattr(saver, "_RETRY_SECS", 0.0)
-  cut, perform, left = disk.ask(), disk.run.store.perform, [OSError("full")] * 3
+  monkeypatch.setattr(saving, "_RETRY_SECS", (0.0, 0.0))
+  cut, plain = disk.ask(), disk.run.store.compare_and_set
+  # What nobody expects may pass as well.
+  left = [OSError("full"), MemoryError("short"), OSError("full")]
 
-  def fails(procedure):
-    if procedure.__name__ == "add_part" and left:
-      procedure.close()
+  def fails(*args):
+    if left:
       raise left.pop()
-    return perform(procedure)
+    return plain(*args)
 
-  monkeypatch.setattr(disk.run.store, "perform", fails)
+  monkeypatch.setattr(disk.run.store, "compare_and_set", fails)
   assert disk.save(1, cut=cut, part=True)
   assert left == [] and disk.part(cut).step == 1
 
@@ -255,12 +244,11 @@ def test_part_of_a_cut_that_has_ended_is_a_plain_save(disk):
 def test_island_that_leaves_waits_for_no_store(disk, monkeypatch):
   cut, refused = disk.ask(), threading.Event()
 
-  def fails(procedure):
-    procedure.close()
+  def fails(prefix):
     refused.set()
     raise OSError("gone")
 
-  monkeypatch.setattr(disk.run.store, "perform", fails)
+  monkeypatch.setattr(disk.run.store, "names", fails)
   disk.saver.save(disk.job(1, cut=cut, part=True))
   disk.saver.save(disk.job(2))
   assert refused.wait(20)
@@ -275,14 +263,11 @@ def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
   quadratic.step(trainer, 2)
   quadratic.publish(trainer, "b")
   quadratic.step(trainer)
-  settled = types.SimpleNamespace(
-    identity=publisher.Identity(0, 1, 10), wait_settled=lambda ticket: True
-  )
   tape = types.SimpleNamespace(flush=lambda: None, record=lambda *_, **__: None)
   run = CutRun(tmp_path)
-  made = saver.Saver(tmp_path, run.store, trainer.plan, settled, tape)
+  made = saver.Saver(tmp_path, run.store, trainer.plan, IDENTITY, tape)
   positions = (core.Position(0, 0, 2), core.Position(0, 0, 0))
-  made.save(saver.Job(1, trainer.snapshot(), positions, 0, TICKET))
+  made.save(saving.Job(1, trainer.snapshot(), positions, 0, TICKET))
   assert made.wait(1, 60)
   made.close()
   (path,) = checkpoint.completed(checkpoint.directory(tmp_path, 0))

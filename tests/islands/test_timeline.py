@@ -6,7 +6,7 @@ import types
 import pytest
 from cut_builder import CutRun
 
-from diloco.islands import recovery
+from diloco.islands import protocol, recovery
 from diloco.snapshots import checkpoint, cuts, keys, records
 
 BACK = records.Epoch(epoch=1, cut=1)
@@ -29,10 +29,15 @@ def may_use(run, epoch, *, cut=1, change=None, island=0):
   if change is not None:
     checkpoint.commit(path, change(checkpoint.read_marker(path)))
   made = recovery.Recovery(
-    run.dir, run.store, types.SimpleNamespace(), island, incarnation=2
+    run.dir, run.store, types.SimpleNamespace(), island, 2, heartbeat_secs=2.0
   )
+  part = None
+  if epoch is not None:
+    part = run.perform(protocol._part(keys.cut_part_key(epoch.cut, island)))
+  number = epoch.epoch if epoch else 0
+  standing = protocol.Standing(number, part, 0, None, [])
   marker = checkpoint.read_marker(path)
-  return made._is_of_this_timeline(path, marker, epoch)
+  return made.is_of_this_timeline(path, marker, standing)
 
 
 def test_before_any_return_every_saved_state_will_do(run):
