@@ -98,6 +98,7 @@ def train(
     view = live.LiveView(
       run_dir,
       quiet=quiet,
+      hint="Ctrl-C drains and saves; once more kills",
       exposed_secs=config.controller.openmetrics_secs,
     )
     controller = controller_lib.Controller(

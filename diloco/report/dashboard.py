@@ -15,16 +15,21 @@ _STATE_STYLES = {
   "stopped": "dim",
   "done": "bold green",
 }
+# Nearly all of the time to an island's first step goes there.
+STATE_WORDS = {"starting": "compiling"}
 _BAR_WIDTH = 32
 _MAX_PROBLEMS = 3  # shown; all are in `status --json`
 
 
-def render(status: Mapping[str, Any], name: str) -> console.RenderableType:
+def render(
+  status: Mapping[str, Any], name: str, hint: str = ""
+) -> console.RenderableType:
   """Returns the dashboard.
 
   Args:
     status: of `diloco.report.status`.
     name: what to call the run.
+    hint: what the user can do while it is on.
 
   Returns:
     Something rich can print.
@@ -35,6 +40,7 @@ def render(status: Mapping[str, Any], name: str) -> console.RenderableType:
     _run(status),
     *_quarantined(status),
     *_damage(status),
+    *([text.Text(f" {hint}", style="dim")] if hint else []),
   )
 
 
@@ -56,7 +62,9 @@ def _islands(status: Mapping[str, Any], name: str) -> table.Table:
     speed = figures.times(island["relative_speed"])
     grid.add_row(
       number,
-      text.Text(state, style=_STATE_STYLES.get(state, "")),
+      text.Text(
+        STATE_WORDS.get(state, state), style=_STATE_STYLES.get(state, "")
+      ),
       text.Text(island["kind"]),
       f"{speed} emulated" if island["paced"] else speed,
       f"{island['step']:,}",
@@ -123,6 +131,8 @@ def describe(status: Mapping[str, Any]) -> str:
     f"{status['faults']} faults",
     f"{status['deaths']} deaths",
   ]
+  if status["secs_left"] is not None:
+    parts[0] += f", {figures.secs(status['secs_left'])} left"
   for name in ("takeovers", "quarantines", "rollbacks"):
     if status[name]:
       parts.append(f"{status[name]} {name}")

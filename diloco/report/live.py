@@ -66,6 +66,7 @@ class LiveView:
     stream: TextIO | None = None,
     quiet: bool = False,
     exposed_secs: float = 0.0,
+    hint: str = "",
   ):
     """Takes what there is, so that only news will be told.
 
@@ -74,6 +75,7 @@ class LiveView:
       stream: where to show it; stderr if None.
       quiet: show nothing; only keep the run's totals.
       exposed_secs: write the run's state for a scraper so often; 0: never.
+      hint: what the user can do, for a terminal.
     """
     self._run_dir = pathlib.Path(run_dir)
     self._stream = stream or sys.stderr
@@ -85,6 +87,7 @@ class LiveView:
     self._printed = self._failure = ""
     self._named: set[pathlib.Path] = set()  # files told to be broken
     self._quiet = quiet
+    self._hint = hint
     self._screen: rich.live.Live | None = None
     if self._stream.isatty() and not quiet:
       console = rich.console.Console(file=self._stream)
@@ -146,7 +149,8 @@ class LiveView:
         self._print(line)
       self._printed = line
     else:
-      picture = dashboard.render(facts, self._run_dir.name)
+      hint = self._hint if facts["status"] in ("running", "empty") else ""
+      picture = dashboard.render(facts, self._run_dir.name, hint)
       self._screen.update(picture, refresh=True)
 
   def _print_events(self, record: reader.Record) -> None:
@@ -168,10 +172,12 @@ class LiveView:
 def _line(facts: dict[str, Any]) -> str:
   """Returns a run's state as one line."""
   states = [island["state"] for island in facts["islands"].values()]
+  waiting, word = states.count("starting"), dashboard.STATE_WORDS["starting"]
   parts = [
     facts["status"],
     f"{figures.count(facts['tokens'])} tokens",
-    f"{states.count('training')} of {len(states)} islands training",
+    f"{states.count('training')} of {len(states)} islands training"
+    + (f", {waiting} {word}" if waiting else ""),
     dashboard.describe(facts),
   ]
   if facts["progress"] is not None:
@@ -201,7 +207,7 @@ def watch(run_dir: str | os.PathLike[str]) -> None:
     UserError: there is no such directory.
   """
   status_lib.status(run_dir)  # refuses a directory that is not there
-  view = LiveView(run_dir)
+  view = LiveView(run_dir, hint="Ctrl-C ends this view, not the run")
   alive = True
   try:
     while alive:

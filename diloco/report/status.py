@@ -52,15 +52,18 @@ def status_of(
   evals = view.global_evals
   loss = evals[-1].loss if evals else None
   budget = view.total_tokens
+  speed = sum(one["tokens_per_sec"] for one in islands.values())
+  left = max(budget - view.tokens, 0) / speed if budget and speed else None
   facts = {
     "status": state,
     "alive": alive,
     "method": view.method,
-    "wall_secs": view.wall_secs,
+    "wall_secs": _wall_secs(view, state, now),
+    "secs_left": left if state == "running" else None,
     "tokens": view.tokens,
     "tokens_budget": budget or None,
     "progress": view.tokens / budget if budget else None,
-    "tokens_per_sec": sum(one["tokens_per_sec"] for one in islands.values()),
+    "tokens_per_sec": speed,
     "merges": view.merges.count,
     "contributors_mean": _contributors(view),
     "global_versions": sum(view.versions.values()),
@@ -82,6 +85,14 @@ def status_of(
     "problems": view.problems,
   }
   return summary.finite(facts)
+
+
+def _wall_secs(view: view_lib.RunView, state: str, now: float) -> float:
+  """Time the run was on; goes on while it is, even if nothing is recorded."""
+  session = view.sessions.last
+  if state != "running" or session is None:
+    return view.wall_secs
+  return view.wall_secs + max(now - session.end, 0.0)
 
 
 def _island(

@@ -10,7 +10,7 @@ import pytest
 import run_builder
 
 from diloco import errors, process
-from diloco.report import figures, live, liveness, totals
+from diloco.report import dashboard, figures, live, liveness, totals
 from diloco.report import status as status_lib
 from diloco.tape import events, recorder
 
@@ -80,6 +80,36 @@ def test_status_of_a_live_run(tmp_path):
   facts = live.status(run_dir)
   assert facts["alive"] and facts["status"] == "running"
   assert facts["islands"]["1"]["state"] == "training"
+
+
+def test_clock_moves_between_two_lines_and_time_left_is_told(tmp_path):
+  plan = run_builder.Plan(finish=False, secs=6.0)
+  view = totals.catch_up(run_builder.simulate(tmp_path, plan))
+  end = view.last_wall_secs
+  soon, later = (
+    status_lib.status_of(view, alive=True, now=end + secs) for secs in (1, 3)
+  )
+  assert later["wall_secs"] == pytest.approx(soon["wall_secs"] + 2)
+  missing = soon["tokens_budget"] - soon["tokens"]
+  assert soon["secs_left"] == missing / soon["tokens_per_sec"]
+  assert "s left" in dashboard.describe(soon)
+  dead = status_lib.status_of(view, alive=False, now=end + 1)
+  assert (dead["wall_secs"], dead["secs_left"]) == (view.wall_secs, None)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_before_the_first_step_islands_are_compiling(tmp_path, terminal):
+  stream = Terminal() if terminal else io.StringIO()
+  view = live.LiveView(tmp_path, stream, hint="Ctrl-C saves")
+  run_builder.simulate(tmp_path, run_builder.Plan(finish=False, secs=0.9))
+  view.tick()
+  view.close()
+  shown = stream.getvalue()
+  assert "compiling" in shown and "starting" not in shown
+  assert ("Ctrl-C saves" in shown) == terminal
+  again = live.LiveView(tmp_path, stream, hint="Ctrl-C leaves")
+  again.close(alive=False)
+  assert "Ctrl-C leaves" not in stream.getvalue()  # there is nothing to end
 
 
 def test_status_of_an_empty_and_of_a_missing_directory(tmp_path):
