@@ -211,7 +211,8 @@ class Run:
     from diloco.report import html as report_html
 
     if out is None:
-      return report_html.write_report(self.dir)
+      with process.private_files():
+        return report_html.write_report(self.dir)
     path = pathlib.Path(out)
     text = report_html.render(summary.load(self.dir), self.dir.resolve().name)
     summary.replace(path, text)

@@ -70,6 +70,23 @@ def test_values_other_than_those_committed_are_refused(made, run):
       run.params(version=version)
 
 
+def test_version_replaced_while_it_is_read_gives_way_to_the_next(
+  made, run, monkeypatch
+):
+  read, replaced = versions.Versions._read_tensors, []
+
+  def race(self, payload, fragment):
+    if fragment == 1 and not replaced:
+      replaced.append(payload)
+      made.commit(1, 8, {}, value=8.0)
+      made.store.delete_tree(payload)
+    return read(self, payload, fragment)
+
+  monkeypatch.setattr(versions.Versions, "_read_tensors", race)
+  found = run.values()
+  assert found.versions == [7, 8] and fills(found.params)["b"] == {8.0}
+
+
 def test_merged_tokens_follow_a_return_to_a_cut(run):
   assert run.merged_tokens([7, 7]) == 7 * (10 + 11) // 2
   assert run.merged_tokens([0, 0]) == 0
