@@ -202,7 +202,8 @@ class Runner:
     shares = {n: self._share(n) for n in self._executor.running()}
     done = self._ended + sum(shares.values())
     rest = self._left - sum(shares.values())
-    secs = (self._told - self._begun) / done * rest if done else None
+    # Of less than a tenth of a point nothing follows: it has been starting.
+    secs = (self._told - self._begun) / done * rest if done > 0.1 else None
     on = [f"{name} {figures.percent(share)}" for name, share in shares.items()]
     points = len(self._sweep.points)
     _tell(
@@ -214,7 +215,8 @@ class Runner:
     """How much of a point that runs is done, 0 to 1."""
     run_dir = self._workdir / name
     known = run_dir.exists() and self._sweep.kind == "train"
-    return (status.status(run_dir)["progress"] or 0.0) if known else 0.0
+    found = status.status(run_dir)["progress"] if known else None
+    return min(found or 0.0, 1.0)
 
   @contextlib.contextmanager
   def _signals(self) -> Iterator[None]:
