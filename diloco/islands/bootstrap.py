@@ -57,8 +57,7 @@ def publish_initial(
         " run and give 'diloco resume' to go back to its last cut"
       )
     payload = keys.global_prefix(fragment, 0, writer)
-    values = initial(fragment).items()
-    held = {name: shards.to_host(name, value) for name, value in values}
+    held = shards.fragment_to_host(initial(fragment))
     first = write_initial(snapshots, plan, fragment, held, payload)
     snapshots.compare_and_set(key, first, generation)
 

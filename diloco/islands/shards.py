@@ -121,6 +121,11 @@ def to_host(name: str, array: jax.Array) -> HostTensor:
   )
 
 
+def fragment_to_host(fragment: Mapping[str, jax.Array]) -> HostFragment:
+  """`to_host` of every tensor."""
+  return {name: to_host(name, array) for name, array in fragment.items()}
+
+
 def read_fragment(
   snapshots: store.SnapshotStore,
   head: records.Head,

@@ -58,7 +58,7 @@ class Performer:
       self._scratch.snapshots,
       self._plan,
       fragment,
-      self._initial(fragment),
+      shards.fragment_to_host(self._initial(fragment)),
       keys.global_prefix(fragment, 0, bootstrap.writer_name(*self._life)),
     )
     self._scratch.write_head(head)
