@@ -19,6 +19,7 @@ Streaming DiLoCo, arXiv 2501.18512.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -100,12 +101,14 @@ class Stepped:
     ready: what is on the device, ready to be swapped in.
     board: the syncer's state, if there is news.
     cut: the newest cut asked for, as far as known.
+    now: monotonic seconds, for an island that waits.
   """
 
   step: int
   ready: Sequence[Ready] = ()
   board: Board | None = None
   cut: int = 0
+  now: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +221,7 @@ class IslandCore:
     step: int,
     origins: Sequence[Origin],
     cut: int = 0,
+    wait_secs: float = 0.0,
   ):
     """Starts after `step`.
 
@@ -230,6 +234,8 @@ class IslandCore:
         do again.
       origins: [P], where the fragments' progress counts from.
       cut: the last cut this island has taken part in.
+      wait_secs: how long an answer to what a step has published is waited for
+        before the next step, at most: one that is lost stops nobody.
     """
     self._when = when
     self._island = island
@@ -243,6 +249,8 @@ class IslandCore:
     ]
     self._off_grid: dict[int, list[int]] = {}  # step -> fragments due then
     self._cut = cut
+    self._wait_secs = wait_secs
+    self._held_until = -math.inf
     self._resyncing = False
     self._just_told = False  # what is ready was fetched before
     self._some_muted = any(state.muted for state in self._fragments)
@@ -272,6 +280,16 @@ class IslandCore:
   def in_flight(self) -> list[int]:
     """Fragments published and not yet answered by a newer version."""
     return [p for p, f in enumerate(self._fragments) if f.published]
+
+  @property
+  def unanswered(self) -> bool:
+    """Whether what was published after this very step has no answer yet."""
+    step = self._step
+    return any(f.published and f.published[-1] == step for f in self._fragments)
+
+  def holds(self, now: float) -> bool:
+    """Whether the next step is to wait for an answer."""
+    return now < self._held_until and self.unanswered
 
   @property
   def positions(self) -> tuple[Position, ...]:
@@ -333,6 +351,8 @@ class IslandCore:
         actions += self._due(due)
     if board is not None and board.open_rounds and self._follow:
       actions += self._follow_rounds(board.open_rounds)
+    if stepped and self._wait_secs:
+      self._held_until = event.now + self._wait_secs
     return actions
 
   def _all_or_nothing(self, found: Sequence[Ready]) -> Sequence[Ready]:

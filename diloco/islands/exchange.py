@@ -81,6 +81,7 @@ class Exchange(hands.Hands):
       step=basis.plan.start,
       origins=basis.plan.origins,
       cut=basis.standing.cut,
+      wait_secs=sync.wait_secs,
     )
     self._cut = basis.standing.cut  # the last one taken part in
     self._saves = 0
@@ -131,12 +132,6 @@ class Exchange(hands.Hands):
     """Fragments published and not yet answered by a newer version."""
     return self.core.in_flight
 
-  @property
-  def unanswered(self) -> bool:
-    """Whether what was published after this very step has no answer yet."""
-    positions, step = self.core.positions, self.core.step
-    return any(positions[p].published == step for p in self.core.in_flight)
-
   def between_steps(self) -> None:
     """Publishes, adopts and saves what is due.
 
@@ -147,7 +142,8 @@ class Exchange(hands.Hands):
       thread.check()
     news = self._adopter.take()
     self.at_hand |= {f.fragment: f for f in news.fetched}
-    self.act(self._learner.step, news.board, news.notices)
+    now = time.monotonic()
+    self.act(self._learner.step, news.board, news.notices, now)
 
   def ready(self, found: adopter.Placed) -> core.Ready:
     """See `Hands`."""

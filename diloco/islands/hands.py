@@ -8,12 +8,12 @@ the values are that hands move is a world's own matter.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco.islands import core as core_lib
 from diloco.islands import notices, peer_protocol
-from diloco.snapshots import records
+from diloco.snapshots import operations, records
 
 
 class Hands(abc.ABC):
@@ -35,6 +35,7 @@ class Hands(abc.ABC):
     step: int,
     board: records.Board | None,
     heard: notices.Notices,
+    now: float = 0.0,
   ) -> None:
     """Does what there is to do between two steps; waits for nothing.
 
@@ -42,6 +43,7 @@ class Hands(abc.ABC):
       step: inner steps done.
       board: the syncer's, if there is news.
       heard: what others want this island to know.
+      now: monotonic seconds, for an island that waits.
     """
     core, at_hand = self.core, self.at_hand
     if heard.offences:
@@ -50,7 +52,7 @@ class Hands(abc.ABC):
         self.begin_anew(heard.offences)
     ready = [self.ready(found) for found in at_hand.values()] if at_hand else ()
     actions = core.handle(
-      core_lib.Stepped(step, ready, _board_event(board), heard.cut)
+      core_lib.Stepped(step, ready, _board_event(board), heard.cut, now)
     )
     resynced = False
     action: Any
@@ -69,6 +71,21 @@ class Hands(abc.ABC):
       bases = [p.base for p in core.positions]
       if peer_protocol.can_serve(bases, heard.request.versions):
         self.answer(heard.request, bases)
+
+  def wait(
+    self,
+    clock: Callable[[], float],
+    look: Callable[[], None],
+    interrupted: Callable[[], bool],
+    poll_secs: float,
+  ) -> operations.Script[None]:
+    """Waits, as a synchronous method does, until the next step may begin.
+
+    To `look` is to go through what is between two steps again, by this `clock`.
+    """
+    while self.core.holds(clock()) and not interrupted():
+      yield poll_secs
+      look()
 
   def carry_out(self, action: Any) -> None:
     """Does an action that needs no version at hand."""

@@ -31,7 +31,7 @@ from diloco.islands import (
   surroundings,
 )
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, records, store
+from diloco.snapshots import checkpoint, operations, records, store
 from diloco.tape import events, recorder
 from diloco.tasks import task as task_lib
 
@@ -248,18 +248,19 @@ class Island:
 
   def _wait_for_answers(self, interrupted: Callable[[], bool]) -> None:
     """As a synchronous method does, if the run is configured to."""
-    limit_secs = self._config.sync.wait_secs
-    if not limit_secs or not self._exchange.unanswered:
+    exchange, clock = self._exchange, time.monotonic
+    if not exchange.core.holds(clock()):
       return
     self._log.pause()
-    deadline = time.monotonic() + limit_secs
-    while self._exchange.unanswered and not interrupted():
-      if time.monotonic() >= deadline:
-        logger.warning("no_answer step=%d secs=%.1f", self.step, limit_secs)
-        return
-      time.sleep(_POLL_SECS[0])
-      self._exchange.between_steps()
-      self.progress.moved()
+    operations.perform(
+      exchange.wait(clock, self._look, interrupted, _POLL_SECS[0]), time.sleep
+    )
+    if exchange.core.unanswered:
+      logger.warning("no_answer step=%d", self.step)
+
+  def _look(self) -> None:
+    self._exchange.between_steps()
+    self.progress.moved()
 
   def idle(self) -> None:
     """Adopts what is new and takes part in cuts while it does no steps."""
@@ -287,8 +288,7 @@ class Island:
     patience = min(max(4 * self._log.step_secs, shortest), longest)
     in_flight_until = min(deadline, time.monotonic() + patience)
     while self._exchange.in_flight and time.monotonic() < in_flight_until:
-      self._exchange.between_steps()
-      self.progress.moved()
+      self._look()
       time.sleep(_POLL_SECS[0])
     self._exchange.publish_all()
     left_secs = max(0.0, deadline - time.monotonic())

@@ -112,17 +112,9 @@ def ask(
 ) -> operations.Script[Heard | None]:
   """Calls, and waits for an answer that will do.
 
-  Whoever has asked is to hang up and to clean up.
-
-  Args:
-    request: the call.
-    patience_secs: how long these healthy peers are waited for.
-    clock: monotonic seconds of who calls.
-    poll_secs: pause between two looks.
-    passed_over: hears why there is none, or why one will not do.
-
-  Returns:
-    The answer; None if nobody can be asked, or nobody answered in time.
+  Whoever has asked is to hang up and to clean up. `passed_over` hears why an
+  answer will not do, or that none has come in `patience_secs`; nobody is called
+  if no other island is healthy.
   """
   for _ in range(_READ_ATTEMPTS):
     peers = yield from healthy(request.island)

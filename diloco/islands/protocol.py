@@ -7,6 +7,7 @@ island comes back.
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -161,7 +162,10 @@ def come_back(
   epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
   part = None
   if epoch is not None:
-    part = yield from _part(keys.cut_part_key(epoch.cut, island))
+    # Damaged, it proves no saved state.
+    with contextlib.suppress(errors.CorruptSnapshotError):
+      key = keys.cut_part_key(epoch.cut, island)
+      part, _ = yield operations.Read(key, records.CutPart)
   cut = max((yield from cuts.numbers()), default=0)
   known = yield from survey(island, num_fragments)
   yield _MID_RECOVERY
@@ -182,15 +186,6 @@ def come_back(
     comeback.Known(published, versions, merged),
     fetched,
   )
-
-
-def _part(key: str) -> operations.Procedure[records.CutPart | None]:
-  try:
-    part, _ = yield operations.Read(key, records.CutPart)
-  except errors.CorruptSnapshotError:
-    return None  # it proves no saved state
-  found: records.CutPart | None = part
-  return found
 
 
 class Basis(NamedTuple):

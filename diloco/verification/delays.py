@@ -31,6 +31,20 @@ def check_publication(island: Any, held: values.Fragment, step: int) -> None:
     )
 
 
+def check_wait(island: Any) -> None:
+  """An island that waits does no step before an answer, while there is time."""
+  world, (step, held, anchor, at) = island.world, island.spoken
+  if step != island.core.step or held.anchor is not anchor:
+    return
+  world.checker.seen["waited_out"] += 1
+  waited_secs = island.clock() - at
+  if waited_secs < world.schedule.wait_secs and not world.draining:
+    raise kernel_lib.Violation(
+      f"island {island.index} goes on {waited_secs:.2f} s after it published,"
+      " and nobody has answered"
+    )
+
+
 def check_save_lost(
   island: Any, step: int, positions: Any, dropped: list[core.Publish]
 ) -> None:

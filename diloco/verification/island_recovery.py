@@ -169,6 +169,7 @@ def _resume(island: Any, basis: protocol.Basis) -> None:
     step=back.start,
     origins=back.origins,
     cut=standing.cut,
+    wait_secs=shape.wait_secs,
   )
   world.checker.recovered(island, saved, standing.known, back)
   kernel = island.kernel

@@ -31,6 +31,8 @@ _RETRY_SECS = (0.2, 0.2)  # first and longest pause after a failed write
 _POLL_SECS = 2.0
 _HEADS_EVERY_SECS = 3.0
 _MISSED_SECS = 0.05  # until another look, after news during the last one
+_ANSWER_POLL_SECS = 0.1
+_NOTHING_SAID: tuple[Any, ...] = (-1, None, None, 0.0)
 _TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
 
 
@@ -64,6 +66,7 @@ class Island(hands.Hands):
     "request",
     "saver",
     "saving",
+    "spoken",
     "started_at",
     "step_secs",
     "watch",
@@ -90,6 +93,7 @@ class Island(hands.Hands):
     self.answered = self.cleaned_up = True  # unless a fault kept it from that
     self.dropped: list[core_lib.Publish] = []  # not merely superseded
     self.started_at = 0
+    self.spoken = _NOTHING_SAID
     self.request: records.PeerRequest | None = None
     self.moments_finite = True
     self.epoch = self.cut = 0
@@ -112,10 +116,20 @@ class Island(hands.Hands):
     """The main thread."""
     world, random = self.world, self.random
     state, between_steps = self.core, self.between_steps
+    waits = world.schedule.wait_secs > 0
     shortest, spread = 0.9 * self.step_secs, 0.2 * self.step_secs
     while not world.draining:
       yield shortest + spread * random()
+      if waits:
+        delays.check_wait(self)
       between_steps(state.step + 1)
+      if waits:
+        yield from self.wait(
+          self.clock,
+          lambda: between_steps(state.step),
+          lambda: world.draining,
+          _ANSWER_POLL_SECS,
+        )
     for _ in range(6):
       if not state.in_flight:
         break
@@ -128,6 +142,10 @@ class Island(hands.Hands):
       yield 2.0
       self.between_steps(state.step)
 
+  def clock(self) -> float:
+    """Its process's own clock."""
+    return self.kernel.clock(self.life)
+
   def between_steps(self, step: int) -> None:
     """What the main thread does between two steps."""
     if self.poisoned:
@@ -135,7 +153,8 @@ class Island(hands.Hands):
     board, request, offences = self.board, self.request, self.offences
     self.board = self.request = None
     self.offences = 0
-    self.act(step, board, notices.Notices(self.cut, offences, request))
+    heard = notices.Notices(self.cut, offences, request)
+    self.act(step, board, heard, self.clock())
     every = self.world.save_every
     if step % every == self.index % every:
       self.saver.save(step)
@@ -202,6 +221,7 @@ class Island(hands.Hands):
       self.norm_of(held, step),
     )
     self.world.checker.publishing(self, content)
+    self.spoken = (step, held, held.anchor, self.clock())
     delays.check_publication(self, held, step)
     # The first, of an adoption, and the publications since.
     held.references = (
@@ -232,6 +252,8 @@ class Island(hands.Hands):
     step = self.core.step
     self.world.checker.adopted(self, action, fetched, held)
     held.anchor = fetched.content
+    if action.resync:
+      self.spoken = _NOTHING_SAID  # a refusal is an answer too
     if self.world.schedule.adoption != "carry" or (
       action.muted_until or action.resync
     ):
@@ -328,11 +350,7 @@ class Island(hands.Hands):
 
   def start_watch(self, versions: Sequence[int]) -> None:
     """Prepares what the adopter looks at."""
-    kernel, life, world = self.kernel, self.life, self.world
-
-    def clock() -> float:
-      return kernel.clock(life)
-
+    life, world, clock = self.life, self.world, self.clock
     self.watch = watching.Watch(
       versions,
       notices.NoticeBoard(self.index, life.incarnation, _TURN_SECS, clock),

@@ -429,6 +429,18 @@ PLANTS: dict[str, Plant] = {
     "submit",
     bugs.part_pushed_out,
   ),
+  "goes_on_unanswered": Plant(
+    "an island that is to wait for an answer does not",
+    island_core.IslandCore,
+    "holds",
+    bugs.constant(False),
+  ),
+  "waits_for_ever": Plant(
+    "an island waits for an answer for as long as there is none",
+    island_core.IslandCore,
+    "holds",
+    lambda right: lambda self, now: self.unanswered,
+  ),
   "saved_of_any_timeline": Plant(
     "an island goes on from a state saved before a return to a cut",
     island_protocol.Search,

@@ -267,6 +267,7 @@ COUNTED = {
   "norm_outlier": "a contribution was refused for its norm",
   "not_finite": "a contribution was refused as not finite",
   "suspended": "a contribution was refused unseen",
+  "waited_out": "an island that waits went on without an answer",
   "resyncs": "an island started again from the global parameters",
   "superseded": "a contribution was superseded by a later one",
   "overlaps_merged": "a contribution shared rows with what was merged",

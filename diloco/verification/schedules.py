@@ -33,6 +33,7 @@ class Schedule:
     merge: rda or mean.
     grace: "adaptive", or the window in seconds.
     follow: whether islands join rounds that would close without them.
+    wait_secs: how long islands wait for an answer before they go on.
     standby: whether a second syncer process waits.
     fine: whether every single operation takes time; otherwise procedures do.
     cuts: seconds between two cuts; 0 for none.
@@ -53,6 +54,7 @@ class Schedule:
   merge: str = "rda"
   grace: str = "adaptive"
   follow: bool = True
+  wait_secs: float = 0.0
   standby: bool = True
   fine: bool = False
   cuts: float = 0.0
@@ -126,8 +128,8 @@ def _checked(schedule: Schedule) -> Schedule:
   return schedule
 
 
-def draw(seed: int) -> Schedule:
-  """Draws the schedule of a seed."""
+def draw(seed: int, *, may_wait: bool = True) -> Schedule:
+  """Draws the schedule of a seed; islands that wait only if they may."""
   rng = random.Random(seed)
   uniform = rng.random
   islands = 4 if uniform() < 0.7 else 1 + int(uniform() * 4)
@@ -178,4 +180,10 @@ def draw(seed: int) -> Schedule:
   if base.set_back and base.rounds < 30 and rng.random() < 0.2:
     drawn += faults_lib.draw_long_spoiling(rng, fragments, horizon)
     base = base.replace(rounds=30)
+  if rng.random() < 0.06 and may_wait:
+    wait_secs = 1.0 + round(3 * rng.random(), 3)
+    base = base.replace(
+      fragments=1, quorum=islands, adoption="overwrite", wait_secs=wait_secs
+    )
+    drawn = tuple(f for f in drawn if f.role in base.targets)
   return dataclasses.replace(base, merge=method, faults=drawn)

@@ -77,6 +77,7 @@ def _smaller(schedule: schedules.Schedule) -> Iterator[schedules.Schedule]:
     "quorum": [1],
     "adoption": ["overwrite"],
     "follow": [True],
+    "wait_secs": [0.0],
     "sync_every": [schedule.fragments],
     "max_staleness": [2],
     "overlap_steps": [2],

@@ -132,7 +132,8 @@ class World:
     self.step_secs = [0.27 * 2.5 ** uniform() for _ in range(schedule.islands)]
     self._uniform = uniform
     slowest = max(self.step_secs)
-    self.liveness_secs = 15.0 + 4 * schedule.sync_every * slowest
+    round_secs = schedule.sync_every * slowest + schedule.wait_secs
+    self.liveness_secs = 15.0 + 4 * round_secs
     self.core_settings = core_settings(schedule)
     self.saved: list[list[island_recovery.Saved]] = [
       [] for _ in range(schedule.islands)

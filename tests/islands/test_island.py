@@ -361,11 +361,9 @@ def test_island_whose_wait_is_over_or_interrupted_goes_on(
   island = make_island(config, run_dir)
   assert island.train(5)["step"] == 5  # nobody answers
   assert [r.message for r in caplog.records if "no_answer" in r.message] == [
-    "no_answer step=4 secs=0.1"
+    "no_answer step=4"
   ]
-  island._config = make_config(
-    tmp_path, num_fragments=1, quorum=1, wait_secs=1e6
-  )
+  island._exchange.core._wait_secs = 1e6
   asked = iter([False, False, True])  # after steps 6, 7 and 8
   island.train(5, lambda: next(asked, True))
   assert island.step == 8

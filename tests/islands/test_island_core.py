@@ -27,6 +27,38 @@ def _board(versions, **rounds):
   return core.Board(versions, {int(p[1:]): i for p, i in rounds.items()})
 
 
+def test_next_step_waits_for_the_answer_but_not_for_ever():
+  state = core.IslandCore(
+    schedule.Schedule(2, 1),
+    0,
+    "overwrite",
+    follow=False,
+    step=0,
+    origins=[core.Origin(0, 0)],
+    wait_secs=3.0,
+  )
+  assert not state.handle(core.Stepped(1, now=10.0)) and not state.holds(10.0)
+  assert state.handle(core.Stepped(2, now=11.0)) and state.holds(11.0)
+  state.handle(core.Stepped(2, now=13.5))  # nothing has come
+  assert state.holds(13.9) and not state.holds(14.0)
+  state.handle(core.Stepped(2, [core.Ready(0, 1, 2)], now=13.9))
+  assert not state.holds(13.9)
+  for step in (3, 4):
+    state.handle(core.Stepped(step, now=20.0))
+  assert state.holds(20.0)
+  state.handle(core.Refused())
+  ready = [core.Ready(0, 1, 2)]
+  state.handle(core.Stepped(4, ready, now=20.1))  # fetched before
+  assert state.holds(20.1)
+  state.handle(core.Stepped(4, ready, now=20.2))
+  assert not state.holds(20.2)
+
+
+def test_island_that_does_not_wait_is_never_held():
+  state = _core()
+  assert _step(state) and state.unanswered and not state.holds(0.0)
+
+
 def test_one_fragment_leaves_at_each_step():
   state = _core()
   published = [_step(state) for _ in range(8)]

@@ -31,10 +31,10 @@ def may_use(run, epoch, *, cut=1, change=None, island=0):
   made = recovery.Recovery(
     run.dir, run.store, types.SimpleNamespace(), island, 2, heartbeat_secs=2.0
   )
-  part = None
+  number, part = 0, None
   if epoch is not None:
-    part = run.perform(protocol._part(keys.cut_part_key(epoch.cut, island)))
-  number = epoch.epoch if epoch else 0
+    key = keys.cut_part_key(epoch.cut, island)
+    number, part = epoch.epoch, run.store.read(key, records.CutPart)
   standing = protocol.Standing(number, part, 0, None, [])
   marker = checkpoint.read_marker(path)
   return made.is_of_this_timeline(path, marker, standing)

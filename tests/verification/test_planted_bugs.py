@@ -43,6 +43,7 @@ LIMITS = {
   "saved_too_early": 400,
   "saved_of_any_timeline": 500,
   "given_up_while_open": 5,
+  "goes_on_unanswered": 20,
   "part_pushed_out": 60,
   "unreadable_ends_search": 40,
   "epoch_ignored": 600,
@@ -341,6 +342,16 @@ def payloads_that_rot_while_others_are_stale():
       )
 
 
+def payloads_that_rot_while_all_wait():
+  for number in range(10, 40):
+    yield SMALL.replace(
+      quorum=2,
+      rounds=12,
+      wait_secs=1.0,
+      faults=(faults.Fault(faults.CORRUPT, "island-0", float(number)),),
+    )
+
+
 def outliers_after_many_merges():
   for seed in range(1, 12):
     for factor in (16.0, 20.0, 24.0, 28.0, 33.0, 40.0):
@@ -379,6 +390,7 @@ def leaders_whose_main_thread_hangs():
 # to find. Here are schedules that look where they hide.
 SWEEPS = {
   "hung_leader_leads": leaders_whose_main_thread_hangs,
+  "waits_for_ever": payloads_that_rot_while_all_wait,
   "round_stays_open": payloads_that_rot_while_others_are_stale,
   "gate_remembers_all": outliers_after_many_merges,
   "one_prefix": failed_merges_whose_deletion_lands_late,
