@@ -88,7 +88,7 @@
     let bottom = min ?? values[0];
     // The first steps must not flatten all others.
     let up = max ?? values[Math.floor((values.length - 1) * (clip || 1))];
-    const margin = 0.06 * Math.max(up - bottom, Math.abs(up) * 0.01, 1e-9);
+    const margin = 0.06 * (Math.max(up - bottom, 0.02 * Math.abs(up)) || 1);
     if (min === undefined) bottom -= margin;
     if (max === undefined) up += margin;
     return [bottom, up];

@@ -164,7 +164,9 @@ def environment(view: view_lib.RunView) -> list[tuple[str, object]]:
       ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
       for found in (island.software, island.environ)
     ]
-    machine = f"{len(island.cores)} cores, {island.devices} devices"
+    machine = _number_of(island.devices, "device")
+    if island.cores:
+      machine += f" on {_number_of(len(island.cores), 'core')}"
     groups.setdefault((machine, *told), []).append(str(number))
   return [
     (f"{label}, islands {', '.join(numbers)}", text)

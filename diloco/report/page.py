@@ -52,7 +52,7 @@ figure.chart { margin: 0; position: relative; }
 .tip { position: absolute; top: 12px; background: var(--panel); font-size: 12px;
   border: 1px solid var(--line); border-radius: 6px; padding: 5px 9px;
   pointer-events: none; box-shadow: 0 2px 10px #0003; white-space: nowrap; }
-.scroll { overflow-x: auto; }
+.scroll { overflow: auto; max-height: 75vh; }
 table { border-collapse: collapse; width: 100%; font-size: 13.5px;
   font-variant-numeric: tabular-nums; }
 th { text-align: left; font-weight: 600; color: var(--dim); font-size: 12px;
@@ -81,6 +81,10 @@ dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
   dl { grid-template-columns: 1fr; } }
 @media print { :root { --ink: #18202b; --dim: #4d5866; --page: #fff;
   --panel: #fff; --line: #ccd2d9; } .tip, .cursor, .box { display: none; }
+  .scroll { max-height: none; overflow: visible; }
+  .num { white-space: normal; } .pair { grid-template-columns: 1fr 1fr; }
+  body { font-size: 12px; } table { font-size: 10.5px; }
+  h2 { break-after: avoid; }
   * { print-color-adjust: exact; } .panel, .card { break-inside: avoid; } }
 """
 
