@@ -321,16 +321,19 @@
     svg.ondblclick = () => zoom(chart, null);
   }
 
+  function fit() {
+    const changed = charts.filter(({place, width}) =>
+      place.clientWidth && place.clientWidth !== width);
+    for (const chart of changed) chart.width = chart.place.clientWidth;
+    changed.forEach(draw);
+  }
+
+  const observer = new ResizeObserver(fit);
   for (const figure of document.querySelectorAll("figure.chart")) {
     const spec = JSON.parse(figure.querySelector("script").textContent);
     const place = add(figure, "div", {class: "place"});
-    const chart = {spec, place, hidden: new Set(), zoom: null, width: 0};
-    charts.push(chart);
-    new ResizeObserver(() => {
-      if (place.clientWidth && place.clientWidth !== chart.width) {
-        chart.width = place.clientWidth;
-        draw(chart);
-      }
-    }).observe(place);
+    charts.push({spec, place, hidden: new Set(), zoom: null, width: 0});
+    observer.observe(place);
   }
+  fit();
 })();

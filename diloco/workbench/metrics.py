@@ -7,6 +7,7 @@ parameters.
 """
 
 import argparse
+import collections
 import contextlib
 import importlib
 import json
@@ -15,7 +16,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.report import liveness, openmetrics, status, summary
@@ -83,104 +84,86 @@ def _point(series: str, step: int, line: reader.Line, names: Any) -> Point:
   return Point(series, step, line["wall_secs"], scalars)
 
 
-class Writer(Protocol):
-  """Takes points; `close` when there are no more."""
+class Writer(NamedTuple):
+  """Takes points, and brings everything to disk when there are no more."""
 
-  def write(self, point: Point) -> None:
-    """Takes one."""
-
-  def close(self) -> None:
-    """Brings everything to disk."""
+  write: Callable[[Point], None]
+  close: Callable[[], None]
 
 
-class TensorBoard:
+def _tensorboard(out: pathlib.Path, run: opened.Run) -> Writer:
   """Event files, a folder for each series, so that islands overlay."""
+  del run
+  library, writers = _library("tensorboardX"), dict[str, Any]()
 
-  def __init__(self, out: pathlib.Path, run: opened.Run):
-    """Args: where to, and of which run."""
-    del run
-    self._out, self._writers = out, dict[str, Any]()
-    self._lib = _library("tensorboardX")
-
-  def write(self, point: Point) -> None:
-    """See `Writer`."""
-    if point.series not in self._writers:
-      folder = str(self._out / point.series)
-      self._writers[point.series] = self._lib.SummaryWriter(folder)
+  def write(point: Point) -> None:
+    if point.series not in writers:
+      folder = str(out / point.series)
+      writers[point.series] = library.SummaryWriter(folder)
     for name, value in point.scalars.items():
-      self._writers[point.series].add_scalar(
+      writers[point.series].add_scalar(
         name, value, point.step, walltime=point.wall_secs
       )
 
-  def close(self) -> None:
-    """See `Writer`."""
-    for writer in self._writers.values():
+  def close() -> None:
+    for writer in writers.values():
       writer.close()
 
+  return Writer(write, close)
 
-class Parquet:
+
+def _parquet(out: pathlib.Path, run: opened.Run) -> Writer:
   """A table for each series; the islands share one."""
+  del run
+  arrow, parquet = _library("pyarrow"), _library("pyarrow.parquet")
+  tables = collections.defaultdict[str, list[dict[str, Any]]](list)
 
-  def __init__(self, out: pathlib.Path, run: opened.Run):
-    """Args: where to, and of which run."""
-    del run
-    self._out, self._rows = out, dict[str, list[dict[str, Any]]]()
-    self._arrow = _library("pyarrow")
-    self._parquet = _library("pyarrow.parquet")
-
-  def write(self, point: Point) -> None:
-    """See `Writer`."""
+  def write(point: Point) -> None:
     name, _, island = point.series.partition("island-")
     row = {"step": point.step, "wall_secs": point.wall_secs, **point.scalars}
     if island:
       name, row = "steps", {"island": int(island), **row}
-    self._rows.setdefault(name, []).append(row)
+    tables[name].append(row)
 
-  def close(self) -> None:
-    """See `Writer`."""
-    self._out.mkdir(parents=True, exist_ok=True)
-    for name, rows in self._rows.items():
+  def close() -> None:
+    out.mkdir()
+    for name, rows in tables.items():
       names = dict.fromkeys(column for row in rows for column in row)
-      table = self._arrow.table({n: [r.get(n) for r in rows] for n in names})
-      self._parquet.write_table(table, self._out / f"{name}.parquet")
+      table = arrow.table({n: [row.get(n) for row in rows] for n in names})
+      parquet.write_table(table, out / f"{name}.parquet")
+
+  return Writer(write, close)
 
 
-class WeightsAndBiases:
+def _weights_and_biases(out: pathlib.Path, run: opened.Run) -> Writer:
   """A run of Weights & Biases on this disk; `wandb sync` uploads it."""
+  library, known = _library("wandb"), set[str]()
+  out.mkdir()
+  made = library.init(
+    project="diloco",
+    name=run.dir.resolve().name,
+    config=run.settings.to_dict(),
+    dir=str(out),
+    mode="offline",
+    settings=library.Settings(silent=True, console="off"),
+  )
 
-  def __init__(self, out: pathlib.Path, run: opened.Run):
-    """Args: where to, and of which run."""
-    out.mkdir(parents=True, exist_ok=True)
-    lib = _library("wandb")
-    self._run = lib.init(
-      project="diloco",
-      name=run.dir.resolve().name,
-      config=run.settings.to_dict(),
-      dir=str(out),
-      mode="offline",
-      settings=lib.Settings(silent=True, console="off"),
-    )
-    self._known: set[str] = set()
-
-  def write(self, point: Point) -> None:
-    """See `Writer`."""
-    if point.series not in self._known:
-      self._known.add(point.series)
+  def write(point: Point) -> None:
+    if point.series not in known:
+      known.add(point.series)
       axis = f"{point.series}/step"
-      self._run.define_metric(f"{point.series}/*", step_metric=axis)
+      made.define_metric(f"{point.series}/*", step_metric=axis)
     row = {"step": point.step, "wall_secs": point.wall_secs, **point.scalars}
     finite = {k: v for k, v in row.items() if math.isfinite(v)}
-    self._run.log({f"{point.series}/{k}": v for k, v in finite.items()})
+    made.log({f"{point.series}/{k}": v for k, v in finite.items()})
 
-  def close(self) -> None:
-    """See `Writer`."""
-    self._run.finish()
+  return Writer(write, made.finish)
 
 
 _WRITERS: dict[str, Callable[[pathlib.Path, opened.Run], Writer]] = {
-  "tensorboard": TensorBoard,
-  "parquet": Parquet,
-  "wandb": WeightsAndBiases,
+  "tensorboard": _tensorboard,
+  "parquet": _parquet,
+  "wandb": _weights_and_biases,
 }
 
 
