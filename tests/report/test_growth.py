@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+import zlib
 
 import month
 import pytest
@@ -122,6 +123,8 @@ def test_totals_that_are_damaged_or_of_other_files_are_made_again(
     text.replace('"format": "', '"format": "x'),
     text.replace("RunView", "RunViex"),
     json.dumps({"format": "diloco-totals-2", "crc32": 3, "body": "{}"}),
+    # Kept by a version whose views lacked something.
+    *(_renamed(text, name) for name in ("takeovers", "num_steps")),
   ]
   for content in damage:
     kept.write_text(content)
@@ -134,6 +137,15 @@ def test_totals_that_are_damaged_or_of_other_files_are_made_again(
   assert status.status(tmp_path)["merges"] == len(lines) // 2
   tape.unlink()
   assert status.status(tmp_path)["merges"] == 0
+
+
+def _renamed(text, attribute):
+  content = json.loads(text)
+  body = content["body"].replace(f'"{attribute}"', '"x"')
+  assert body != content["body"]
+  return json.dumps(
+    content | {"body": body, "crc32": zlib.crc32(body.encode())}
+  )
 
 
 def test_report_of_a_long_run_is_drawn_from_bounded_series(small, tmp_path):
