@@ -107,8 +107,11 @@ def _examine(
   try:
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder) as room:
       if args.config:
-        task, plan, _ = run_lib.preflight(config, pathlib.Path(room, "run"))
-        params = float(plan.num_params)
+        try:
+          task, plan, _ = run_lib.preflight(config, pathlib.Path(room, "run"))
+          params = float(plan.num_params)
+        except errors.UserError as error:
+          yield _refusal(error, "FAIL")
       yield from _machine(config if task else None, params, folder)
       yield from _store(pathlib.Path(room), args.quick, open_store, facts)
     step_secs = args.step_secs or _step_secs(config, task, args.quick)
@@ -117,10 +120,12 @@ def _examine(
     yield from _predict(training, facts)
     for site in fleet.sites if fleet else ():
       yield _link(site, facts["store"]["gbps"])
-  except errors.UserError as error:
-    yield Finding("FAIL", f"{error.what}: {error.why}", error.remedy)
   except (OSError, errors.CorruptSnapshotError) as error:
     yield Finding("FAIL", f"store: {errors.one_line(error)}", "use another one")
+
+
+def _refusal(error: errors.UserError, level: promises.Level) -> Finding:
+  return Finding(level, f"{error.what}: {error.why}", error.remedy)
 
 
 def _software() -> Iterator[Finding]:
@@ -252,7 +257,7 @@ def _timeouts(
     try:
       timing.derive(config.controller, trip, config.sync.num_fragments)
     except errors.UserError as error:
-      yield Finding(level, f"{error.what}: {error.why}", error.remedy)
+      yield _refusal(error, level)
       return
   yield Finding("ok", "timeouts: the store is fast enough for them")
 

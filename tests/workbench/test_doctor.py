@@ -80,6 +80,18 @@ def test_store_that_fails_is_one_line(tmp_path, capsys):
   assert not list(tmp_path.iterdir())
 
 
+def test_configuration_that_is_refused_is_a_finding_among_others(
+  tmp_path, capsys
+):
+  config = tmp_path / "config.py"
+  config.write_text(CONFIG.format(data=str(tmp_path / "nothing*.txt")))
+  argv = [f"--store={tmp_path}", f"--config={config}"]
+  code, told, _ = diagnose(capsys, argv, bad_stores.broken)
+  assert code == 1 and "memory" in told
+  (refused,) = failures(told) - {"store"}
+  assert "nothing*.txt" in refused + told[refused]["text"]
+
+
 SPEED = {
   "round_trip_secs": 1e-3,
   "busy_round_trip_secs": 1e-3,
