@@ -1,13 +1,14 @@
 """The record of a month: memory does not grow with it, status reads its end."""
 
 import json
+import re
 import tracemalloc
 import zlib
 
 import month
 import pytest
 
-from diloco.report import html, series, status, summary, totals
+from diloco.report import charts, html, series, status, summary, totals
 from diloco.tape import folding, schema
 
 
@@ -148,7 +149,10 @@ def _renamed(text, attribute):
   )
 
 
-def test_report_of_a_long_run_is_drawn_from_bounded_series(small, tmp_path):
+def test_report_of_a_long_run_is_drawn_from_bounded_series(
+  small, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(charts, "_POINTS", 64)
   run = month.Month(tmp_path, islands=2)
   run.write(500, deaths_every=200)
   run.close()
@@ -157,7 +161,13 @@ def test_report_of_a_long_run_is_drawn_from_bounded_series(small, tmp_path):
   assert len(steps) < 64 and steps.stride >= 8
   assert steps.column("count").sum() == loaded.view.islands[0].num_steps
   assert steps.column("tokens").sum() == loaded.view.islands[0].tokens
-  assert "What happened" in html.write_report(tmp_path).read_text()
+  page = html.write_report(tmp_path).read_text()
+  assert "What happened" in page
+  drawn = re.findall(r"application/json.>(.*?)</script>", page)
+  assert len(drawn) == 8
+  for text in drawn:
+    for line in json.loads(text)["lines"]:
+      assert len(line["x"]) <= charts._MOST_BINS + 1
 
 
 def _timeless(facts):
