@@ -9,7 +9,8 @@ protocol. Whole runs are not asked, they take too long.
 
 prints one JSON object: how many were killed by which stage, and who is alive.
 With `--only=diloco/tape --stages=module` it tells in minutes which lines of a
-package no direct test looks at.
+package no direct test looks at. `--mutants=FILE` tries another list: one chosen
+before any of it was tried measures how many wrong lines still live.
 """
 
 import argparse
