@@ -7,6 +7,7 @@ arXiv 2604.21428.
 
     run = diloco.train("experiments/configs/quickstart.py:smoke", "runs/mine")
     params = run.params()
+    run = diloco.start(run.config, "runs/beside")  # and go on in this cell
     print(diloco.simulate(chips=1_200_000, islands=8, mtbi_years=1))
 
 What is named here is loaded once it is used.
@@ -19,23 +20,28 @@ if TYPE_CHECKING:
   from diloco.errors import FailedRunError, UserError
   from diloco.interface import plan, simulate, train
   from diloco.workbench.opened import Run
+  from diloco.workbench.session import Session, start
 
 __version__ = "0.1.0"
 __all__ = [
   "FailedRunError",
   "Run",
+  "Session",
   "UserError",
   "plan",
   "simulate",
+  "start",
   "train",
 ]
 
 _HOMES = {
   "FailedRunError": "diloco.errors",
   "Run": "diloco.workbench.opened",
+  "Session": "diloco.workbench.session",
   "UserError": "diloco.errors",
   "plan": "diloco.interface",
   "simulate": "diloco.interface",
+  "start": "diloco.workbench.session",
   "train": "diloco.interface",
 }
 

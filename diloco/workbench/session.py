@@ -35,14 +35,15 @@ def get_config():
 
 
 def start(
-  config: Mapping[str, Any], workdir: str | os.PathLike[str]
+  config: str | os.PathLike[str] | Mapping[str, Any],
+  workdir: str | os.PathLike[str],
 ) -> "Session":
   """Starts a run, or goes on with the one in a directory, and returns.
 
   A run that is on already is taken as it is, so a cell may be run twice.
 
   Args:
-    config: nested mappings, such as a `ConfigDict`.
+    config: a configuration, such as a `ConfigDict`, or "FILE.py[:VARIANT]".
     workdir: directory of the run.
 
   Raises:
@@ -50,7 +51,12 @@ def start(
       Nothing has been started or written then.
   """
   run_dir = pathlib.Path(workdir).absolute()
-  values = config_lib.from_mapping(config).to_dict()
+  given: Any = config
+  if isinstance(config, str | os.PathLike):
+    from diloco import launch  # it loads JAX
+
+    given = launch.load_config(config)
+  values = config_lib.from_mapping(given).to_dict()
   if liveness.controller_alive(run_dir):
     return Session(run_dir)
   with tempfile.TemporaryDirectory(prefix="diloco-") as folder:

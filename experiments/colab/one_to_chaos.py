@@ -1,0 +1,155 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From one island to chaos
+#
+# Decoupled DiLoCo trains one model on several *islands* that never wait for each
+# other. This notebook trains a tiny language model on Python's own sources, first
+# on one island, then on three of unequal speed; kills what it can; changes settings
+# on the way; and takes the result out. Two processor cores and five minutes are
+# enough. On a fresh machine run `pip install "diloco[workbench]"` first.
+
+# %%
+import pathlib
+import tempfile
+
+import matplotlib.pyplot as plt
+
+import diloco
+from experiments.configs import quickstart
+
+folder = pathlib.Path(tempfile.mkdtemp(prefix="diloco-story-"))
+config = quickstart.get_config("smoke")
+config.faults = ()  # we do that ourselves
+config.fleet.slices = config.fleet.slices[:1]
+config.total_tokens = 60_000
+
+run = diloco.start(config, folder / "alone")
+run.watch()
+
+# %% [markdown]
+# One island is ordinary training. Its steps are in a table, as are all others that
+# follow.
+
+
+# %%
+def draw(*runs):
+  """Training loss of every island of some runs, against its steps."""
+  figure, axes = plt.subplots(figsize=(7, 3))
+  for one in runs:
+    for island, steps in one.metrics().groupby("island"):
+      smooth = steps.loss.ewm(span=20).mean()
+      axes.plot(steps.step, smooth, label=f"{one.dir.name}, island {island}")
+  axes.set(xlabel="inner step", ylabel="training loss, nats per byte")
+  axes.legend()
+  return figure
+
+
+draw(run)
+# %% [markdown]
+# ## Three islands
+#
+# The second island makes 6 steps while the first makes 10, the third 4. Nobody
+# waits: each publishes what it learned, fragment by fragment, and adopts what the
+# syncer has merged. A cell that is run twice starts nothing twice.
+
+# %%
+config = quickstart.get_config("smoke")
+config.faults = ()
+config.total_tokens = 250_000
+alone, run = run, diloco.start(config, folder / "three")
+run.watch(secs=12)
+
+# %% [markdown]
+# ## Kill one
+#
+# SIGKILL, no warning. The others go on; the dead one comes back by itself, with its
+# optimizer, its place in the data and what it had not sent yet.
+
+# %%
+run.kill("island-1")
+run.watch(secs=6)
+
+# %% [markdown]
+# ## Kill who merges
+#
+# The standby takes over from the store alone, within `config.controller.takeover_secs`.
+
+# %%
+run.kill("syncer")
+run.watch(secs=4)
+
+# %% [markdown]
+# ## Change your mind
+#
+# Quorum K, grace, H and the outer learning rate may change while the run is on. The
+# tape says what was changed and when.
+
+# %%
+run.change(sync__quorum=2, sync__every=16, outer__learning_rate=0.8)
+
+# %%
+run.watch()
+run
+
+# %%
+draw(alone, run)
+# %% [markdown]
+# ## What became of every token
+#
+# Trained is merged plus pending plus discarded, and nothing is unaccounted for,
+# whoever died.
+
+# %%
+names = ("trained", "merged", "pending", "unaccounted")
+tokens = {name: run.summary[f"tokens_{name}"] for name in names}
+assert tokens["unaccounted"] == 0
+tokens
+
+# %%
+run.tape("config_changed").changes.tolist()
+
+# %% [markdown]
+# ## Why did a round close when it did?
+
+# %%
+merged = run.tape("merged")
+last = merged.iloc[-1]
+print(run.explain(int(last.fragment), int(last.version)))
+
+# %% [markdown]
+# ## Once more, to the same bits
+#
+# The tape holds every decision, so the run can be done again without its timing,
+# its kills and its luck.
+
+# %%
+# !diloco replay {run.dir} --until_version=2
+
+# %% [markdown]
+# ## Take it away
+#
+# The global parameters are a tree of arrays; `diloco export` writes them for others.
+
+# %%
+params = run.params()
+list(params), run.versions()
+
+# %%
+# !diloco sample {run.dir} --prompt="def " --tokens=80 --temperature=0.7
+
+# %% [markdown]
+# `run.report()` makes one page of everything.
+
+# %%
+run.report()
