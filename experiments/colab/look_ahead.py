@@ -43,8 +43,7 @@ for islands in (1, 8):
   ]
   axes.plot(chips, [f["mean"] for f in found], "o-", label=f"{islands} islands")
 axes.set(xscale="log", xlabel="chips", ylabel="goodput", ylim=(0, 1))
-axes.legend();
-
+axes.legend()
 # %% [markdown]
 # ## What must the links deliver?
 #

@@ -32,7 +32,7 @@ folder = pathlib.Path(tempfile.mkdtemp(prefix="diloco-story-"))
 config = quickstart.get_config("smoke")
 config.faults = ()  # we do that ourselves
 config.fleet.slices = config.fleet.slices[:1]
-config.total_tokens = 60_000
+config.total_tokens = 40_000
 
 run = diloco.start(config, folder / "alone")
 run.watch()
@@ -66,9 +66,9 @@ draw(run)
 # %%
 config = quickstart.get_config("smoke")
 config.faults = ()
-config.total_tokens = 250_000
+config.total_tokens = 160_000
 alone, run = run, diloco.start(config, folder / "three")
-run.watch(secs=12)
+run.watch(secs=10)
 
 # %% [markdown]
 # ## Kill one
@@ -78,7 +78,7 @@ run.watch(secs=12)
 
 # %%
 run.kill("island-1")
-run.watch(secs=6)
+run.watch(secs=4)
 
 # %% [markdown]
 # ## Kill who merges

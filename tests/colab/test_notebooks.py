@@ -20,7 +20,9 @@ def cells(notebook):
 
 
 def test_every_notebook_has_a_twin():
-  assert [t.stem for t in TWINS] == sorted(p.stem for p in FOLDER.glob("*.ipynb"))
+  assert [t.stem for t in TWINS] == sorted(
+    p.stem for p in FOLDER.glob("*.ipynb")
+  )
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda path: path.stem)
