@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import textwrap
 
 import diloco
 from diloco import commands
@@ -17,14 +16,6 @@ from diloco.tape import events, fates
 
 ROOT = pathlib.Path(diloco.__file__).parent.parent
 DOCS = ROOT / "docs"
-COOKBOOK = ROOT / "tests" / "cookbook" / "test_cookbook.py"
-
-_REGION = re.compile(
-  r"^ *# region (\w+)\n(.*?)^ *# endregion", re.DOTALL | re.MULTILINE
-)
-_BLOCK = re.compile(
-  r"(?:<!-- region (\w+) -->\n)?```python\n(.*?)^```", re.DOTALL | re.MULTILINE
-)
 
 
 def rows(name):
@@ -129,20 +120,6 @@ def test_tape_document_has_every_fate():
   assert sorted(names - set(rows("tape.md"))) == []
 
 
-def regions():
-  source = COOKBOOK.read_text()
-  return {
-    n: textwrap.dedent(body).strip() for n, body in _REGION.findall(source)
-  }
-
-
-def test_cookbook_shows_regions_of_its_tests():
-  blocks = _BLOCK.findall((DOCS / "cookbook.md").read_text())
-  shown = {name: body.strip() for name, body in blocks}
-  assert "" not in shown, "a block of docs/cookbook.md names no region"
-  assert shown == regions()
-
-
 def layout():
   """Names of modules by package, as the design page lists them."""
   text = (DOCS / "design.md").read_text()
@@ -196,7 +173,7 @@ def typed_commands():
   for page in (ROOT / "README.md", *sorted(pages)):
     text = page.read_text().replace("\\\n", " ")
     for line in re.findall(
-      r"^(?: {4}|\$ )?(?:\.venv/bin/)?diloco (.*)$", text, re.M
+      r"^(?: {4}|\$ )?(?:\.venv/bin/)?diloco (.*?)(?: > \S+)?$", text, re.M
     ):
       yield page.name, shlex.split(line, comments=True)
 
