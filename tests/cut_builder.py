@@ -1,5 +1,6 @@
 """A run of two fragments and two islands in a store, with cuts."""
 
+import contextlib
 import dataclasses
 import pathlib
 
@@ -199,6 +200,27 @@ def run_with_a_cut(run_dir, url="memory://"):
 
 def filled(tensor, value):
   return np.full(tensor.shape, value, np.float32)
+
+
+class _IdleError(Exception):
+  """There is nothing to merge."""
+
+
+def lead(rounds, execute, script):
+  """Performs a part of leading, with the merges it asks for, in one thread."""
+
+  def merge(operation):
+    if operation is None:
+      raise _IdleError
+    return rounds._merger.merge(operation)
+
+  try:
+    operations.perform(script, execute)
+  finally:  # as the next turn of the loop would
+    while rounds.is_merging:
+      with contextlib.suppress(_IdleError):
+        operations.perform(rounds.merge(), merge)
+      operations.perform(rounds.finish(), execute)
 
 
 def spoil(run, key):

@@ -206,7 +206,6 @@ class Close:
   grace_spent_secs: float
   queued_secs: float  # from the end of the window to `closed_at`
   facts: grace.GraceFacts  # what the offer was made from
-  cut: int  # stamp of the version; if a later one came, the merge must fail
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -587,9 +586,13 @@ class SyncerCore:
       actions.append(Discard(contribution, reason, arrived_at))
       if reason.startswith(_OFFENCES):
         actions += self._offence(contribution, reason, now)
+    self._keep_open(state)
+    return actions + self._evaluate(fragment, now)
+
+  def _keep_open(self, state: _Fragment) -> None:
+    """A round that has lost what opened it is open no more."""
     if not any(self._is_fresh(state, c) for c, _ in state.waiting.values()):
       state.opened_at = state.quorum_at = state.ready_at = None
-    return actions + self._evaluate(fragment, now)
 
   def _evaluate_all(self, now: float) -> list[Action]:
     actions: list[Action] = []
@@ -612,6 +615,7 @@ class SyncerCore:
     present = self._present(state)
     if len(present) < len(state.waiting):
       actions = self._supersede(state)
+      self._keep_open(state)
     if state.opened_at is None:
       opener = self._opener(state)
       if opener is None:
@@ -697,7 +701,6 @@ class SyncerCore:
       grace_spent_secs=state.ready_at - state.quorum_at,
       queued_secs=now - state.ready_at,
       facts=state.facts,
-      cut=self._cut,
     )
 
   def _facts(self) -> grace.GraceFacts:

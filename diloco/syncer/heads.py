@@ -48,17 +48,20 @@ class Heads:
 
   Attributes:
     token: fencing token it commits under.
+    cut: the last one this leader has taken part in; its commits are after it.
     held: [P], as this syncer last wrote them.
     standing: fragments that stand still, for their head or newest version
       cannot be read, and why.
   """
 
   __slots__ = (
+    "_closing",
     "_looks",
     "_make",
     "_rubbish",
     "_tries",
     "_unsettled",
+    "cut",
     "held",
     "standing",
     "token",
@@ -74,8 +77,10 @@ class Heads:
       make: makes a head from its fields.
     """
     self.token = token
+    self.cut = 0
     self.held: list[protocol.Held] = []
     self.standing: dict[int, str] = {}
+    self._closing = -1  # fragment whose version is being made
     self._looks = 0
     self._make = make
     self._tries = 0
@@ -121,6 +126,7 @@ class Heads:
     if cuts is not None:
       cut = yield from cuts.recover(heads)
     yield from chores.take_over(heads)
+    self.cut = cut
     return cut
 
   def close_round(
@@ -143,11 +149,14 @@ class Heads:
       OSError, CorruptSnapshotError: the store failed. Nothing is committed, as
         far as is known.
     """
+    self._closing = close.fragment
     try:
       yield from self._close_round(close, weights, content_of)
     except errors.CorruptSnapshotError as error:
       self.standing.setdefault(close.fragment, str(error))
       raise
+    finally:
+      self._closing = -1
     self.standing.pop(close.fragment, None)
 
   def _close_round(
@@ -178,7 +187,7 @@ class Heads:
         clock={str(m): step for m, step in close.clock.items()},
         merged=content.merged,
         epoch=held.head.epoch,
-        cut=close.cut,
+        cut=self.cut,  # a later one than when the round closed, it may be
         digest=content.digest,
         holes=protocol.holes_of(close) if close.holes else {},
       )
@@ -205,7 +214,7 @@ class Heads:
     """Looks at heads, and puts back what the store has spoiled.
 
     At those that stand still, and at the next one of all; more would keep a
-    leader from its rounds.
+    leader from its rounds. One that is about to be moved is looked at then.
 
     Returns:
       Heads that were put back.
@@ -217,7 +226,7 @@ class Heads:
     following = self._looks % len(self.held)
     self._looks += 1
     healed = []
-    for fragment in sorted({following, *self.standing}):
+    for fragment in sorted({following, *self.standing} - {self._closing}):
       held = self.held[fragment]
       doubted = fragment in self._unsettled
       try:

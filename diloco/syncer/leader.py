@@ -1,5 +1,11 @@
 """A leading syncer: looks at the store, tells the core, does what it answers.
 
+Two threads lead. One looks and decides, and does all that is small. The other
+merges, one round at a time, and hands back what came of it; while it does, what
+else arrives is found, judged and told of. A round that closes is one script of
+the first thread, from what earlier tries left to what is deleted after the
+commit: it is put aside while its merge runs.
+
 Scripts (see `diloco.snapshots.operations`): the live syncer and the simulated
 one lead by these very lines. What a world adds is in a subclass: who holds the
 lease, where decisions are told, and what a version's contents are. Nothing is
@@ -11,6 +17,7 @@ decided here: the order of operations is in `diloco.syncer.heads` and
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,7 +35,8 @@ class Parts(NamedTuple):
   """What a leader works with.
 
   Attributes:
-    check: raises `FencedError` when another leads.
+    check: told whether a merge is under way; raises `FencedError` when another
+      leads.
     core: decides.
     heads: of all fragments, fenced.
     weights: of contributions.
@@ -39,7 +47,7 @@ class Parts(NamedTuple):
     retry_secs: pause after a failure of the store.
   """
 
-  check: Callable[[], None]
+  check: Callable[[bool], None]
   core: core_lib.SyncerCore
   heads: heads_lib.Heads
   weights: weighting.Weighting
@@ -66,8 +74,8 @@ class Witness:
   def acts(self, action: core_lib.Action) -> None:
     """An action is about to be done."""
 
-  def merging(self, close: core_lib.Close) -> operations.Script[None]:
-    """A merge is about to begin."""
+  def merging(self) -> operations.Script[None]:
+    """A merge is about to begin, in the thread that merges."""
     yield from ()
 
   def committed(self, close: core_lib.Close) -> None:
@@ -93,7 +101,6 @@ class Leader(Witness, abc.ABC):
   """One leadership.
 
   Attributes:
-    check: raises `FencedError` when another leads.
     core: decides.
     heads: of all fragments, fenced.
     cuts: takes this syncer's part in cuts; None in a run without.
@@ -102,13 +109,32 @@ class Leader(Witness, abc.ABC):
 
   def __init__(self, parts: Parts, clock: Callable[[], float]):
     """Does nothing yet; `clock` gives monotonic seconds."""
-    self.check = parts.check
     self.core = parts.core
     self.heads = parts.heads
     self.cuts = parts.cuts
     self.chores = parts.chores
     self._parts = parts
     self._clock = clock
+    self._aside: operations.Script[None] | None = None  # a round being merged
+    self._asked: operations.Merge | None = None
+    self._merged: tuple[Any, Exception | None] | None = None
+
+  @property
+  def is_merging(self) -> bool:
+    """Whether a merge is under way."""
+    return self._aside is not None
+
+  def check(self) -> None:
+    """Raises `FencedError` when another leads."""
+    self._parts.check(self.is_merging and self._merged is None)
+
+  @abc.abstractmethod
+  def wake_merger(self) -> None:
+    """Wakes the thread that merges: there is something to merge."""
+
+  @abc.abstractmethod
+  def wake(self) -> None:
+    """Wakes the thread that leads: a merge has ended."""
 
   @abc.abstractmethod
   def draining(self) -> bool:
@@ -148,6 +174,7 @@ class Leader(Witness, abc.ABC):
         if not shown:
           yield operations.Write(keys.BOARD, self.board())
           shown = True
+        yield from self.finish()
         if now >= look_due:
           look_due = now + self._parts.look_every_secs
           yield from self.look_around(now)
@@ -243,7 +270,7 @@ class Leader(Witness, abc.ABC):
       case core_lib.Open():
         yield operations.Write(keys.BOARD, self.board())
       case core_lib.Close():
-        yield from self._close_round(action)
+        yield from self._go_on(self._close_round(action))
       case core_lib.Discard(contribution) | core_lib.Forget(contribution):
         yield from self.chores.delete(contribution.key)
       case core_lib.Quarantine():
@@ -251,12 +278,53 @@ class Leader(Witness, abc.ABC):
       case core_lib.Remind(island):
         yield from self.chores.remind(island)
       case core_lib.Cut(number) if self.cuts is not None:
+        self.heads.cut = number
         yield from self.cuts.take_part(number, self.heads.records)
+
+  def merge(self) -> operations.Script[None]:
+    """Merges what there is to merge, for ever; of a thread of its own."""
+    while True:
+      while self._asked is None:
+        yield None
+      asked, self._asked = self._asked, None
+      yield from self.merging()
+      try:
+        self._merged = (yield asked), None
+      except (*operations.FAILURES, protocol.RefusedError) as error:
+        self._merged = None, error
+      self.wake()
+
+  def finish(self) -> operations.Script[None]:
+    """Goes on with the round whose merge has ended, if one has."""
+    if self._merged is None or self._aside is None:
+      return
+    (answer, error), self._merged = self._merged, None
+    script, self._aside = self._aside, None
+    yield from self._go_on(script, answer, error)
+
+  def _go_on(
+    self,
+    script: operations.Script[None],
+    answer: Any = None,
+    error: Exception | None = None,
+  ) -> operations.Script[None]:
+    """Performs a round's script to its end, or puts it aside at its merge."""
+    with contextlib.suppress(StopIteration):
+      while True:
+        operation = script.throw(error) if error else script.send(answer)
+        if isinstance(operation, operations.Merge):
+          self._aside, self._asked = script, operation
+          self.wake_merger()
+          return
+        answer = error = None
+        try:
+          answer = yield operation
+        except Exception as failed:
+          error = failed
 
   def _close_round(self, close: core_lib.Close) -> operations.Script[None]:
     weights = [self._weight(chosen) for chosen in close.chosen]
     try:
-      yield from self.merging(close)
       yield from self.heads.close_round(
         close, weights, lambda merged: self.content_of(close, weights, merged)
       )

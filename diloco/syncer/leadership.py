@@ -3,9 +3,10 @@
 Several syncers may run; who holds the lease leads. The others are *standbys*:
 they watch the lease by their own clocks and take it when it stands still. A
 leader that was only stopped finds, when it wakes, a token that is not its own.
-A leader whose main thread hangs lets the lease go: it is renewed only for who
-gets on, every `hang_secs` at least. From one operation of the store to the
-next, or from one part of a tensor to another, it does, however long a merge is.
+A leader that hangs lets the lease go: it is renewed only for who gets on, every
+`hang_secs` at least. From one operation of the store to the next, or from one
+part of a tensor to another, it does, however long a merge is. While a merge is
+under way it is the merge that has to, or one that stands still would not show.
 Time in which the store does not answer counts for nothing, or an outage would
 read as a hang.
 
@@ -67,7 +68,7 @@ class StrangerWatch:
 
 
 class HangWatch:
-  """Tells when the main thread does not get on although the store answers."""
+  """Tells when a leader does not get on although the store answers."""
 
   def __init__(self, limit_secs: float, longest_secs: float):
     """Args: how long it may stand still; longest time between two answers."""
@@ -77,7 +78,7 @@ class HangWatch:
     self._still_secs = 0.0
 
   def asked(self) -> None:
-    """The main thread gets on."""
+    """It gets on."""
     self._still_secs = 0.0
 
   def answered(self, now: float) -> None:
@@ -163,6 +164,7 @@ class Leadership(abc.ABC):
     self._clock = clock
     self._watch = lease.LeaseWatch(times.lease_ttl_secs)
     self._strangers = StrangerWatch(times.foreign_secs, stranger)
+    self._merging = False
     self._hang = HangWatch(times.hang_secs, times.lease_ttl_secs)
 
   @abc.abstractmethod
@@ -183,20 +185,29 @@ class Leadership(abc.ABC):
 
   @property
   def hung(self) -> bool:
-    """Whether the lease was let go because the main thread hangs."""
+    """Whether the lease was let go because it hangs."""
     return self._hang.hung
 
   def gets_on(self) -> None:
-    """Says that the main thread does, be it in the middle of a long merge."""
+    """Says that the leading thread does; a merge gets on by itself."""
+    if not self._merging:
+      self._hang.asked()
+
+  def merge_gets_on(self) -> None:
+    """Says that the merging thread does, in the middle of a long merge."""
     self._hang.asked()
 
-  def check(self) -> None:
-    """Says that the main thread gets on; asks whether it still leads.
+  def check(self, merging: bool = False) -> None:
+    """Says that the leading thread gets on; asks whether it still leads.
+
+    Args:
+      merging: whether a merge is under way.
 
     Raises:
       FencedError: another process has taken the lease, or may by now.
     """
-    self._hang.asked()
+    self._merging = merging
+    self.gets_on()
     if self.fenced:
       raise errors.FencedError(
         f"the lease of token {self.token} was taken over"
@@ -232,7 +243,7 @@ class Leadership(abc.ABC):
     return False
 
   def renewing(self) -> operations.Script[None]:
-    """Renews the lease, until it is lost or the main thread hangs."""
+    """Renews the lease, until it is lost or its owner hangs."""
     while True:
       yield self.renewal_secs
       try:

@@ -83,6 +83,9 @@ class Merger:
   """Merges tensors one after the other; keeps its accumulator warm.
 
   Not safe to use from several threads at once.
+
+  Attributes:
+    outer: the outer optimizer.
   """
 
   def __init__(self, outer: outer_optimizer.OuterOptimizer, threads: int = 1):
@@ -93,7 +96,7 @@ class Merger:
       threads: to divide each tensor among; changes no bit of the result. One
         is best for a store, which decodes in threads of its own.
     """
-    self._outer = outer
+    self.outer = outer
     self._threads = threads
     self._workspace = np.empty(0, np.float32)
 
@@ -217,7 +220,7 @@ class Merger:
         outer_grad = total[part]
         if scale != 1:
           np.multiply(outer_grad, scale, out=outer_grad)
-        self._outer.step(
+        self.outer.step(
           theta[part], momentum[part], outer_grad, scratch[: outer_grad.size]
         )
 

@@ -53,13 +53,13 @@ class RoundMerger:
     self._store = snapshots
     self._plan = plan
     self._method = method
-    self._outer = outer
     self._merger = merge_lib.Merger(outer)
 
   def set_learning_rate(self, learning_rate: float) -> None:
-    """Takes outer steps of another length from now on."""
-    self._outer = dataclasses.replace(self._outer, learning_rate=learning_rate)
-    self._merger = merge_lib.Merger(self._outer)
+    """Takes outer steps of another length from the next merge on."""
+    self._merger = merge_lib.Merger(
+      dataclasses.replace(self._merger.outer, learning_rate=learning_rate)
+    )
 
   def chunks(self, fragment: int) -> list[list[int]]:
     """Chunk shape of every tensor of a version, in plan order."""
@@ -76,6 +76,7 @@ class RoundMerger:
       OSError: the store failed.
     """
     head, payload = operation.head, operation.payload
+    merger = self._merger  # another thread may set another one meanwhile
     params, momenta = [], []
     square = 0.0
     cosines: list[tuple[float, int]] = []
@@ -84,7 +85,7 @@ class RoundMerger:
       theta, momentum = self._read(head, spec, index)
       method = self._method if spec.merge == "rda" else "mean"
       try:
-        outcome = self._merger.apply(inputs, method, theta, momentum)
+        outcome = merger.apply(inputs, method, theta, momentum)
       except passes.ContributionError as error:
         raise RefusedError(
           {
@@ -98,7 +99,7 @@ class RoundMerger:
       params.append(arrays.Tensor.whole(spec.name, theta))
       momenta.append(arrays.Tensor.whole(spec.name, momentum))
     self._store.arrays.write(f"{payload}/params", params)
-    if self._outer.momentum:
+    if merger.outer.momentum:
       self._store.arrays.write(f"{payload}/momentum", momenta)
     return Merged(
       square**0.5,
@@ -107,7 +108,7 @@ class RoundMerger:
       sum(c * n for c, n in cosines) / sum(n for _, n in cosines)
       if cosines
       else None,
-      self._outer.learning_rate,
+      merger.outer.learning_rate,
     )
 
   def _open(
@@ -154,7 +155,7 @@ class RoundMerger:
       return opened.read()
 
     theta = read("params")
-    if self._outer.momentum and keys.payload_version(head.payload):
+    if self._merger.outer.momentum and keys.payload_version(head.payload):
       return theta, read("momentum")
     return theta, np.zeros_like(theta)
 

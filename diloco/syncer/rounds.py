@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from diloco import workers
 from diloco.fragments import codec, partition
-from diloco.snapshots import operations, records, store
+from diloco.snapshots import operations, records
 from diloco.syncer import core, leader, round_merge
 from diloco.syncer import heads as heads_lib
 from diloco.tape import events, recorder
@@ -24,6 +25,7 @@ class Orders(NamedTuple):
 
   draining: Callable[[], bool] = lambda: False
   over: Callable[[], str] = lambda: ""
+  wake: Callable[[], None] = lambda: None
 
 
 class Rounds(leader.Leader):
@@ -31,7 +33,6 @@ class Rounds(leader.Leader):
 
   def __init__(
     self,
-    snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
     merger: round_merge.RoundMerger,
     tape: recorder.Recorder,
@@ -41,7 +42,6 @@ class Rounds(leader.Leader):
     """Does nothing yet.
 
     Args:
-      snapshots: the store.
       plan: the fragment plan.
       merger: the arithmetic.
       tape: where decisions go.
@@ -49,11 +49,11 @@ class Rounds(leader.Leader):
       parts: what it works with.
     """
     super().__init__(parts, time.monotonic)
-    self._store = snapshots
     self._plan = plan
     self._merger = merger
     self._tape = tape
     self._orders = orders
+    self._merges = workers.Loop("merger", self.merge(), self._merge)
     self._closing_since = 0.0
     self._present: set[int] = set()
     self._told: dict[int, str] = {}  # of fragments that stand still, and why
@@ -80,15 +80,34 @@ class Rounds(leader.Leader):
       pause_secs = min(pause_secs, max(deadline - now, shortest))
     return pause_secs
 
-  def execute(self, operation: operations.Operation) -> Any:
-    """Does one operation of a leader's script."""
-    if isinstance(operation, operations.Merge):
-      return self._merger.merge(operation)
-    return self._store.execute(operation)
+  def _merge(self, operation: operations.Operation) -> round_merge.Merged:
+    assert isinstance(operation, operations.Merge)
+    return self._merger.merge(operation)
 
-  def perform(self, script: operations.Script[None]) -> None:
-    """Performs a part of leading that waits for nothing."""
-    operations.perform(script, self.execute)
+  def wake_merger(self) -> None:
+    """See `Leader`."""
+    self._merges.wake()
+
+  def wake(self) -> None:
+    """See `Leader`."""
+    self._orders.wake()
+
+  def start(self) -> None:
+    """Starts the thread that merges."""
+    self._merges.start()
+
+  def check(self) -> None:
+    """See `Leader`.
+
+    Raises:
+      WorkerError: the thread that merges has ended.
+    """
+    self._merges.check()
+    super().check()
+
+  def close(self) -> None:
+    """Ends the thread that merges, once the merge under way has ended."""
+    self._merges.close()
 
   @property
   def damaged(self) -> list[int]:

@@ -101,6 +101,7 @@ class Syncer(leadership.Leadership):
     )
     self._plan: partition.FragmentPlan | None = None
     self._stop = threading.Event()
+    self._woken = threading.Event()
     self._drain = threading.Event()
     self._draining: int | None = None  # program to answer
     self._rounds: rounds.Rounds | None = None  # while it leads
@@ -125,7 +126,7 @@ class Syncer(leadership.Leadership):
       self._standing.add(found.fragment)
       self._tape.record(events.GLOBAL_DAMAGED, **found._asdict())
 
-  def check(self) -> None:
+  def check(self, merging: bool = False) -> None:
     """See `Leadership`.
 
     Raises:
@@ -133,7 +134,7 @@ class Syncer(leadership.Leadership):
     """
     if self._renewals is not None:
       self._renewals.check()
-    super().check()
+    super().check(merging)
 
   def take_over(self, wanted: Callable[[], bool] = lambda: True) -> bool:
     """Waits for the lease and the heads; afterwards this syncer leads.
@@ -164,7 +165,7 @@ class Syncer(leadership.Leadership):
     parts.core.configure(settings(self._config))  # changed while it waited?
     outer = self._config.outer
     merger = round_merge.RoundMerger(
-      self._store,
+      self._unwatched.watched(self.merge_gets_on),
       self._plan,
       self._config.sync.merge,
       outer_optimizer.OuterOptimizer(
@@ -172,11 +173,10 @@ class Syncer(leadership.Leadership):
       ),
     )
     self._rounds = rounds.Rounds(
-      self._store,
       self._plan,
       merger,
       self._tape,
-      rounds.Orders(self._drain.is_set, self._over),
+      rounds.Orders(self._drain.is_set, self._over, self._woken.set),
       parts,
     )
 
@@ -212,16 +212,19 @@ class Syncer(leadership.Leadership):
     """
     assert self._rounds is not None
     self._channel = channel
+    self._rounds.start()
     return operations.perform(self._rounds.lead(), self._execute)
 
   def _execute(self, operation: Any) -> Any:
     match operation:
-      case operations.Nap(secs) | float(secs):
+      case operations.Nap(secs):
+        self._woken.wait(secs)
+        return self._woken.clear()
+      case float(secs):
         return self._stop.wait(secs)
       case operations.Compute(work):
         return work()
-    execute = self._rounds.execute if self._rounds else self._store.execute
-    return execute(operation)
+    return self._store.execute(operation)
 
   def _over(self) -> str:
     """Why this syncer is to lead no more; hears what the controller says."""
@@ -245,10 +248,13 @@ class Syncer(leadership.Leadership):
   def stop(self) -> None:
     """Makes `run` return."""
     self._stop.set()
+    self._woken.set()
 
   def close(self) -> None:
     """Gives the lease up."""
-    self._stop.set()
+    self.stop()
+    if self._rounds is not None and not self.fenced:
+      self._rounds.close()
     if self._renewals is not None:
       self._renewals.close()
     try:
@@ -275,9 +281,9 @@ class Syncer(leadership.Leadership):
         return  # answered after another scan
       self._stop.set()
       channel.send(_done(message["seq"], {}))
-    if self._draining is not None:
+    assert self._rounds is not None
+    if self._draining is not None and not self._rounds.is_merging:
       # A look at the store lies behind: what could be closed is closed.
-      assert self._rounds is not None
       idle = self._rounds.core.idle
       channel.send(_done(self._draining, {"idle": idle}))
       self._draining = None

@@ -255,7 +255,7 @@ def any_epoch(right: Any) -> Any:
 
 
 def cut_after_admission(right: Any) -> Any:
-  """The syncer takes its part after what made it aware of the cut."""
+  """The syncer takes its part when it sees the request, and not before."""
 
   def arrived(self: Any, contributions: Any, now: float) -> Any:
     cut = self._cut
@@ -263,7 +263,7 @@ def cut_after_admission(right: Any) -> Any:
     self._cut = max(cut, newest)  # as if it had taken part
     actions = right(self, contributions, now)
     self._cut = cut
-    return [*actions, *self._take_part(newest)]
+    return actions
 
   return arrived
 
@@ -569,11 +569,41 @@ def constant(value: Any) -> Callable[[Any], Any]:
 def merge_never_ends(right: Any) -> Any:
   """The fifth merge of a leader stands still."""
 
-  def close_round(self: Any, *args: Any) -> Any:
-    self._tries += 1
-    if self._tries == 5:
+  def merging(self: Any) -> Any:
+    self._merges_begun = getattr(self, "_merges_begun", 0) + 1
+    if self._merges_begun == 5:
       yield 1e6
-    yield from right(self, *args)
+    yield from right(self)
+
+  return merging
+
+
+def handed_back_early(right: Any) -> Any:
+  """A merge counts as done when it is asked for."""
+
+  def merge(self: Any) -> Any:
+    while True:
+      while self._asked is None:
+        yield None
+      asked, self._asked = self._asked, None
+      self._merged = None, None
+      self.wake()
+      yield from self.merging()
+      yield asked
+
+  return merge
+
+
+def stamped_as_closed(right: Any) -> Any:
+  """A version is stamped with the cut there was before its merge."""
+
+  def close_round(self: Any, *args: Any) -> Any:
+    cut, make = self.cut, self._make
+    self._make = lambda **fields: make(**(fields | {"cut": cut}))
+    try:
+      yield from right(self, *args)
+    finally:
+      self._make = make
 
   return close_round
 

@@ -15,10 +15,10 @@ from diloco.islands import comeback, outbox, peer_protocol, saving, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.snapshots import cut_parts, cuts, lease, records, restore
-from diloco.syncer import chores, cutting, grace, heads, leadership
+from diloco.syncer import chores, cutting, grace, heads, leader, leadership
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
-from diloco.verification import bugs, kernel, misjudged
+from diloco.verification import bugs, kernel, misjudged, syncer_role
 
 Plant = bugs.Plant
 
@@ -395,9 +395,27 @@ PLANTS: dict[str, Plant] = {
   ),
   "merge_never_ends": Plant(
     "a merge stands still for ever",
+    syncer_role._Leader,
+    "merging",
+    bugs.merge_never_ends,
+  ),
+  "merge_hang_unseen": Plant(
+    "a leader counts as getting on although its merge does not",
+    leadership.Leadership,
+    "check",
+    lambda right: lambda self, merging=False: right(self),
+  ),
+  "handed_back_early": Plant(
+    "the thread that merges hands back what it has yet to do",
+    leader.Leader,
+    "merge",
+    bugs.handed_back_early,
+  ),
+  "stamped_as_closed": Plant(
+    "a version is stamped with the cut there was before its merge",
     heads.Heads,
     "_close_round",
-    bugs.merge_never_ends,
+    bugs.stamped_as_closed,
   ),
   "found_beside_broken_forgotten": Plant(
     "a look that meets a damaged record forgets what else it found",
@@ -467,7 +485,13 @@ PLANTS |= misjudged.PLANTS
 _DEFENCES: dict[str, tuple[Plant, ...]] = {
   # The checker's own idea of a consistent cut is asked, not production's.
   **dict.fromkeys(
-    ("cut_unstamped", "head_unstamped", "adopted_unstamped", "cut_taken_late"),
+    (
+      "cut_unstamped",
+      "head_unstamped",
+      "stamped_as_closed",
+      "adopted_unstamped",
+      "cut_taken_late",
+    ),
     (
       Plant(
         "no cut is found inconsistent",
@@ -491,6 +515,14 @@ _DEFENCES: dict[str, tuple[Plant, ...]] = {
       workers.Retry,
       "failed",
       bugs.unexpected_at_once,
+    ),
+  ),
+  "merge_never_ends": (
+    Plant(
+      "nobody asks whether it does",
+      leadership.Leadership,
+      "hung",
+      lambda right: property(lambda self: False),
     ),
   ),
   "lost_for_good": (

@@ -263,6 +263,8 @@ for _name, _state in STATES.items():
 COUNTED = {
   "takeovers": "a syncer took over from another",
   "fenced": "a process was fenced out",
+  "arrived_in_a_merge": "a leader looked and found something during a merge",
+  "cut_in_a_merge": "a leader took part in a cut during a merge",
   "gate_gave_in": "a norm gate gave in after refusing everybody",
   "norm_outlier": "a contribution was refused for its norm",
   "not_finite": "a contribution was refused as not finite",

@@ -18,6 +18,7 @@ from diloco.verification import kernel as kernel_lib
 
 _RENEWAL_SECS = 0.6
 _POLL_SECS = 0.8
+_LONG_MERGES, _LONG_MERGE_SECS = 0.1, 2.0  # share of all, and at most so long
 _LOOK_SECS = 0.1  # from a commit record to the look that finds it, at most
 
 
@@ -79,6 +80,13 @@ class _Leader(leader.Leader):
     self._checker = syncer.world.checker
     self._random = syncer.random
     syncer.thread = self._thread = syncer.life.threads[0]
+    self._merger = syncer.kernel.start(syncer.life, self.merge())
+
+  def wake_merger(self) -> None:
+    self._syncer.kernel.nudge(self._merger, 0.0)
+
+  def wake(self) -> None:
+    self._syncer.kernel.nudge(self._thread, 0.0)
 
   def draining(self) -> bool:
     draining: bool = self._world.draining
@@ -95,10 +103,10 @@ class _Leader(leader.Leader):
       pause = min(pause, max(deadline - now, 0.01))
     return pause
 
-  def merging(self, close: core_lib.Close) -> kernel_lib.Script:
+  def merging(self) -> kernel_lib.Script:
     if not self._world.schedule.fine:
-      yield 0.08 * self._random()
-    self.check()
+      long = self._random() < _LONG_MERGES
+      yield (_LONG_MERGE_SECS if long else 0.08) * self._random()
 
   def content_of(
     self, close: core_lib.Close, weights: Sequence[float], merged: Any
@@ -107,6 +115,7 @@ class _Leader(leader.Leader):
     return _CONTENT
 
   def arrived(self, found: Sequence[records.Contribution]) -> None:
+    self._checker.seen["arrived_in_a_merge"] += self.is_merging
     self._checker.arrived(self._syncer, found)
 
   def rejected(self, name: str, why: str) -> None:
@@ -119,6 +128,8 @@ class _Leader(leader.Leader):
         checker.closing(syncer, action)
       case core_lib.Discard(contribution, reason):
         checker.discarded(syncer, contribution, reason)
+      case core_lib.Cut():
+        checker.seen["cut_in_a_merge"] += self.is_merging
       case core_lib.Quarantine():
         checker.seen["quarantined"] += 1
         if action.suspended_secs:

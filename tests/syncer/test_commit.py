@@ -65,7 +65,7 @@ class Leader:
     norm = float(np.linalg.norm(grad)) if norm is None else norm
     return dataclasses.replace(record, norms=[norm], num_bytes=16 + island)
 
-  def close(self, *sent, version=1, cut=0):
+  def close(self, *sent, version=1):
     chosen = [core.Chosen(c, 0, 0.0, 0.0) for c in sent]
     return core.Close(
       fragment=0,
@@ -81,7 +81,6 @@ class Leader:
       grace_spent_secs=0.0,
       queued_secs=0.0,
       facts=grace.GraceFacts(0.1, 0.1, 0.1),
-      cut=cut,
     )
 
   def merge(self, weights_of, **close):
@@ -130,7 +129,8 @@ def test_weights_belong_to_contributions_whatever_their_order(tmp_path):
 def test_head_of_the_version_has_the_facts_and_the_contents_digest(tmp_path):
   leader = Leader(tmp_path)
   sent = leader.publish(1, [1, 1, 1, 1])
-  merged = leader.merge([(sent, 2.0)], cut=4)
+  leader.made.held.cut = 4
+  merged = leader.merge([(sent, 2.0)])
   head = leader.run.head(0)
   assert leader.made.held.records == [head, leader.run.head(1)]
   assert (head.version, head.token, head.cut) == (1, 3, 4)

@@ -11,7 +11,7 @@ CONTENT = heads.Content([[4]], {"told": 1}, "digest")
 FACTS = grace.GraceFacts(0.1, 0.1, 0.1)
 
 
-def _close(version, cut=0):
+def _close(version):
   return core.Close(
     fragment=0,
     version=version,
@@ -26,7 +26,6 @@ def _close(version, cut=0):
     grace_spent_secs=0.0,
     queued_secs=0.0,
     facts=FACTS,
-    cut=cut,
   )
 
 
@@ -55,9 +54,9 @@ class Leader:
       return None
     return self.run.store.execute(operation)
 
-  def attempt(self, version=1, content_of=lambda merged: CONTENT, cut=0):
+  def attempt(self, version=1, content_of=lambda merged: CONTENT):
     operations.perform(
-      self.heads.close_round(_close(version, cut), [], content_of),
+      self.heads.close_round(_close(version), [], content_of),
       self.execute,
     )
 
@@ -81,7 +80,8 @@ def leader(tmp_path):
 def test_head_of_a_version_says_whose_it_is_and_what_is_in_it(leader):
   leader.run.commit(0, 5, {1: 40}, 1.0)
   leader.run.perform(leader.heads.fence(2))
-  leader.attempt(6, cut=2)
+  leader.heads.cut = 2
+  leader.attempt(6)
   head = leader.run.head(0)
   assert head == leader.heads.records[0]
   assert head.payload == keys.global_prefix(0, 6, "s7.1")

@@ -171,6 +171,21 @@ def test_leader_whose_main_thread_hangs_lets_the_lease_go(make, clock):
     first.check()
 
 
+def test_merge_that_stands_still_shows_although_its_leader_gets_on(make, clock):
+  leader = make("only", hang_secs=5.0)
+  leader.wait(_always)
+  for merges in (True, False):
+    leader.check(merging=True)
+    for _ in range(20):
+      leader.gets_on()  # it looks at the store meanwhile
+      if merges:
+        leader.merge_gets_on()
+      clock.sleep(leader.renewal_secs)
+    assert leader.hung is not merges
+  with pytest.raises(errors.FencedError):
+    leader.check(merging=True)
+
+
 # When the store answered, with the moments at which the main thread asked
 # between, and whether that is a hang of 5 s where answers are 2 s apart.
 HANGS = {

@@ -196,3 +196,27 @@ def test_every_tensor_is_held_to_its_own_norm(tmp_path):
     lying = dataclasses.replace(record, norms=wrong)
     with pytest.raises(round_merge.RefusedError, match="norm_mismatch"):
       merge(merger, head(merger, 0, first), payload, (lying, 1.0))
+
+
+def test_learning_rate_set_during_a_merge_is_of_the_next(
+  snapshots, merger, monkeypatch
+):
+  first = "globals/0000/000000000.i0.1"
+  write(snapshots, f"{first}/params", np.zeros((4, 3), np.float32))
+  sent = contribute(snapshots, merger, np.ones((4, 3), np.float32))
+  read = merger._read
+
+  def meanwhile(*args):
+    merger.set_learning_rate(0.25)  # by the thread that leads
+    return read(*args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(merger, "_read", meanwhile)
+    merged = merge(merger, head(merger, 0, first), "globals/a", (sent, 1.0))
+  assert merged.learning_rate == 0.5
+  after = merge(merger, head(merger, 0, first), "globals/b", (sent, 1.0))
+  assert after.learning_rate == 0.25
+  values = [
+    snapshots.arrays.read(f"globals/{name}/params", "w") for name in "ab"
+  ]
+  np.testing.assert_allclose(values[0], 2 * values[1], rtol=1e-6)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from cut_builder import PLAN, CutRun, spoil
+from cut_builder import PLAN, CutRun, lead, spoil
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
@@ -52,13 +52,12 @@ class Leader:
     self.run.store.perform(held.fence(2))
     self.check = lambda: None
     self.rounds = rounds.Rounds(
-      self.run.store,
       PLAN,
       round_merge.RoundMerger(self.run.store, PLAN, "mean", outer),
       self.tape,
       rounds.Orders(),
       leader_lib.Parts(
-        lambda: self.check(),
+        lambda merging: self.check(),
         core.SyncerCore(SETTINGS, protocol.starts(self.run.heads())),
         held,
         weighting.Weighting(decay, 4),
@@ -72,10 +71,13 @@ class Leader:
     self.handle(core.Membership({0: 0.1}))
 
   def handle(self, event):
-    self.rounds.perform(self.rounds.handle(event))
+    self.lead(self.rounds.handle(event))
 
   def look_after_heads(self):
-    self.rounds.perform(self.rounds.look_after_heads())
+    self.lead(self.rounds.look_after_heads())
+
+  def lead(self, script):
+    lead(self.rounds, self.run.store.execute, script)
 
   def publish(self, step, norm=None, fragment=0, first=0, base=0):
     record = self.run.publish(fragment, 0, base, first, step)

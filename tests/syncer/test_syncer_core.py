@@ -501,6 +501,21 @@ def test_what_is_superseded_while_no_round_is_open_is_discarded():
   ]
 
 
+def test_round_is_open_no_more_once_a_stale_one_supersedes_what_opened_it():
+  # Found by simulate-protocol: a publication of an earlier life landed late.
+  state = _core(grace_secs=1.0, heads=((3, {}),))
+  state.handle(core.Membership({0: 0.1, 1: 0.1}), 0.0)
+  fresh = Contribution(1, 10, 15, base_version=3, incarnation=2)
+  stale = Contribution(1, 10, 20, base_version=1)
+  assert _kinds(state.handle(core.Arrived([fresh]), 1.0)) == ["Open"]
+  assert state.handle(core.Arrived([stale]), 1.5) == [
+    core.Discard(fresh, "superseded", 1.0)
+  ]
+  assert state.open_rounds == {} and state.next_deadline() is None
+  opens = state.handle(core.Arrived([Contribution(0, 0, 8, 3)]), 3.0)
+  assert _kinds(opens) == ["Open", "Close"]
+
+
 def test_round_is_open_no_more_once_its_fresh_contributions_were_refused():
   state = _core(minimum=2, heads=((1, {}),))
   fresh, stale = Contribution(0, 0, 24, 1), Contribution(1, 0, 24, 0)

@@ -2,18 +2,19 @@
 
 import contextlib
 import dataclasses
+import math
 import queue
 import threading
 import time
 
 import numpy as np
 import pytest
-from cut_builder import ISLANDS, CutRun, spoil
+from cut_builder import ISLANDS, PLAN, CutRun, lead, spoil
 
 from diloco import config as config_lib
 from diloco import errors, workers
 from diloco.snapshots import arrays, cuts, keys, operations, records
-from diloco.syncer import core, leadership
+from diloco.syncer import core, leadership, round_merge
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import reader, recorder
 
@@ -28,7 +29,8 @@ def _config(**overrides):
 
 def perform(syncer, name, *args):
   """Lets a leader do one thing."""
-  syncer._rounds.perform(getattr(syncer._rounds, name)(*args))
+  script = getattr(syncer._rounds, name)(*args)
+  lead(syncer._rounds, syncer._store.execute, script)
 
 
 class FailsOnce:
@@ -240,6 +242,100 @@ class Link:
 
   def alone_secs(self):
     return 0.0
+
+
+class HeldUp:
+  """A merge that waits until it is let go, and a leader that goes on."""
+
+  def __init__(self, run, monkeypatch):
+    self._merge = round_merge.RoundMerger.merge
+    self.begun, self.go_on = threading.Event(), threading.Event()
+    self.told = threading.Event()  # of a round of fragment 1
+    write = run.store.write
+
+    def shown(key, record):
+      write(key, record)
+      if key == keys.BOARD and "1" in record.open_rounds:
+        self.told.set()
+
+    monkeypatch.setattr(run.store, "write", shown)
+    monkeypatch.setattr(
+      round_merge.RoundMerger, "merge", lambda *args: self.merge(*args)
+    )
+    publish(run, 0)
+
+  def merge(self, merger, operation):
+    self.begun.set()
+    assert self.go_on.wait(_PATIENCE_SECS)
+    return self._merge(merger, operation)
+
+
+def publish(run, fragment):
+  sent = run.publish(fragment, 0, 0, 0, 8)
+  norms = [math.sqrt(t.size) for t in PLAN.fragments[fragment]]
+  sent = dataclasses.replace(sent, norms=norms)
+  run.store.write(keys.contribution_key(sent.key), sent)
+  return sent
+
+
+def test_what_arrives_during_a_merge_is_found_and_told_of(
+  tmp_path, monkeypatch
+):
+  run = CutRun(tmp_path)
+  held_up = HeldUp(run, monkeypatch)
+  with _leading(run) as (syncer, told):
+    loop = threading.Thread(target=syncer.run)
+    loop.start()
+    assert held_up.begun.wait(_PATIENCE_SECS)
+    publish(run, 1)
+    assert held_up.told.wait(_PATIENCE_SECS)
+    assert [h.version for h in run.heads()] == [0, 0]
+    assert [e["fragment"] for e in told("round_opened")] == [0, 1]
+    # Told to stop, it lets the merge end, and leaves the round to another.
+    syncer.stop()
+    loop.join(_PATIENCE_SECS)
+    assert not loop.is_alive()
+    held_up.go_on.set()
+  assert [h.version for h in run.heads()] == [0, 0]
+  with _leading(run) as (syncer, _):
+    perform(syncer, "scan")
+    perform(syncer, "handle", core.Drain())
+    assert [h.version for h in run.heads()] == [1, 1]
+  assert run.store.names("globals/0000") == [
+    "000000000.s1.0.0",
+    "000000001.s3.1",
+  ]
+
+
+def test_drain_is_answered_once_no_merge_is_under_way(tmp_path, monkeypatch):
+  run = CutRun(tmp_path)
+  held_up = HeldUp(run, monkeypatch)
+  publish(run, 1)
+  with _leading(run) as (syncer, told):
+    turns = threading.Semaphore(0)
+    over = syncer._rounds.over
+    link = Link({"type": "program", "name": "drain", "seq": 7, "args": {}})
+
+    def turn():
+      turns.release()
+      return over()
+
+    monkeypatch.setattr(syncer._rounds, "over", turn)
+    answered = threading.Event()
+    send = link.send
+    link.send = lambda message: (send(message), answered.set())
+    loop = threading.Thread(target=syncer.run, args=(link,))
+    loop.start()
+    assert held_up.begun.wait(_PATIENCE_SECS)
+    for _ in range(5):
+      assert turns.acquire(timeout=_PATIENCE_SECS)
+    assert not link.sent
+    held_up.go_on.set()
+    assert answered.wait(_PATIENCE_SECS)
+    assert link.sent == [{"type": "done", "seq": 7, "result": {"idle": True}}]
+    assert [e["fragment"] for e in told("merged")] == [0, 1]
+    syncer.stop()
+    loop.join(_PATIENCE_SECS)
 
 
 def test_drain_is_answered_once_the_store_was_looked_at_again(tmp_path):
