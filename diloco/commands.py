@@ -616,7 +616,7 @@ TABLE: tuple[Command, ...] = (
         "part",
         choices=(
           *("island", "store", "merge", "takeover"),
-          *("bookkeeping", "fragments"),
+          *("bookkeeping", "fragments", "balance"),
         ),
         help="what to measure",
       ),
