@@ -9,7 +9,7 @@ Expected: a part is at most a third of the mean fragment, so the largest is at
 most 4/3 of the mean, which no division can beat; no element differs, because a
 mean and the outer step go element by element.
 
-Command: `diloco bench balance`; cost: 12 seconds of processor time, 2.8 GB of memory.
+Command: `diloco bench balance`; cost: 12 s of processor time, 2.8 GB of memory.
 """
 
 import json
