@@ -8,7 +8,6 @@ numbers but those its number determines, so there is no generator to save.
 """
 
 import pathlib
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,30 +17,26 @@ import orbax.checkpoint as ocp
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import core, swap
+from diloco.islands import core, shards, swap
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint
 
-_ARRAYS = "arrays"  # Orbax's own directory in a checkpoint
 
-
-def to_host(
+def content_of(
   snapshot: learner_lib.Snapshot,
   plan: partition.FragmentPlan,
   positions: Sequence[core.Position],
-) -> dict[str, np.ndarray]:
-  """What a checkpoint holds: whole arrays by short names."""
+) -> dict[str, jax.Array]:
+  """What a checkpoint holds: arrays by short names, divided as they are."""
   params, references = snapshot.progress
-  leaves = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
+  arrays = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
   for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
-    leaves[f"o{i:06d}"] = leaf
-  arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
+    arrays[f"o{i:06d}"] = leaf
   numbers = _numbers(tensor.name for f in plan.fragments for tensor in f)
   for tensors, position in zip(plan.fragments, positions, strict=True):
     if position.published < snapshot.step:
       for tensor in tensors:
-        held = np.asarray(references[tensor.name])
-        arrays[f"r{numbers[tensor.name]:06d}"] = held
+        arrays[f"r{numbers[tensor.name]:06d}"] = references[tensor.name]
   return arrays
 
 
@@ -53,20 +48,17 @@ def _numbers(tensors: Iterable[str]) -> dict[str, int]:
 def write(
   writer: ocp.StandardCheckpointer,
   path: pathlib.Path,
-  arrays: Mapping[str, np.ndarray],
-) -> None:
-  """Writes arrays and returns once they are complete on disk."""
+  arrays: Mapping[str, jax.Array],
+) -> dict[str, str]:
+  """Writes arrays and returns their digests once they are complete on disk."""
   path.mkdir(parents=True, exist_ok=True)
-  writer.save(path / _ARRAYS, dict(arrays), force=True)
-  writer.wait_until_finished()
-
-
-def checksums(arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-  """CRC-32 of every array's values."""
-  return {
-    name: zlib.crc32(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data)
-    for name, a in arrays.items()
+  writer.save(path / checkpoint.ARRAYS, dict(arrays), force=True)
+  digests = {
+    name: checkpoint.leaf_digest(name, np.asarray(values))
+    for name, values in arrays.items()
   }
+  writer.wait_until_finished()
+  return digests
 
 
 def restore(
@@ -80,7 +72,7 @@ def restore(
     like: who will go on with it; says the shapes and shardings wanted.
 
   Returns:
-    Its marker and the snapshot.
+    Its marker, and the snapshot in host memory.
 
   Raises:
     CorruptSnapshotError: it is not what was saved, or of another model.
@@ -99,13 +91,13 @@ def restore(
     if f"r{i:06d}" in marker.leaves
   }
   wanted |= {short: tensors[name] for short, name in references.items()}
+  if wanted.keys() != marker.leaves.keys():
+    raise errors.CorruptSnapshotError(
+      f"checkpoint {path.name} is not of this model and optimizer"
+    )
   arrays = _read(path, wanted)
-  found = checksums({name: np.asarray(a) for name, a in arrays.items()})
-  for name in sorted({*found, *marker.leaves}):
-    if found.get(name) != marker.leaves.get(name):
-      raise errors.CorruptSnapshotError(
-        f"checkpoint {path.name}: array {name} is not what was saved"
-      )
+  for name, values in arrays.items():
+    checkpoint.check_leaf(path, marker, name, np.asarray(values))
   return marker, learner_lib.Snapshot(
     marker.step,
     swap.Progress(
@@ -121,12 +113,14 @@ def restore(
 
 def _read(path: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
   abstract = {
-    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    name: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=shards.in_host_memory(x.sharding)
+    )
     for name, x in wanted.items()
   }
   reader = ocp.StandardCheckpointer()
   try:
-    found: dict[str, Any] = reader.restore(path / _ARRAYS, abstract)
+    found: dict[str, Any] = reader.restore(path / checkpoint.ARRAYS, abstract)
   except Exception as error:  # Orbax raises many kinds for a broken file.
     what = " ".join(str(error).split())[:200]
     raise errors.CorruptSnapshotError(

@@ -110,7 +110,7 @@ def read(
       leaves[name] = jnp.asarray(state.scalars[name], leaf.dtype)
       continue
     held = _read_leaf(snapshots, state, name, leaf)
-    leaves[name] = shards.put(held, leaf.sharding)
+    leaves[name] = shards.put(held, shards.in_host_memory(leaf.sharding))
     wholes.append((name, held.whole()))
   if digest.tensors(wholes) != state.digest:
     raise errors.CorruptSnapshotError(

@@ -101,8 +101,8 @@ class Saver(saving.Saves):
 
   def _write(self, job: saving.Job) -> checkpoint.Checkpoint:
     path = self._path(job)
-    arrays = checkpoints.to_host(job.snapshot, self._plan, job.positions)
-    checkpoints.write(self._writer, path, arrays)
+    arrays = checkpoints.content_of(job.snapshot, self._plan, job.positions)
+    leaves = checkpoints.write(self._writer, path, arrays)
     return checkpoint.Checkpoint(
       island=self._who.island,
       incarnation=self._who.incarnation,
@@ -111,8 +111,8 @@ class Saver(saving.Saves):
       epoch=self._who.epoch,
       cut=job.cut,
       positions=[list(p) for p in job.positions],
-      leaves=checkpoints.checksums(arrays),
-      files=checkpoint.file_checksums(path),
+      leaves=leaves,
+      files=checkpoint.file_sizes(path),
       num_bytes=sum(a.nbytes for a in arrays.values()),
     )
 

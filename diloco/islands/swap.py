@@ -41,12 +41,6 @@ def _join(
   )
 
 
-def copy_tree(tree: Any) -> Any:
-  """Starts device copies of all arrays that nobody will donate."""
-  shardings = jax.tree.map(lambda x: x.sharding, tree)
-  return jax.device_put(tree, shardings, may_alias=False)
-
-
 def copy_to_host_memory(tree: Any) -> Any:
   """Starts copies of all arrays to memory that costs the devices nothing."""
   shardings = jax.tree.map(lambda x: shards.in_host_memory(x.sharding), tree)

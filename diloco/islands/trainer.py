@@ -136,13 +136,18 @@ class Trainer(learner.Learner):
     """
     params = self.state.params
     self.swap.restore(params, anchors, first_steps, saved, carried)
-    if opt_state is None:
-      opt_state = self.state.opt_state
     self.step = step
-    # Copies: the given state is not this trainer's to give away.
-    copies = swap.copy_tree(opt_state)
-    moved = schedules.set_step(self._optimizer, copies, params, step)
-    self.state = self._placed(params, moved)
+    if opt_state is not None:
+      shardings = jax.tree.map(lambda x: x.sharding, self.state.opt_state)
+      # The one before goes first, for a device may not hold both; the given one
+      # is not this trainer's to give away.
+      self.state = self.state._replace(opt_state=None)
+      placed = jax.device_put(opt_state, shardings, may_alias=False)
+      self.state = self.state._replace(opt_state=placed)
+    opt_state = schedules.set_step(
+      self._optimizer, self.state.opt_state, params, step
+    )
+    self.state = self._placed(params, opt_state)
     self._stream.seek(step)
 
   def _placed(

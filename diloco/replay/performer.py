@@ -174,8 +174,8 @@ class Performer:
     path = self._scratch.state_path(state)
     positions = [core.Position(0, 0, -1)] * self._plan.num_fragments
     snapshot = self._trainer.snapshot()
-    arrays = checkpoints.to_host(snapshot, self._plan, positions)
-    checkpoints.write(self._writer, path, arrays)
+    arrays = checkpoints.content_of(snapshot, self._plan, positions)
+    leaves = checkpoints.write(self._writer, path, arrays)
     marker = checkpoint.Checkpoint(
       island=state.island,
       incarnation=state.incarnation,
@@ -184,8 +184,8 @@ class Performer:
       epoch=0,
       cut=0,
       positions=[list(p) for p in positions],
-      leaves=checkpoints.checksums(arrays),
-      files=checkpoint.file_checksums(path),
+      leaves=leaves,
+      files=checkpoint.file_sizes(path),
       num_bytes=sum(a.nbytes for a in arrays.values()),
     )
     checkpoint.commit(path, marker)

@@ -4,8 +4,10 @@ A *checkpoint* is a directory below the run's, named
 `checkpoints/island-<m>/<step>.<incarnation>.<serial>`. It counts only with its
 marker, a record written last: after the arrays are complete, and after every
 publication made before the state was copied is committed, so that no progress
-lies in neither. The marker holds the CRC-32 of every file; what does not match
-is passed over with a reason.
+lies in neither. Orbax writes the arrays, each device's shards, into a directory
+that it renames once they are complete. The marker holds the digest of every
+array, taken from memory, and the size of every file: nothing is read again
+until it is used, and what does not match then is passed over with a reason.
 
 Checkpoints of cuts are *pinned* by empty files `pin-<n>` until the cut is gone.
 """
@@ -17,13 +19,16 @@ import shutil
 import zlib
 from collections.abc import Collection
 
-from diloco import errors
-from diloco.snapshots import records
+import numpy as np
+import tensorstore as ts
 
+from diloco import errors
+from diloco.snapshots import digest, records
+
+ARRAYS = "arrays"  # Orbax's own directory in a checkpoint
 MARKER = "complete.json"
 _PIN = "pin-"
 _NAMES = "[0-9]*.[0-9]*.[0-9]*"
-_BLOCK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +42,8 @@ class Checkpoint(records.Record):
   epoch: int
   cut: int  # last cut the island had taken part in
   positions: list[list[int]]  # [P] of base, first step, published step
-  leaves: dict[str, int]  # name of an array -> CRC-32 of its values
-  files: dict[str, int]  # path below the directory -> CRC-32 of its bytes
+  leaves: dict[str, str]  # name of an array -> its digest
+  files: dict[str, int]  # path below the directory -> its bytes
   num_bytes: int
 
 
@@ -54,23 +59,20 @@ def path_of(
   return folder / f"{step:09d}.{incarnation:04d}.{serial:06d}"
 
 
-def file_checksums(path: pathlib.Path) -> dict[str, int]:
-  """CRC-32 of every file of a checkpoint that is part of its content."""
+def file_sizes(path: pathlib.Path) -> dict[str, int]:
+  """Bytes of every file of a checkpoint that is part of its content."""
   found = {}
   for file in sorted(path.rglob("*")):
     name = str(file.relative_to(path))
     own = name.startswith((MARKER, _PIN))
     if file.is_file() and not own:
-      found[name] = _file_crc(file)
+      found[name] = file.stat().st_size
   return found
 
 
-def _file_crc(file: pathlib.Path) -> int:
-  crc = 0
-  with file.open("rb") as content:
-    while block := content.read(_BLOCK_BYTES):
-      crc = zlib.crc32(block, crc)
-  return crc
+def leaf_digest(name: str, values: np.ndarray) -> str:
+  """What a marker says of an array."""
+  return digest.tensors([(name, values)])
 
 
 def commit(path: pathlib.Path, marker: Checkpoint) -> None:
@@ -81,8 +83,8 @@ def commit(path: pathlib.Path, marker: Checkpoint) -> None:
 
 
 def checksum(path: pathlib.Path) -> int:
-  """CRC-32 of a checkpoint's marker, which has those of all else."""
-  return _file_crc(path / MARKER)
+  """CRC-32 of a checkpoint's marker, which tells all else."""
+  return zlib.crc32((path / MARKER).read_bytes())
 
 
 def read_marker(path: pathlib.Path) -> Checkpoint:
@@ -100,14 +102,14 @@ def read_marker(path: pathlib.Path) -> Checkpoint:
 
 
 def verify(path: pathlib.Path) -> Checkpoint:
-  """Returns a checkpoint's marker once all its files match it.
+  """Returns a checkpoint's marker if its files are there, each of its size.
 
   Raises:
-    CorruptSnapshotError: a file is missing, added or changed.
+    CorruptSnapshotError: a file is missing, added, or shorter or longer.
   """
   marker = read_marker(path)
   try:
-    found = file_checksums(path)
+    found = file_sizes(path)
   except OSError as error:
     raise errors.CorruptSnapshotError(
       f"checkpoint {path.name} cannot be read: {error}"
@@ -119,6 +121,40 @@ def verify(path: pathlib.Path) -> Checkpoint:
         f"checkpoint {path.name}: {name} {state}"
       )
   return marker
+
+
+def read_all(path: pathlib.Path, marker: Checkpoint) -> None:
+  """Reads every array of a checkpoint; JAX is not needed.
+
+  Raises:
+    CorruptSnapshotError: one is not what was saved.
+  """
+  for name in marker.leaves:
+    check_leaf(path, marker, name, _read(path, name))
+
+
+def check_leaf(
+  path: pathlib.Path, marker: Checkpoint, name: str, values: np.ndarray
+) -> None:
+  """Raises `CorruptSnapshotError` unless an array is what was saved."""
+  if leaf_digest(name, values) != marker.leaves.get(name):
+    raise errors.CorruptSnapshotError(
+      f"checkpoint {path.name}: array {name} is not what was saved"
+    )
+
+
+def _read(path: pathlib.Path, name: str) -> np.ndarray:
+  base = {"driver": "file", "path": f"{path / ARRAYS}/"}
+  kvstore = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+  try:
+    opened = ts.open({"driver": "zarr", "kvstore": kvstore}, open=True)
+    values: np.ndarray = opened.result().read().result()
+  except (ValueError, OSError) as error:
+    what = " ".join(str(error).split())[:200]
+    raise errors.CorruptSnapshotError(
+      f"checkpoint {path.name}: array {name} cannot be read: {what}"
+    ) from error
+  return values
 
 
 def completed(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -1,7 +1,7 @@
 """Whether the tensors and saved states of a run are what they were.
 
 Reading is the check: every stored chunk has a checksum, every version a digest
-of its parameters, every saved state a marker with the checksums of its files.
+of its parameters, every saved state a marker with the digests of its arrays.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ class Verifier:
         f"the state of island {part.island} is said to be in {part.checkpoint}"
       )
     marker = checkpoint.verify(path)
+    checkpoint.read_all(path, marker)
     if checkpoint.checksum(path) != part.checksum:
       raise errors.CorruptSnapshotError(
         f"checkpoint {path.name} is not the one of the cut"

@@ -4,7 +4,14 @@ import shutil
 
 import numpy as np
 import pytest
-from cut_builder import PLAN, CutRun, is_readable, run_with_a_cut, spoil
+from cut_builder import (
+  PLAN,
+  CutRun,
+  is_readable,
+  run_with_a_cut,
+  spoil,
+  write_leaf,
+)
 
 from diloco import config as config_lib
 from diloco import errors, process
@@ -203,8 +210,8 @@ def lose_saved_state(machine):
 
 
 def tamper_with_saved_state(machine):
-  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*/state")
-  path.write_bytes(path.read_bytes()[::-1])
+  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*.*.*")
+  write_leaf(path, "p000000", np.full(4, -1, np.float32))
 
 
 def tamper_with_marker(machine):
@@ -216,13 +223,18 @@ def tamper_with_marker(machine):
 
 def save_another_state(machine):
   """Sound, and of the very same step, but not the one of the cut."""
-  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*/state")
-  marker = checkpoint.read_marker(path.parent)
-  path.write_bytes(b"another")
-  files = checkpoint.file_checksums(path.parent)
-  (path.parent / checkpoint.MARKER).unlink()
-  checkpoint.commit(path.parent, dataclasses.replace(marker, files=files))
-  assert checkpoint.verify(path.parent).step == marker.step
+  (path,) = (machine.dir / "checkpoints" / "island-0").glob("*.*.*")
+  marker = checkpoint.read_marker(path)
+  values = np.full(4, 7, np.float32)
+  write_leaf(path, "p000000", values)
+  told = dataclasses.replace(
+    marker,
+    leaves={"p000000": checkpoint.leaf_digest("p000000", values)},
+    files=checkpoint.file_sizes(path),
+  )
+  (path / checkpoint.MARKER).unlink()
+  checkpoint.commit(path, told)
+  checkpoint.read_all(path, checkpoint.verify(path))
 
 
 def lose_cut_tensor(machine):

@@ -1,4 +1,6 @@
+import numpy as np
 import pytest
+from cut_builder import write_leaf
 
 from diloco import errors
 from diloco.snapshots import checkpoint
@@ -6,8 +8,8 @@ from diloco.snapshots import checkpoint
 
 def _make(folder, serial, *, incarnation=1, step=0, marked=True):
   path = checkpoint.path_of(folder, step or 10 * serial, incarnation, serial)
-  (path / "arrays").mkdir(parents=True)
-  (path / "arrays" / "data").write_bytes(b"values" * serial)
+  values = np.full(100, serial, np.float32)
+  write_leaf(path, "p000000", values)
   if marked:
     marker = checkpoint.Checkpoint(
       island=0,
@@ -17,8 +19,8 @@ def _make(folder, serial, *, incarnation=1, step=0, marked=True):
       epoch=0,
       cut=0,
       positions=[[0, 0, 0]],
-      leaves={},
-      files=checkpoint.file_checksums(path),
+      leaves={"p000000": checkpoint.leaf_digest("p000000", values)},
+      files=checkpoint.file_sizes(path),
       num_bytes=0,
     )
     checkpoint.commit(path, marker)
@@ -38,7 +40,7 @@ def test_only_what_has_a_marker_counts_and_the_newest_life_comes_first(
 @pytest.mark.parametrize(
   ("damage", "told"),
   [
-    (lambda f: f.write_bytes(b"valueS"), "is not what was saved"),
+    (lambda f: f.write_bytes(f.read_bytes()[:-1]), "is not what was saved"),
     (lambda f: f.unlink(), "is missing"),
     (lambda f: f.with_name("more").write_bytes(b""), "more is not what"),
   ],
@@ -47,9 +49,27 @@ def test_changed_files_are_noticed_by_name(tmp_path, damage, told):
   path = _make(tmp_path, 1)
   checkpoint.pin(path, 3)  # not part of the content
   assert checkpoint.verify(path).serial == 1
-  damage(path / "arrays" / "data")
+  damage(path / checkpoint.ARRAYS / "manifest.ocdbt")
   with pytest.raises(errors.CorruptSnapshotError, match=told):
     checkpoint.verify(path)
+
+
+def _reverse(file):
+  file.write_bytes(file.read_bytes()[::-1])
+
+
+def _change_values(file):
+  write_leaf(file.parent.parent, "p000000", np.full(100, 9, np.float32))
+
+
+@pytest.mark.parametrize("damage", [_reverse, _change_values])
+def test_changed_values_are_noticed_by_name(tmp_path, damage):
+  path = _make(tmp_path, 1)
+  marker = checkpoint.verify(path)
+  checkpoint.read_all(path, marker)
+  damage(path / checkpoint.ARRAYS / "manifest.ocdbt")
+  with pytest.raises(errors.CorruptSnapshotError, match="array p000000"):
+    checkpoint.read_all(path, marker)
 
 
 def test_torn_marker_is_no_marker(tmp_path):
