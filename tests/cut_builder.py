@@ -171,7 +171,7 @@ class CutRun:
       incarnation=1,
       step=step,
       checkpoint=str(path.relative_to(self.dir)),
-      checksum=checkpoint.checksum(path),
+      checksum=marker.crc32(),
       positions=marker.positions,
     )
     assert self.perform(cuts.add_part(part))

@@ -5,18 +5,17 @@ called `syncer`, the others `standby`.
 """
 
 import itertools
-import json
 import logging
 import os
 import pathlib
 import signal
-import zlib
 from typing import Any, NamedTuple
 
 from diloco import config as config_lib
 from diloco import process
 from diloco.controller import resources
 from diloco.controller.engines import base
+from diloco.snapshots import records
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ def digest(config: config_lib.RunConfig) -> str:
     for name, value in process.flat(config.to_dict())
     if not name.startswith(_OWN_FIELDS) and name not in _LIVE_FIELDS
   }
-  return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+  return f"{records.checksum(fields):08x}"
 
 
 class Roles:

@@ -143,7 +143,7 @@ class Recovery(protocol.Search):
     """See `Search`."""
     return (
       self._run_dir / part.checkpoint == saved
-      and checkpoint.checksum(saved) == part.checksum
+      and self.marker_of(saved).crc32() == part.checksum
     )
 
   def restore(self, saved: pathlib.Path) -> learner_lib.Snapshot:

@@ -127,7 +127,7 @@ class Saver(saving.Saves):
         checkpoint.pin(path, job.cut)
       self._tape.flush()  # a replay must know when it was copied
       checkpoint.commit(path, marker)
-      return checkpoint.checksum(path)
+      return marker.crc32()
 
     checksum: int = yield operations.Compute(count)
     return str(path.relative_to(self._run_dir)), checksum

@@ -16,7 +16,6 @@ import dataclasses
 import os
 import pathlib
 import shutil
-import zlib
 from collections.abc import Collection
 
 import numpy as np
@@ -80,11 +79,6 @@ def commit(path: pathlib.Path, marker: Checkpoint) -> None:
   written = path / f"{MARKER}.new"
   written.write_bytes(marker.to_bytes())
   written.replace(path / MARKER)
-
-
-def checksum(path: pathlib.Path) -> int:
-  """CRC-32 of a checkpoint's marker, which tells all else."""
-  return zlib.crc32((path / MARKER).read_bytes())
 
 
 def read_marker(path: pathlib.Path) -> Checkpoint:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ class Parts(NamedTuple):
       CHANNEL: self.channel,
     }
     named |= {part_name(m): part for m, part in self.islands.items()}
-    return {name: zlib.crc32(r.to_bytes()) for name, r in named.items()}
+    return {name: r.crc32() for name, r in named.items()}
 
 
 def part_name(island: int) -> str:

@@ -27,7 +27,8 @@ def _hints(kind: type) -> dict[str, tuple[type, ...]]:
   return hints
 
 
-def _checksum(fields: Any) -> int:
+def checksum(fields: Any) -> int:
+  """CRC-32 of what can be written as JSON, whatever the order of its keys."""
   return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
@@ -38,7 +39,11 @@ class Record:
   def to_bytes(self) -> bytes:
     """Serialises as JSON with a checksum of the content."""
     fields = self.to_fields()
-    return json.dumps({"crc32": _checksum(fields), "record": fields}).encode()
+    return json.dumps({"crc32": checksum(fields), "record": fields}).encode()
+
+  def crc32(self) -> int:
+    """Checksum of the content."""
+    return checksum(self.to_fields())
 
   def to_fields(self) -> dict[str, Any]:
     """Gives what `from_fields` takes; what the fields hold is shared."""
@@ -59,12 +64,12 @@ class Record:
     """
     try:
       envelope = json.loads(data)
-      fields, checksum = envelope["record"], envelope["crc32"]
+      fields, expected = envelope["record"], envelope["crc32"]
     except (ValueError, KeyError, TypeError) as error:
       raise errors.CorruptSnapshotError(
         f"{cls.__name__} record cannot be parsed: {error!r}"
       ) from error
-    if checksum != _checksum(fields):
+    if expected != checksum(fields):
       raise errors.CorruptSnapshotError(
         f"{cls.__name__} record does not match its checksum"
       )
@@ -284,7 +289,7 @@ class CutPart(Record):
   incarnation: int
   step: int
   checkpoint: str  # directory, relative to the run's
-  checksum: int  # of the saved state, as its marker has it
+  checksum: int  # `crc32` of the saved state's marker
   positions: list[list[int]]  # [P] of base, first step, published step
 
   def key_in_store(self) -> str:
@@ -325,7 +330,7 @@ class CutComplete(Record):
 
   cut: int
   epoch: int
-  parts: dict[str, int]  # name below the cut's prefix -> CRC-32 of its bytes
+  parts: dict[str, int]  # name below the cut's prefix -> its `crc32`
 
   def key_in_store(self) -> str:
     """See `Record`."""

@@ -161,7 +161,7 @@ class Verifier:
       )
     marker = checkpoint.verify(path)
     checkpoint.read_all(path, marker)
-    if checkpoint.checksum(path) != part.checksum:
+    if marker.crc32() != part.checksum:
       raise errors.CorruptSnapshotError(
         f"checkpoint {path.name} is not the one of the cut"
       )
