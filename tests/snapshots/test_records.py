@@ -71,7 +71,7 @@ def test_flipped_bit_is_never_read_as_another_value(data):
   ids=["empty", "list", "null", "unknown field", "wrong type", "no list"],
 )
 def test_record_of_another_form_is_corrupt(fields):
-  data = json.dumps({"crc32": records._checksum(fields), "record": fields})
+  data = json.dumps({"crc32": records.checksum(fields), "record": fields})
   with pytest.raises(errors.CorruptSnapshotError):
     records.Contribution.from_bytes(data.encode())
 
