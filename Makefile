@@ -25,7 +25,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses=3 \
+	$(BIN)/python -m pytest --numprocesses=2 \
 	  --dist=loadfile --no-loadscope-reorder
 
 docs: $(READY)

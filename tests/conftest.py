@@ -27,19 +27,16 @@ def pytest_unconfigure():
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 
-# Three workers take whole files, in this order, on two cores: whole runs, which
-# wait for their processes most of the time, are beside what keeps a core busy,
-# and the longest go first.
+# Two workers take whole files, in this order: whole runs, which wait for their
+# processes now and then, are beside what keeps a core busy, and the longest go
+# first. A third worker makes two cores too busy for runs to keep their pace.
 _FIRST = (
   "integration/test_real_runs.py",
-  "verification/test_planted_bugs.py",
-  "integration/test_whole_run_cuts.py",
   "verification/",
-  "integration/test_chaos.py",
-  "integration/test_replay.py",
   "islands/",
   "integration/",
   "cookbook/",
+  "colab/",
   "workbench/",
   "tasks/",
 )
