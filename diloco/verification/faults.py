@@ -199,6 +199,11 @@ def draw_spoiling(
   )
 
 
+# No length is just what the gate allows: roundings would decide, its and the
+# checker's.
+_UNEVEN = 0.000271828
+
+
 def draw_outliers(
   rng: random.Random, islands: int, fragments: int, horizon_secs: float
 ) -> tuple[Fault, ...]:
@@ -217,7 +222,7 @@ def draw_outliers(
   for _ in range(1 + int(4 * uniform())):
     at = round((0.2 + 0.8 * uniform()) * horizon_secs, 3)
     # From what passes to what nobody would take for sound.
-    factor = round(4.0 * 25.0 ** uniform(), 3)
+    factor = round(4.0 * 25.0 ** uniform(), 3) + _UNEVEN
     role = f"island-{int(uniform() * islands)}"
     found.append(Fault(OUTLIER, role, at, factor))
   if uniform() < 0.6 and fragments == 1 and islands == 4:

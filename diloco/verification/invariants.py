@@ -328,14 +328,15 @@ class Checker(fates.Fates):
     secs = self._world.step_secs
     # The offer was made at quorum; averages may have moved since.
     offered_at = close.opened_at + close.quorum_secs
-    sync_secs = 0.0
+    known = []  # by then; what came at the same moment came before it, or after
     for at, value in reversed(self._sync_secs.get(syncer.life, ())):
-      if at <= offered_at - _EPSILON:
-        sync_secs = min(sync_secs, value) if sync_secs else value
-        break
       if at <= offered_at + _EPSILON:
-        sync_secs = value  # at the same moment: before the offer, or after
-    slack = shape.overlap_steps * max(secs) - sync_secs
+        known.append(value)
+      if at <= offered_at - _EPSILON:
+        break
+    else:
+      known.append(0.0)  # nothing yet
+    slack = shape.overlap_steps * max(secs) - min(known)
     if close.grace_secs > max(0.0, min(slack, max(secs))) + _EPSILON:
       raise Violation(
         f"the grace of version {close.version} of fragment {close.fragment} was"

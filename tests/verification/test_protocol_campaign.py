@@ -89,8 +89,8 @@ FOUND = {
   "island that ends at step 0": (
     '{"seed":167534,"rounds":7,"fragments":1,"sync_every":1,"overlap_steps":1,'
     '"quorum":3,"adoption":"carry","standby":false,"cuts":2.493,'
-    '"set_back":true,"faults":[["stop","island-0",88.0,6.947],'
-    '["head_corrupt","fragment-0",3.849,0.957]]}',
+    '"set_back":true,"faults":[["stop","island-0",80.0,6.947],'
+    '["head_corrupt","fragment-0",4.4,0.957]]}',
     "mended",
   ),
 }
@@ -120,6 +120,7 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     121_571,  # merged, sent again, and then damaged
     1_110_780,  # put back and merged, then sent once more as it was before
     1_123_091,  # sent again, and deleted by the leader that had refused it
+    2_219_828_314,  # grace is offered at the moment of the first commit
     2_186,  # of a publication that is overlapped, the rest is not seen yet
     3_699_714_089,  # the same
     3_025,  # one of a cut, discarded by a leader that is deposed
