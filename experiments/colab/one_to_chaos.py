@@ -31,8 +31,9 @@ from experiments.configs import quickstart
 folder = pathlib.Path(tempfile.mkdtemp(prefix="diloco-story-"))
 config = quickstart.get_config("smoke")
 config.faults = ()  # we do that ourselves
+config.task.options.num_layers = 1
 config.fleet.slices = config.fleet.slices[:1]
-config.total_tokens = 40_000
+config.total_tokens = 30_000
 
 run = diloco.start(config, folder / "alone")
 run.watch()
@@ -66,9 +67,10 @@ draw(run)
 # %%
 config = quickstart.get_config("smoke")
 config.faults = ()
-config.total_tokens = 160_000
+config.task.options.num_layers = 1
+config.total_tokens = 120_000
 alone, run = run, diloco.start(config, folder / "three")
-run.watch(secs=10)
+run.watch(secs=8)
 
 # %% [markdown]
 # ## Kill one
@@ -134,7 +136,7 @@ print(run.explain(int(last.fragment), int(last.version)))
 # its kills and its luck.
 
 # %%
-# !diloco replay {run.dir} --until_version=2
+# !diloco replay {run.dir} --until_version=1
 
 # %% [markdown]
 # ## Take it away
