@@ -254,6 +254,8 @@ class Checker(fates.Fates):
   def cut_completed(self, parts: Any) -> None:
     """From now on the run can go back to a cut."""
     self.seen["cuts"] += 1
+    if parts.request.epoch < self._epoch:
+      return  # given up, which a stale listing hid; its losses are undone
     self._judge_cut(parts)
     rare.look(self._world, "cut", parts)
 

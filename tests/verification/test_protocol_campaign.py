@@ -120,6 +120,7 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     121_571,  # merged, sent again, and then damaged
     1_110_780,  # put back and merged, then sent once more as it was before
     1_123_091,  # sent again, and deleted by the leader that had refused it
+    5_010_683,  # completed by a stale listing after the return that gave it up
     2_219_828_314,  # grace is offered at the moment of the first commit
     2_186,  # of a publication that is overlapped, the rest is not seen yet
     3_699_714_089,  # the same
