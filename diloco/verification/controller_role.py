@@ -14,7 +14,6 @@ from diloco.snapshots import cut_parts, cuts, operations, records
 from diloco.verification import kernel as kernel_lib
 
 _BACKOFF_SECS = (0.3, 1.0)
-_HANG_SECS = 4.0
 _LOOK_SECS = 0.4
 _RETRY_SECS = 0.3
 _CUT_SECS = 6.0  # until a cut is given up
@@ -114,16 +113,6 @@ class Controller:
         self.world.start(role)
 
     self.kernel.at(self.kernel.now + delay, restart)
-
-  def watch_stopped(self, life: kernel_lib.Life) -> None:
-    """Kills a stopped process unless it goes on in time."""
-
-    def look() -> None:
-      hangs = life.alive and life.stopped_until > self.kernel.now
-      if self.life.alive and hangs:
-        self.kernel.kill(life, "hung")
-
-    self.kernel.at(self.kernel.now + _HANG_SECS, look)
 
 
 def outside_secs(random: Any) -> float:

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco import run as run_lib
+from diloco.chaos import campaign
 from diloco.planning.fleet import reality
 
 KILLS = (0, 1, 2, 4, 6, 8)
@@ -84,17 +85,7 @@ def config(kills: int, tokens: int, seed: int) -> dict[str, Any]:
     "name": "against_reality",
     "seed": seed,
     "total_tokens": tokens,
-    "task": {
-      "name": "language_model",
-      "options": {
-        "d_model": 32,
-        "num_layers": 1,
-        "num_heads": 4,
-        "seq_len": 32,
-        "batch_size": 4,
-        "warmup_steps": 5,
-      },
-    },
+    "task": {"name": "language_model", "options": dict(campaign.MODEL)},
     "fleet": {
       "slices": (
         {"kind": "v6e", "relative_speed": 1.0},
