@@ -9,15 +9,13 @@ configuration, as on the command line but without `config.`:
 """
 
 import builtins
-import importlib.util
 import itertools
 import math
-import pathlib
 import random as random_lib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from diloco import errors
+from diloco import errors, own_file
 
 Point = dict[str, Any]
 Draw = Callable[[random_lib.Random], Any]
@@ -112,23 +110,10 @@ def load(path: str) -> tuple[list[Point], bool]:
     UserError: there is no such file, or it holds no sweep.
   """
   what = f"--sweep={path}"
-  if not pathlib.Path(path).is_file():
-    raise errors.UserError(what, "there is no such file", "check the path")
-  spec = importlib.util.spec_from_file_location("diloco_sweep", path)
-  if spec is None or spec.loader is None:
-    raise errors.UserError(what, "it is no Python file", "name a .py file")
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
+  with own_file.execute(what, path) as module:
     points = [dict(point) for point in module.get_sweep()]
     if wrong := [f for p in points for f in p if not isinstance(f, str)]:
       raise TypeError(f"a field is a text, not {wrong[0]!r}")
-  except errors.UserError:
-    raise
-  except (Exception, SystemExit) as error:  # whatever the file does wrong
-    raise errors.UserError(
-      what, errors.with_place(error), "correct the file"
-    ) from error
   if not points:
     raise errors.UserError(what, "it has no points", "return at least one")
   return points, hasattr(module, "get_config")

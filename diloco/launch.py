@@ -7,13 +7,11 @@
 
 import contextlib
 import difflib
-import importlib.util
 import json
 import os
 import pathlib
 import re
 import sys
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from diloco import config as config_lib
-from diloco import errors, process, typed
+from diloco import errors, own_file, process, typed
 from diloco import run as run_lib
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
@@ -111,24 +109,11 @@ def load_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   """
   what = f"--config={place}"
   path, colon, variant = os.fspath(place).partition(":")
-  if not pathlib.Path(path).is_file():
-    raise errors.UserError(what, "there is no such file", "check the path")
-  spec = importlib.util.spec_from_file_location("diloco_config", path)
-  if spec is None or spec.loader is None:
-    raise errors.UserError(what, "it is no Python file", "name a .py file")
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
+  with own_file.execute(what, path) as module:
     get_config = module.get_config
     config = get_config(variant) if colon else get_config()
     if isinstance(config, Mapping):
       config = ml_collections.ConfigDict(config)
-  except errors.UserError:
-    raise
-  except (Exception, SystemExit) as error:  # whatever the file does wrong
-    raise errors.UserError(
-      what, _describe(error, path), "correct the file"
-    ) from error
   if not isinstance(config, ml_collections.ConfigDict):
     raise errors.UserError(
       what,
@@ -145,19 +130,6 @@ def load_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   config.unlock()
   _complete(config, config_lib.RunConfig().to_dict())
   return config
-
-
-def _describe(error: BaseException, path: str) -> str:
-  """The exception on one line, with the line of the file if it has one."""
-  text = " ".join(str(error).split())
-  if isinstance(error, AttributeError) and error.name == "get_config":
-    return "it has no function get_config"
-  if isinstance(error, SyntaxError):
-    return f"{type(error).__name__}: {text}"
-  frames = traceback.extract_tb(error.__traceback__)
-  lines = [frame.lineno for frame in frames if frame.filename.endswith(path)]
-  where = f" (line {lines[-1]})" if lines else ""
-  return f"{type(error).__name__}: {text}{where}"
 
 
 def _complete(config: Any, defaults: Mapping[str, Any]) -> None:

@@ -62,7 +62,7 @@ def test_random_points_are_those_of_their_seed_and_in_range():
     ("def get_sweep():\n  return [3]\n", "TypeError"),
     ("def get_sweep():\n  return [{3: 4}]\n", "a field is a text"),
     ("def other():\n  pass\n", "get_sweep"),
-    ("def get_sweep():\n  return 1 / 0\n", r"ZeroDivisionError.*sweep.py:2"),
+    ("def get_sweep():\n  return 1 / 0\n", r"ZeroDivisionError.*line 2"),
     ("import sys\nsys.exit(3)\n", "SystemExit"),
     ("def get_sweep(:\n", "SyntaxError"),
   ],

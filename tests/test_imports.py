@@ -12,7 +12,7 @@ import diloco
 ROOT = pathlib.Path(diloco.__file__).parent.parent
 
 # What each layer may use of the project; a package may always use itself.
-BASE = {"diloco.errors", "diloco.crash"}
+BASE = {"diloco.errors", "diloco.crash", "diloco.own_file"}
 CONFIG = BASE | {"diloco.config", "diloco.typed", "diloco.fragments"}
 STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
@@ -21,6 +21,7 @@ ROLE = PROCESS | STORE | {"diloco.timing", "diloco.pulse", "diloco.workers"}
 CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
+  "diloco.own_file": {"diloco.errors"},
   "diloco.crash": set(),
   "diloco.arguments": BASE | {"diloco.typed"},
   "diloco.commands": BASE | {"diloco.arguments"},

@@ -23,7 +23,7 @@ PARENTS = {"promises.py"}  # what they receive is from children of their own
 # The user's own configuration, sweep and fleet files and task, by the name the
 # user gave on the command line or in the configuration.
 OWN_CODE = {
-  "exec_module": {"launch.py", "hyper.py", "resources.py"},
+  "exec_module": {"own_file.py"},
   "import_module": {"registry.py"},
 }
 # What is named in our own tables, and loaded once it is asked for.

@@ -182,7 +182,7 @@ def test_impossible_fleet_is_refused(tmp_path, capsys, sites, told):
 @pytest.mark.parametrize(
   ("text", "told"),
   [
-    ("def fleet(): pass", "it has no function get_fleet()"),
+    ("def fleet(): pass", "it has no function get_fleet"),
     ("def get_fleet(:", "SyntaxError"),
     ("def get_fleet():\n  return 1 / 0", "ZeroDivisionError: division by zero"),
     ("def get_fleet(): return 7", "it must be a group of fields"),

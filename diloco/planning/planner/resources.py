@@ -6,13 +6,10 @@ file is.
 """
 
 import dataclasses
-import importlib.util
 import math
-import pathlib
 import re
-from typing import Any
 
-from diloco import errors, typed
+from diloco import errors, own_file, typed
 
 _TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,2}")
 
@@ -111,7 +108,9 @@ def load(path: str, wan_gbps: float | None = None) -> Fleet:
   Raises:
     UserError: there is no such file or function, or the fleet cannot be.
   """
-  fleet = typed.build(Fleet, _call(pathlib.Path(path)), "fleet")
+  with own_file.execute(f"--fleet={path}", str(path)) as module:
+    values = module.get_fleet()
+  fleet = typed.build(Fleet, values, "fleet")
   if wan_gbps is not None:
     fleet = Fleet(
       tuple(
@@ -121,31 +120,6 @@ def load(path: str, wan_gbps: float | None = None) -> Fleet:
     )
   _check(fleet)
   return fleet
-
-
-def _call(path: pathlib.Path) -> Any:
-  what = f"--fleet={path}"
-  if not path.is_file():
-    raise errors.UserError(what, "there is no such file", "give another path")
-  spec = importlib.util.spec_from_file_location("fleet_file", path)
-  if spec is None or spec.loader is None:
-    raise errors.UserError(what, "it is not a Python file", "name it *.py")
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-    function = getattr(module, "get_fleet", None)
-    if callable(function):
-      return function()
-  except errors.UserError:
-    raise
-  except Exception as error:  # whatever the user's own code does
-    why = " ".join(str(error).split()) or "no message"
-    raise errors.UserError(
-      what, f"{type(error).__name__}: {why}", "mend the file"
-    ) from error
-  raise errors.UserError(
-    what, "it has no function get_fleet()", "define one that returns the fleet"
-  )
 
 
 def _require(holds: bool, what: str, why: str, remedy: str) -> None:
