@@ -94,12 +94,18 @@ def init_opt_state(
 ) -> Any:
   """Inner optimizer state, sharded like the parameters it belongs to."""
   shapes = jax.eval_shape(optimizer.init, params)
+
+  def is_left_out(moment: Any) -> bool:
+    return isinstance(moment, optax.MaskedNode)
+
   shardings = optax.tree_utils.tree_map_params(
     optimizer,
-    lambda _, param: param.sharding,
+    # An optimizer of some leaves only has no moments of the others.
+    lambda moment, param: moment if is_left_out(moment) else param.sharding,
     shapes,
     params,
     transform_non_params=lambda _: placement.replicated(),
+    is_leaf=is_left_out,
   )
   return jax.jit(optimizer.init, out_shardings=shardings)(params)
 

@@ -8,24 +8,23 @@ import jax.numpy as jnp
 import optax
 
 from diloco import errors
-from diloco.tasks import task, text
+from diloco.tasks import inner_optimizer, options, task, text
 from diloco.tasks.models import transformer
 
 _COMPUTE_DTYPES = ("float32", "bfloat16")
-_AT_LEAST_ONE = (
-  "d_model",
-  "num_layers",
-  "num_heads",
-  "d_ff",
-  "seq_len",
-  "batch_size",
+_RULES = (
+  options.at_least_one(
+    "d_model", "num_layers", "num_heads", "d_ff", "seq_len", "batch_size"
+  ),
+  options.not_negative("z_loss"),
+  options.Rule(
+    ("heldout_fraction",), lambda x: 0 < x < 1, "between 0 and 1, exclusive"
+  ),
 )
-_NOT_NEGATIVE = ("z_loss", "warmup_steps", "weight_decay")
-_POSITIVE = ("learning_rate", "eps", "clip_norm")
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageModelConfig:
+class LanguageModelConfig(inner_optimizer.Options):
   """Model, data and inner optimizer of a `LanguageModel`.
 
   Raises `UserError` when built from values that cannot work.
@@ -45,20 +44,13 @@ class LanguageModelConfig:
   batch_size: int = 8
   data_glob: str = ""  # "" for the running Python's standard library
   heldout_fraction: float = 0.02  # of files
-  # Loss and optimizer.
-  z_loss: float = 1e-4
-  learning_rate: float = 4e-3  # peak
-  warmup_steps: int = 50  # at most half of the schedule is warmup
-  final_lr_fraction: float = 0.05  # of the peak
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
-  weight_decay: float = 0.1  # decoupled, of matrices only
-  clip_norm: float = 1.0
+  z_loss: float = 1e-4  # see `LanguageModel.loss`
 
   def __post_init__(self):
-    _check_types(self)
-    _check_ranges(self)
+    super().__post_init__()
+    options.check_ranges(self, _RULES)
+    options.check_choice(self, "mlp", tuple(transformer.ACTIVATIONS))
+    options.check_choice(self, "compute_dtype", _COMPUTE_DTYPES)
     _check_model(self)
 
 
@@ -133,32 +125,12 @@ class LanguageModel:
     return jnp.sum(nll_BxL), jnp.float32(nll_BxL.size)
 
   def optimizer(self, schedule_steps: int) -> optax.GradientTransformation:
-    """Returns AdamW with warmup and a cosine that ends at `schedule_steps`.
-
-    The schedule's step count is the `count` of the chain's only
-    `optax.ScaleByScheduleState`, apart from Adam's own: either can be set
-    without the other.
-    """
-    config = self.config
-    return optax.chain(
-      optax.clip_by_global_norm(config.clip_norm),
-      optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps),
-      optax.add_decayed_weights(config.weight_decay, mask=_is_matrix),
-      optax.scale_by_learning_rate(self.learning_rate(schedule_steps)),
-    )
+    """Returns the optimizer of the options; see `inner_optimizer.make`."""
+    return inner_optimizer.make(self.config, schedule_steps, self.is_embedding)
 
   def learning_rate(self, schedule_steps: int) -> optax.Schedule:
     """Returns the optimizer's schedule, for the metric log."""
-    config = self.config
-    warmup_steps = min(config.warmup_steps, schedule_steps // 2)
-    return optax.warmup_cosine_decay_schedule(
-      # From zero, the first step would be wasted.
-      init_value=config.learning_rate / (warmup_steps + 1),
-      peak_value=config.learning_rate,
-      warmup_steps=warmup_steps,
-      decay_steps=max(1, schedule_steps),
-      end_value=config.learning_rate * config.final_lr_fraction,
-    )
+    return inner_optimizer.learning_rate(self.config, schedule_steps)
 
   def batches(
     self, split: task.Split, *, share: int, num_shares: int, seed: int
@@ -193,42 +165,6 @@ class LanguageModel:
     return log_z_BxL - target_BxL, log_z_BxL
 
 
-def _is_matrix(params: task.Params) -> task.Params:
-  return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
-
-
-def _check_types(config: LanguageModelConfig) -> None:
-  for field in dataclasses.fields(config):
-    value = getattr(config, field.name)
-    wanted = type(field.default)
-    # JSON and command lines write 1.0 as 1.
-    accepted = (int, float) if wanted is float else (wanted,)
-    if isinstance(value, bool) or not isinstance(value, accepted):
-      raise errors.UserError(
-        f"{field.name}={value!r}",
-        f"it is a {type(value).__name__}, not a {wanted.__name__}",
-        f"give a {wanted.__name__}",
-      )
-
-
-def _check_ranges(config: LanguageModelConfig) -> None:
-  rules = [
-    (_AT_LEAST_ONE, lambda x: x >= 1, "at least 1"),
-    (_NOT_NEGATIVE, lambda x: 0 <= x < float("inf"), "at least 0"),
-    (_POSITIVE, lambda x: 0 < x < float("inf"), "greater than 0"),
-    (("b1", "b2"), lambda x: 0 <= x < 1, "at least 0 and below 1"),
-    (("final_lr_fraction",), lambda x: 0 <= x <= 1, "between 0 and 1"),
-    (("heldout_fraction",), lambda x: 0 < x < 1, "between 0 and 1, exclusive"),
-  ]
-  for names, holds, rule in rules:
-    for name in names:
-      value = getattr(config, name)
-      if not holds(value):
-        raise errors.UserError(
-          f"{name}={value}", f"it must be {rule}", f"change {name}"
-        )
-
-
 def _check_model(config: LanguageModelConfig) -> None:
   if config.vocab < text.VOCAB:
     raise errors.UserError(
@@ -242,13 +178,3 @@ def _check_model(config: LanguageModelConfig) -> None:
       "every head needs the same even number of features",
       f"make d_model a multiple of {2 * config.num_heads}",
     )
-  for name, value, choices in (
-    ("mlp", config.mlp, tuple(transformer.ACTIVATIONS)),
-    ("compute_dtype", config.compute_dtype, _COMPUTE_DTYPES),
-  ):
-    if value not in choices:
-      raise errors.UserError(
-        f"{name}={value!r}",
-        "it is not known",
-        f"use one of {', '.join(choices)}",
-      )

@@ -12,7 +12,8 @@ Expected: not measured.
 Reference: DiLoCo, arXiv 2311.08105, for the method and its outer optimizer
 (Nesterov, learning rate 0.7, momentum 0.9).
 
-Variants: `:smoke` trains a tiny model for half a minute.
+Variants: `:smoke` trains a tiny model for half a minute; `:muloco` has Muon for
+its inner optimizer (MuLoCo, arXiv 2505.23725).
 """
 
 import ml_collections
@@ -21,10 +22,10 @@ from experiments.configs import quickstart
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
-  config = quickstart.get_config(variant)
+  """Returns the configuration; `variant` is "", "smoke" or "muloco"."""
+  if variant not in ("", "smoke", "muloco"):
+    raise ValueError(f"variant {variant!r}: there are 'smoke' and 'muloco'")
+  config = quickstart.get_config("smoke" if variant == "smoke" else "")
   config.name = "synchronous"
   config.faults = ()
   config.sync.update(
@@ -36,4 +37,6 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     wait_secs=60.0,
   )
   config.outer.update(learning_rate=0.7, momentum=0.9, nesterov=True)
+  if variant == "muloco":
+    config.task.options.optimizer = "muon"
   return config

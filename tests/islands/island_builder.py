@@ -14,7 +14,7 @@ from diloco.tape import recorder
 from diloco.tasks import registry
 
 
-def make_config(tmp_path, slices=("1",), **sync):
+def make_config(tmp_path, slices=("1",), optimizer="adamw", **sync):
   corpus = tmp_path / "corpus"
   corpus.mkdir(exist_ok=True)
   for i in range(40):
@@ -32,6 +32,7 @@ def make_config(tmp_path, slices=("1",), **sync):
           "seq_len": 32,
           "batch_size": 4,
           "warmup_steps": 5,
+          "optimizer": optimizer,
           "data_glob": str(corpus / "*.txt"),
           "heldout_fraction": 0.2,
         },

@@ -270,7 +270,7 @@ def _training_on(island):
 
 
 def test_optimizer_comes_from_a_peer_on_another_mesh(tmp_path, run_dir):
-  config = make_config(tmp_path, slices=("2x2", "1"))
+  config = make_config(tmp_path, slices=("1x2", "1"), optimizer="muon")
   patient = dataclasses.replace(config.controller, heartbeat_secs=0.5)
   config = dataclasses.replace(config, controller=patient)
   healthy = make_island(config, run_dir, island=0)
@@ -295,9 +295,13 @@ def test_optimizer_comes_from_a_peer_on_another_mesh(tmp_path, run_dir):
   assert not _open_store(run_dir).keys(keys.PEER_REQUESTS)
 
 
-@pytest.mark.parametrize("topology", [(1,), (2, 2)])
-def test_restored_state_steps_on_to_the_same_bits(tmp_path, topology):
-  config = make_config(tmp_path, adoption="carry")
+@pytest.mark.parametrize(
+  ("topology", "optimizer"), [((1,), "muon"), ((2, 2), "adamw")]
+)
+def test_restored_state_steps_on_to_the_same_bits(
+  tmp_path, topology, optimizer
+):
+  config = make_config(tmp_path, optimizer=optimizer, adoption="carry")
   task = registry.make_task(config.task.name, config.task.options)
 
   def make():

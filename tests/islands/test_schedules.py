@@ -7,8 +7,9 @@ import optax
 import pytest
 
 from diloco.islands import schedules
+from diloco.tasks import inner_optimizer
 
-PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
+PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.zeros(())}
 RATE = optax.linear_schedule(1.0, 0.0, 20)
 STEPS = 7
 
@@ -46,6 +47,11 @@ def masked_in_a_chain():
   )
 
 
+def muon():
+  options = inner_optimizer.Options(optimizer="muon", warmup_steps=2)
+  return inner_optimizer.make(options, 20, lambda path: path == "b")
+
+
 def if_finite():
   return optax.apply_if_finite(optax.adam(RATE), 3)
 
@@ -68,6 +74,7 @@ def trained(optimizer, steps):
     accumulated_and_injected,
     by_label,
     masked_in_a_chain,
+    muon,
     if_finite,
   ],
 )

@@ -44,7 +44,7 @@ def test_a_factory_of_the_users_gets_the_options(user_module):
     ("langage_model", {}, "did you mean 'language_model'?"),
     ("zzz", {}, "package.module:Factory"),
     ("language_model", {"d_modle": 64}, "did you mean 'd_model'?"),
-    ("language_model", {"zzz": 64}, "known are d_model"),
+    ("language_model", {"zzz": 64}, "known are optimizer"),
     ("language_model", {"d_model": "64"}, "give a int"),
     ("no_such_package.tasks:Make", {}, "PYTHONPATH"),
     (":Make", {}, "PYTHONPATH"),
