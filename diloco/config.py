@@ -88,11 +88,35 @@ class SyncConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OuterConfig:
-  """The outer optimizer: SGD with momentum, per fragment."""
+  """The outer optimizer; `diloco.syncer.outer_optimizer` has the formulas."""
 
   learning_rate: float = 1.0
   momentum: float = 0.0
-  nesterov: bool = True
+  nesterov: bool = True  # of "sgd"; the others say it by their names
+  optimizer: Literal[
+    "sgd", "nesterov", "heavy_ball", "ema", "delayed_nesterov"
+  ] = "sgd"
+  delay: int = 4  # N, merges between two steps of a delayed momentum
+  delay_c: float = 0.0  # c, share of the momentum in a step without its own
+  learning_rate_by_islands: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict
+  )  # M as text to a learning rate, which takes the place of the one above
+
+  @property
+  def buffers(self) -> tuple[str, ...]:
+    """What is kept beside each tensor of a version, by name in the store."""
+    if not self.momentum:
+      return ()
+    delayed = self.optimizer == "delayed_nesterov"
+    return ("momentum", "delayed") if delayed else ("momentum",)
+
+  @property
+  def gain(self) -> float:
+    """G, what a step grows to, over an outer gradient that stays the same."""
+    gain = self.learning_rate
+    if self.optimizer != "ema":
+      gain /= 1 - self.momentum
+    return gain / self.delay if self.optimizer == "delayed_nesterov" else gain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +214,29 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
     UserError: an unknown field (names the nearest), a wrong type, or values
       that cannot work together.
   """
-  config = typed.build(RunConfig, values, "config")
+  config = _with_rate_of_islands(typed.build(RunConfig, values, "config"))
   _validate(config)
   return config
+
+
+def _with_rate_of_islands(config: RunConfig) -> RunConfig:
+  """Looks the outer learning rate up, where it is given by M."""
+  rates, islands = config.outer.learning_rate_by_islands, config.fleet.islands
+  if not rates:
+    return config
+  name = "config.outer.learning_rate_by_islands"
+  rate = rates.get(str(islands))
+  _require(
+    isinstance(rate, int | float) and not isinstance(rate, bool),
+    f"{name}[{str(islands)!r}] = {typed.show(rate)}",
+    f"the run has {islands} islands, and the rate for them must be a number",
+    f"give one for '{islands}', or set config.outer.learning_rate alone",
+  )
+  assert isinstance(rate, int | float)
+  outer = dataclasses.replace(
+    config.outer, learning_rate=float(rate), learning_rate_by_islands={}
+  )
+  return dataclasses.replace(config, outer=outer)
 
 
 # These may change while it is on: they decide when and how far, and nothing
@@ -272,6 +316,7 @@ def _validate(config: RunConfig) -> None:
   _validate_ranges(config)
   _validate_fleet(config.fleet)
   _validate_sync(config.sync, config.fleet.islands)
+  _validate_outer(config.outer)
   _validate_times(config)
   _validate_open_ends(config)
   for i, fault in enumerate(config.faults):
@@ -474,6 +519,24 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
     f"config.sync.grace = {typed.show(sync.grace)}",
     "it is 'adaptive' or a number of seconds",
     "write 'adaptive', or for instance '0.5'",
+  )
+
+
+def _validate_outer(outer: OuterConfig) -> None:
+  if outer.optimizer != "delayed_nesterov":
+    return
+  _require(
+    outer.delay >= 1,
+    f"config.outer.delay = {outer.delay}",
+    "delayed Nesterov moves its momentum at every so many-th merge, so never",
+    "set it to at least 1, for instance to the number of islands",
+  )
+  _require(
+    0 <= outer.delay_c <= 1 / outer.delay,
+    f"config.outer.delay_c = {outer.delay_c}",
+    f"with config.outer.delay = {outer.delay} it must be from 0 to"
+    f" {1 / outer.delay:g}, or steps with the momentum would turn back",
+    f"set config.outer.delay_c to at most {1 / outer.delay:g}",
   )
 
 

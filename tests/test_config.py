@@ -16,6 +16,33 @@ THREE = [{"topology": "1"}] * 3
 
 # (values, what is named, the rule, the remedy)
 REFUSALS = {
+  "delayed momentum without a buffer": (
+    {"outer": {"optimizer": "delayed_nesterov", "delay": 0}},
+    "config.outer.delay = 0",
+    "moves its momentum at every so many-th merge, so never",
+    "set it to at least 1",
+  ),
+  "delayed momentum with too much of it in between": (
+    {"outer": {"optimizer": "delayed_nesterov", "delay": 4, "delay_c": 0.3}},
+    "config.outer.delay_c = 0.3",
+    "with config.outer.delay = 4 it must be from 0 to 0.25",
+    "set config.outer.delay_c to at most 0.25",
+  ),
+  "delayed momentum with less than none in between": (
+    {"outer": {"optimizer": "delayed_nesterov", "delay_c": -0.1}},
+    "config.outer.delay_c = -0.1",
+    "it must be from 0 to 0.25",
+    "set config.outer.delay_c",
+  ),
+  "no learning rate for so many islands": (
+    {
+      "fleet": {"slices": THREE},
+      "outer": {"learning_rate_by_islands": {"1": 0.4, "2": 0.6}},
+    },
+    "config.outer.learning_rate_by_islands['3'] = None",
+    "the run has 3 islands",
+    "give one for '3', or set config.outer.learning_rate alone",
+  ),
   "misspelt group": (
     {"snyc": {}},
     "config.snyc",
@@ -366,6 +393,18 @@ def test_values_arrive():
 def test_config_dict_equals_plain_mapping():
   values = ml_collections.ConfigDict(FULL)
   assert config_lib.from_mapping(values) == config_lib.from_mapping(FULL)
+
+
+def test_outer_learning_rate_can_be_given_by_the_number_of_islands():
+  rates = {"1": 0.4, "3": 1, "8": 0.8}
+  values = {
+    "fleet": {"slices": THREE},
+    "outer": {"learning_rate": 0.7, "learning_rate_by_islands": rates},
+  }
+  config = config_lib.from_mapping(ml_collections.ConfigDict(values))
+  assert config.outer.learning_rate == 1.0
+  # Looked up once: what a run in progress is changed to is not undone.
+  assert config.outer.learning_rate_by_islands == {}
 
 
 def test_dataclasses_are_validated_too():

@@ -98,7 +98,7 @@ class Restorer:
     self._run_dir = run_dir
     self._store = store.SnapshotStore(process.store_url(run_dir))
     self._verifier = verify.Verifier(
-      run_dir, self._store, plan, momentum=bool(config.outer.momentum)
+      run_dir, self._store, plan, buffers=config.outer.buffers
     )
     self._end_roles = end_roles
     self._incarnation = incarnation
@@ -183,8 +183,6 @@ class Restorer:
     if self._end_roles():
       # They may have gone on meanwhile, and deleted an old cut.
       parts, choice = self._choose(number, why)
-    for head in parts.heads:
-      self._verifier.add_momentum(head)
     tape = recorder.Recorder(self._run_dir, "controller", self._incarnation)
     try:
       self._tell_last_merges(tape, len(parts.heads))

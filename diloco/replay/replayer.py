@@ -14,7 +14,7 @@ from diloco.fragments import partition
 from diloco.replay import schedule, script, stage, weights
 from diloco.replay import scratch as scratch_lib
 from diloco.snapshots import arrays, digest, keys, operations, records, store
-from diloco.syncer import outer_optimizer, round_merge, weighting
+from diloco.syncer import round_merge, weighting
 
 _TELL_EVERY = 100  # versions
 
@@ -98,14 +98,8 @@ class Replayer:
     self._weighting = weighting.Weighting(
       config.sync.staleness_decay, config.sync.max_staleness
     )
-    outer = config.outer
-    self._merger = round_merge.RoundMerger(
-      self._scratch.snapshots,
-      fragments,
-      config.sync.merge,
-      outer_optimizer.OuterOptimizer(
-        outer.learning_rate, outer.momentum, outer.nesterov
-      ),
+    self._merger = round_merge.RoundMerger.of(
+      self._scratch.snapshots, fragments, config
     )
     self._workers: dict[script.LifeId, stage.Worker] = {}
     self._norms: dict[str, float] = {}

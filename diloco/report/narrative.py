@@ -29,6 +29,7 @@ _SETTINGS = (
   ("sync.codec", "codec"),
   ("sync.adoption", "adoption"),
   ("sync.merge", "merge"),
+  ("outer.optimizer", "outer optimizer"),
   ("outer.learning_rate", "outer learning rate"),
   ("outer.momentum", "outer momentum"),
 )
@@ -153,6 +154,8 @@ def settings(view: view_lib.RunView) -> list[tuple[str, object]]:
       value = value.get(part) if isinstance(value, dict) else None
     if value is not None:
       found.append((label, value))
+  if view.outer_gain is not None:
+    found.append(("outer gain G", figures.number(view.outer_gain)))
   return found
 
 

@@ -153,6 +153,7 @@ def summary_of(run: Run) -> dict[str, Any]:
       "fragment_max": max(view.versions.values(), default=0),
     },
     "merges": _merges(view),
+    "outer_gain": view.outer_gain,
     "bytes_published": view.bytes_published,
     "bytes_adopted": view.bytes_adopted,
     "islands": {str(m): _island(run, m) for m in view.islands},

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diloco import config as config_lib
+from diloco import errors, typed
 from diloco.report import island_view, series
 from diloco.report import sessions as sessions_lib
 from diloco.tape import events, history, reader
@@ -413,6 +415,15 @@ class RunView:
     stated = sync.get("every") if isinstance(sync, dict) else None
     had = [stated, *(h for c in self.changes for h in c.get("sync.every", ()))]
     return max((h for h in had if isinstance(h, int)), default=0)
+
+  @property
+  def outer_gain(self) -> float | None:
+    """G of the outer optimizer; None if it is unknown."""
+    outer = self.config.get("outer")
+    with contextlib.suppress(errors.UserError, ZeroDivisionError):
+      if outer is not None:
+        return typed.build(config_lib.OuterConfig, outer, "config.outer").gain
+    return None
 
   @property
   def token_unit(self) -> str:

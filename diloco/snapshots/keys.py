@@ -4,7 +4,8 @@ Layout, relative to the store's root:
 
     plan                                  the fragment plan
     heads/<p>                             newest global version of fragment p
-    globals/<p>/<version>.<token>/...     its parameters and outer momentum
+    globals/<p>/<version>.<token>/...     its parameters, and what the outer
+                                          optimizer keeps beside them
     contributions/<key>                   commit records, written last
     payloads/<key>/...                    outer gradients they point to
     members/<m>                           signs of life of islands
@@ -26,6 +27,8 @@ from collections.abc import Iterable
 BOARD = "board"
 SYNCER_LEASE = "leases/syncer"
 EPOCH = "epoch"
+DELAYED = "delayed"  # a buffer that several merges fill, and how many did:
+ARRIVALS = "arrivals"
 
 _CONTRIBUTION_NAME = re.compile(r"\d+\.\d+\.\d+\.\d+").fullmatch
 

@@ -156,7 +156,7 @@ class Head(Record):
   fragment: int
   version: int
   token: int  # fencing token of the lease it was committed under
-  payload: str  # prefix of parameters and outer momentum in the store
+  payload: str  # prefix of parameters and optimizer buffers in the store
   chunks: list[list[int]]  # chunk shape per tensor, in plan order
   clock: dict[str, int]  # island -> last local step merged: a vector clock
   merged: dict[str, Any]  # what the tape says of this version

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Verifier:
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
     *,
-    momentum: bool,
+    buffers: Sequence[str],
   ):
     """Reads nothing yet.
 
@@ -41,12 +42,12 @@ class Verifier:
       run_dir: where islands save their states.
       snapshots: the store.
       plan: of the run's fragments.
-      momentum: whether versions have an outer momentum.
+      buffers: of the outer optimizer, kept with every version but the first.
     """
     self._run_dir = pathlib.Path(run_dir).absolute()
     self._store = snapshots
     self._plan = plan
-    self._momentum = momentum
+    self._buffers = buffers
 
   def damage(self, *, begun: bool = False) -> str:
     """What is wrong with the run's global state; empty if nothing is.
@@ -109,8 +110,11 @@ class Verifier:
         f"{head.payload} does not describe {len(tensors)} tensors"
       )
     parts = ["params"]
-    if head.version and self._momentum:
-      parts.append("momentum")
+    if keys.payload_version(head.payload):
+      parts += self._buffers
+      if keys.DELAYED in self._buffers:
+        prefix = f"{head.payload}/{keys.ARRIVALS}"
+        self._store.arrays.read(prefix, keys.ARRIVALS)
     for part in parts:
       values = (
         (spec.name, self._read(f"{head.payload}/{part}", spec, chunks))
@@ -182,19 +186,3 @@ class Verifier:
     except errors.CorruptSnapshotError as error:
       return str(error)
     return ""
-
-  def add_momentum(self, head: records.Head) -> None:
-    """Writes the momentum of a version 0, which is zero and not stored.
-
-    Versions that are set back to it have a number above 0, so it is asked for.
-    """
-    if head.version or not self._momentum:
-      return
-    zeros = []
-    for spec, chunks in zip(
-      self._plan.fragments[head.fragment], head.chunks, strict=True
-    ):
-      layout = arrays.Layout(spec.shape, "float32", tuple(chunks))
-      values = np.zeros(spec.shape, np.float32)
-      zeros.append(arrays.Tensor(spec.name, layout, [(None, values)]))
-    self._store.arrays.write(f"{head.payload}/momentum", zeros)

@@ -105,7 +105,8 @@ class Merger:
     contributions: Sequence[Input],
     method: Method,
     theta: np.ndarray,
-    momentum: np.ndarray,
+    buffers: Sequence[np.ndarray],
+    arrival: int = 1,
   ) -> Result:
     """Merges the contributions and takes the outer step in place.
 
@@ -120,17 +121,19 @@ class Merger:
       contributions: at least one, with a weight above 0 among them.
       method: "rda" or "mean".
       theta: global parameters, C-contiguous float32 of any shape; updated.
-      momentum: outer momentum, as theta; updated.
+      buffers: of the outer optimizer, as theta; updated.
+      arrival: which merge this is, for the outer optimizer.
 
     Raises:
       ContributionError: some contributions are damaged, not finite, or not
-        what their norms say; theta and momentum are as they were.
+        what their norms say; theta and buffers are as they were.
       OSError: the store could not be reached; as above.
       ValueError: sizes, weights or dtypes that do not fit.
     """
-    _check(contributions, method, theta, momentum)
+    _check(contributions, method, theta, buffers)
     outcome, scale = self._combine(contributions, method)
-    self._step(theta.reshape(-1), momentum.reshape(-1), np.float32(scale))
+    flat = [buffer.reshape(-1) for buffer in buffers]
+    self._step(theta.reshape(-1), flat, np.float32(scale), arrival)
     return outcome
 
   def _combine(
@@ -208,7 +211,11 @@ class Merger:
     return length.norm, measures
 
   def _step(
-    self, theta: np.ndarray, momentum: np.ndarray, scale: np.float32
+    self,
+    theta: np.ndarray,
+    buffers: Sequence[np.ndarray],
+    scale: np.float32,
+    arrival: int,
   ) -> None:
     """The outer step along the accumulator times `scale`."""
     total = self._workspace[: theta.size]
@@ -221,7 +228,11 @@ class Merger:
         if scale != 1:
           np.multiply(outer_grad, scale, out=outer_grad)
         self.outer.step(
-          theta[part], momentum[part], outer_grad, scratch[: outer_grad.size]
+          theta[part],
+          [buffer[part] for buffer in buffers],
+          outer_grad,
+          scratch[: outer_grad.size],
+          arrival=arrival,
         )
 
     passes.share(work, passes.num_blocks(theta.size), self._threads)
@@ -249,7 +260,7 @@ def _check(
   contributions: Sequence[Input],
   method: Method,
   theta: np.ndarray,
-  momentum: np.ndarray,
+  buffers: Sequence[np.ndarray],
 ) -> None:
   """Raises ValueError for arguments that do not fit."""
   if method not in get_args(Method):
@@ -259,17 +270,19 @@ def _check(
     raise ValueError(
       f"weights {weights} must be finite, at least 0 and not all 0"
     )
-  for name, array in (("theta", theta), ("momentum", momentum)):
+  named = [("theta", theta), *(("buffer", buffer) for buffer in buffers)]
+  for name, array in named:
     if array.dtype != np.float32 or not array.flags.carray:
       raise ValueError(
         f"{name} is {array.dtype}{array.shape}; it must be writable,"
         " C-contiguous float32"
       )
   sizes = [c.source.size for c in contributions]
-  if {theta.size, momentum.size, *sizes} != {theta.size}:
+  held = [array.size for _, array in named]
+  if {*held, *sizes} != {theta.size}:
     raise ValueError(
-      f"contributions of {sizes} elements do not fit theta of {theta.size}"
-      f" and momentum of {momentum.size}"
+      f"contributions of {sizes} elements do not fit theta and buffers of"
+      f" {held}"
     )
 
 

@@ -1,31 +1,43 @@
-"""The outer optimizer: SGD with Nesterov momentum over outer gradients.
+"""The outer optimizers: steps of the global parameters along outer gradients.
 
-It runs in the syncer, on host memory, one tensor at a time. There is no JAX
-here: a syncer that restarts must not wait for it.
+They run in the syncer, on host memory, block by block of one tensor. There is
+no JAX here: a syncer that restarts must not wait for it.
 
-Reference: DiLoCo, arXiv 2311.08105, section 2.
+    sgd               theta <- theta - eta g                without momentum
+    nesterov          b <- mu b + g;  theta <- theta - eta (g + mu b)
+    heavy_ball        b <- mu b + g;  theta <- theta - eta b
+    ema               b <- mu b + (1 - mu) g;  theta <- theta - eta b
+    delayed_nesterov  d <- d + g; at every N-th merge b <- mu b + d / N,
+                      d <- 0, theta <- theta - eta ((1 - c N + c) mu b + g / N);
+                      at the others theta <- theta - eta (c mu b + g / N)
+
+Symbols: g is the outer gradient, eta the learning rate, mu the momentum, b and
+d are `config.OuterConfig.buffers`. The outer gradient is anchor minus island
+parameters, so subtracting it moves theta towards the islands.
+
+References: DiLoCo, arXiv 2311.08105, section 2; Asynchronous Local-SGD, arXiv
+2401.09135, algorithm 3 (delayed Nesterov); Sutskever et al., "On the importance
+of initialization and momentum in deep learning", ICML 2013, in the form of
+arXiv 1212.0901.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
+from diloco import config
+
 
 @dataclasses.dataclass(frozen=True)
-class OuterOptimizer:
-  """Configuration of the outer step; its state is one momentum per tensor.
+class OuterOptimizer(config.OuterConfig):
+  """An outer step; what it keeps between steps is the caller's.
 
-  Attributes:
-    learning_rate: eta, above 0.
-    momentum: mu, in [0, 1).
-    nesterov: look ahead along the new momentum; False is heavy-ball SGD.
+  The names are those of the configuration. "sgd" with a momentum is "nesterov"
+  or "heavy_ball", as `nesterov` says.
   """
-
-  learning_rate: float
-  momentum: float
-  nesterov: bool = True
 
   def __post_init__(self) -> None:
     if not 0 < self.learning_rate < float("inf"):
@@ -34,36 +46,36 @@ class OuterOptimizer:
       )
     if not 0 <= self.momentum < 1:
       raise ValueError(f"outer momentum {self.momentum} must be in [0, 1)")
+    if self.delay < 1 or not 0 <= self.delay_c * self.delay <= 1:
+      raise ValueError(
+        f"outer delay {self.delay} must be at least 1 and delay_c"
+        f" {self.delay_c} in [0, 1 / delay]"
+      )
 
   def step(
     self,
     theta: np.ndarray,
-    momentum: np.ndarray,
+    buffers: Sequence[np.ndarray],
     outer_grad: np.ndarray,
     scratch: np.ndarray | None = None,
+    *,
+    arrival: int = 1,
   ) -> None:
     """Takes one step in place.
 
-        b <- mu b + g
-        theta <- theta - eta (g + mu b)   with Nesterov
-        theta <- theta - eta b            without
-
-    Symbols: g is `outer_grad`, b is `momentum`, eta is `learning_rate`, mu is
-    the configured momentum. The outer gradient is anchor minus island
-    parameters, so subtracting it moves theta towards the islands.
-
-    The operations and their order are those of `optax.sgd` in float32.
+    The operations and their order are those of optax in float32, where it has
+    the transformation: `optax.sgd`, `optax.ema` without its correction.
 
     Args:
       theta: any shape, float32; updated.
-      momentum: as theta; updated.
+      buffers: as theta, those named by `buffers`; updated.
       outer_grad: as theta; left alone.
       scratch: as theta, overwritten; default a fresh array.
-
-    Reference: Sutskever et al., "On the importance of initialization and
-      momentum in deep learning", ICML 2013, in the form of arXiv 1212.0901.
+      arrival: which merge of its fragment this is, from 1; modulo `delay`.
     """
-    for array in (theta, momentum, outer_grad):
+    if len(buffers) != len(self.buffers):
+      raise ValueError(f"{len(buffers)} buffers are not {self.buffers}")
+    for array in (theta, *buffers, outer_grad):
       if array.dtype != np.float32 or array.shape != theta.shape:
         raise ValueError(
           f"outer step over {array.dtype}{array.shape} and"
@@ -71,13 +83,58 @@ class OuterOptimizer:
         )
     if scratch is None:
       scratch = np.empty_like(theta)
+    if self.optimizer == "delayed_nesterov":
+      turn = arrival % self.delay == 0
+      self._delayed_step(theta, buffers, outer_grad, scratch, turn)
+      return
     rate, decay = np.float32(self.learning_rate), np.float32(self.momentum)
+    if not buffers:
+      np.multiply(outer_grad, rate, out=scratch)
+      np.subtract(theta, scratch, out=theta)
+      return
+    (momentum,) = buffers
     np.multiply(momentum, decay, out=momentum)
-    np.add(outer_grad, momentum, out=momentum)
-    if self.nesterov:
+    if self.optimizer == "ema":
+      np.multiply(outer_grad, np.float32(1 - self.momentum), out=scratch)
+      np.add(scratch, momentum, out=momentum)
+    else:
+      np.add(outer_grad, momentum, out=momentum)
+    if self._looks_ahead:
       np.multiply(momentum, decay, out=scratch)
       np.add(outer_grad, scratch, out=scratch)
       np.multiply(scratch, rate, out=scratch)
     else:
       np.multiply(momentum, rate, out=scratch)
+    np.subtract(theta, scratch, out=theta)
+
+  @property
+  def _looks_ahead(self) -> bool:
+    if self.optimizer == "sgd":
+      return self.nesterov
+    return self.optimizer == "nesterov"
+
+  def _delayed_step(
+    self,
+    theta: np.ndarray,
+    buffers: Sequence[np.ndarray],
+    outer_grad: np.ndarray,
+    scratch: np.ndarray,
+    turn: bool,
+  ) -> None:
+    share = np.float32(1 / self.delay)
+    np.multiply(outer_grad, np.float32(self.learning_rate) * share, out=scratch)
+    np.subtract(theta, scratch, out=theta)
+    if not buffers:
+      return
+    momentum, delayed = buffers
+    np.add(delayed, outer_grad, out=delayed)
+    ahead = self.delay_c
+    if turn:
+      ahead += 1 - self.delay_c * self.delay
+      np.multiply(momentum, np.float32(self.momentum), out=momentum)
+      np.multiply(delayed, share, out=delayed)
+      np.add(momentum, delayed, out=momentum)
+      delayed[...] = 0
+    factor = np.float32(self.learning_rate * ahead * self.momentum)
+    np.multiply(momentum, factor, out=scratch)
     np.subtract(theta, scratch, out=theta)

@@ -10,6 +10,7 @@ import dataclasses
 
 import numpy as np
 
+from diloco import config as config_lib
 from diloco import errors
 from diloco.fragments import codec, partition
 from diloco.snapshots import arrays, keys, operations, records, store
@@ -55,6 +56,17 @@ class RoundMerger:
     self._method = method
     self._merger = merge_lib.Merger(outer)
 
+  @classmethod
+  def of(
+    cls,
+    snapshots: store.SnapshotStore,
+    plan: partition.FragmentPlan,
+    config: config_lib.RunConfig,
+  ) -> RoundMerger:
+    """What merges as a run's configuration says."""
+    outer = outer_optimizer.OuterOptimizer(**vars(config.outer))
+    return cls(snapshots, plan, config.sync.merge, outer)
+
   def set_learning_rate(self, learning_rate: float) -> None:
     """Takes outer steps of another length from the next merge on."""
     self._merger = merge_lib.Merger(
@@ -77,15 +89,17 @@ class RoundMerger:
     """
     head, payload = operation.head, operation.payload
     merger = self._merger  # another thread may set another one meanwhile
-    params, momenta = [], []
+    arrival = self._arrivals(head) + 1
+    params: list[arrays.Tensor] = []
+    kept: dict[str, list[arrays.Tensor]] = {n: [] for n in merger.outer.buffers}
     square = 0.0
     cosines: list[tuple[float, int]] = []
     for index, spec in enumerate(self._plan.fragments[head.fragment]):
       inputs = self._open(spec, index, operation)
-      theta, momentum = self._read(head, spec, index)
+      theta, buffers = self._read(head, spec, index)
       method = self._method if spec.merge == "rda" else "mean"
       try:
-        outcome = merger.apply(inputs, method, theta, momentum)
+        outcome = merger.apply(inputs, method, theta, buffers, arrival)
       except passes.ContributionError as error:
         raise RefusedError(
           {
@@ -97,10 +111,17 @@ class RoundMerger:
       if outcome.cosine is not None:
         cosines.append((outcome.cosine, spec.size))
       params.append(arrays.Tensor.whole(spec.name, theta))
-      momenta.append(arrays.Tensor.whole(spec.name, momentum))
+      for tensors, values in zip(kept.values(), buffers, strict=True):
+        tensors.append(arrays.Tensor.whole(spec.name, values))
     self._store.arrays.write(f"{payload}/params", params)
-    if merger.outer.momentum:
-      self._store.arrays.write(f"{payload}/momentum", momenta)
+    for name, tensors in kept.items():
+      self._store.arrays.write(f"{payload}/{name}", tensors)
+    if keys.DELAYED in kept:
+      count = np.array(arrival % merger.outer.delay, np.float32)
+      self._store.arrays.write(
+        f"{payload}/{keys.ARRIVALS}",
+        [arrays.Tensor.whole(keys.ARRIVALS, count)],
+      )
     return Merged(
       square**0.5,
       sum(c.num_bytes for c in operation.contributions),
@@ -137,13 +158,21 @@ class RoundMerger:
       raise RefusedError(reasons)
     return inputs
 
+  def _arrivals(self, head: records.Head) -> int:
+    """Merges of the newest version that a delayed momentum still waits for."""
+    buffers = self._merger.outer.buffers
+    if keys.DELAYED not in buffers or not keys.payload_version(head.payload):
+      return 0
+    prefix = f"{head.payload}/{keys.ARRIVALS}"
+    return int(self._store.arrays.read(prefix, keys.ARRIVALS))
+
   def _read(
     self, head: records.Head, spec: partition.Tensor, index: int
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Parameters and outer momentum of the newest version.
+  ) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Parameters and the outer optimizer's buffers of the newest version.
 
-    Version 0 has no momentum, and without a momentum term none is stored. A
-    head that was set back to a cut has the payload of an older version.
+    Version 0 has none, and they are zero. A head that was set back to a cut has
+    the payload of an older version.
     """
     chunk_shape = tuple(head.chunks[index])
     layout = arrays.Layout(spec.shape, "float32", chunk_shape)
@@ -155,9 +184,10 @@ class RoundMerger:
       return opened.read()
 
     theta = read("params")
-    if self._merger.outer.momentum and keys.payload_version(head.payload):
-      return theta, read("momentum")
-    return theta, np.zeros_like(theta)
+    names = self._merger.outer.buffers
+    if keys.payload_version(head.payload):
+      return theta, [read(name) for name in names]
+    return theta, [np.zeros_like(theta) for _ in names]
 
 
 def _layout(

@@ -24,7 +24,6 @@ from diloco.syncer import (
   grace,
   leader,
   leadership,
-  outer_optimizer,
   quorum,
   round_merge,
   rounds,
@@ -163,14 +162,8 @@ class Syncer(leadership.Leadership):
     """Makes what surrounds the core."""
     assert self._plan is not None
     parts.core.configure(settings(self._config))  # changed while it waited?
-    outer = self._config.outer
-    merger = round_merge.RoundMerger(
-      self._unwatched.watched(self.merge_gets_on),
-      self._plan,
-      self._config.sync.merge,
-      outer_optimizer.OuterOptimizer(
-        outer.learning_rate, outer.momentum, outer.nesterov
-      ),
+    merger = round_merge.RoundMerger.of(
+      self._unwatched.watched(self.merge_gets_on), self._plan, self._config
     )
     self._rounds = rounds.Rounds(
       self._plan,

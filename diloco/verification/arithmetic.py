@@ -101,8 +101,8 @@ def really_merged(
     vector = np.array((size * x, size * y), np.float32)
     source = sources.MemorySource(vector)
     inputs.append(merge_lib.Input(source, weight, size))
-  outer = outer_optimizer.OuterOptimizer(LEARNING_RATE, 0.0, False)
-  merge_lib.Merger(outer).apply(inputs, method, theta, np.zeros_like(theta))
+  outer = outer_optimizer.OuterOptimizer(LEARNING_RATE, 0.0)
+  merge_lib.Merger(outer).apply(inputs, method, theta, ())
   return float(theta[0]), float(theta[1])
 
 

@@ -162,7 +162,7 @@ def _machine(
   yield Finding("warn" if short else "ok", text, advice if short else "")
   memory, own = _kilobytes("meminfo"), _kilobytes("self/status")
   versions = config.sync.max_staleness + 2 if config else 0
-  versions *= 2 if config and config.outer.momentum else 1
+  versions *= 1 + len(config.outer.buffers) if config else 1
   needed = islands * (own["VmRSS"] + 4 * params * _HELD)
   yield _enough("memory", memory["MemAvailable"], needed)
   needed = 4 * params * (versions + islands * _SAVED)

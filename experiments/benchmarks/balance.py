@@ -123,7 +123,7 @@ def _merged(drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     for grad, weight in zip(drawn[2:], _WEIGHTS, strict=True)
   ]
   outer = outer_optimizer.OuterOptimizer(0.7, 0.9)
-  merge.Merger(outer).apply(inputs, "mean", theta, momentum)
+  merge.Merger(outer).apply(inputs, "mean", theta, [momentum])
   return theta, momentum
 
 

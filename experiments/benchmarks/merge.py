@@ -127,7 +127,7 @@ def _operations(
       merge.Input(tensor, 1.0 + i, norm)
       for i, (tensor, norm) in enumerate(zip(tensors, known, strict=True))
     ]
-    return lambda: merger.apply(contributions, "rda", theta, momentum)
+    return lambda: merger.apply(contributions, "rda", theta, [momentum])
 
   return {
     "memcpy": lambda: np.copyto(copied, vectors[-1]),
@@ -150,7 +150,7 @@ def _outer_step(
     scratch = np.empty(passes.BLOCK, np.float32)
     for n in range(first, last):
       parts = [x[n * passes.BLOCK : (n + 1) * passes.BLOCK] for x in flat]
-      _OUTER.step(parts[0], parts[1], parts[2], scratch[: parts[0].size])
+      _OUTER.step(parts[0], parts[1:2], parts[2], scratch[: parts[0].size])
 
   passes.share(work, passes.num_blocks(theta.size), threads)
 
@@ -231,7 +231,9 @@ def streamed_merge_memory(
   watcher = threading.Thread(target=watch)
   watcher.start()
   try:
-    merge.Merger(_OUTER, threads=1).apply(contributions, "rda", theta, momentum)
+    merge.Merger(_OUTER, threads=1).apply(
+      contributions, "rda", theta, [momentum]
+    )
   finally:
     done.set()
     watcher.join()

@@ -24,6 +24,7 @@ from diloco.snapshots import (
   records,
   restore,
   store,
+  verify,
 )
 from diloco.tape import reader
 
@@ -365,20 +366,32 @@ def test_restore_that_was_begun_is_finished_before_the_one_asked_for(machine):
   assert [e["cut"] for e in machine.events("restored")] == [newest, 1]
 
 
-def test_version_0_gets_the_momentum_it_never_had(tmp_path):
+def test_version_0_is_whole_without_the_momentum_it_never_had(tmp_path):
   run = CutRun(tmp_path, process.store_url(tmp_path))
   run.take_cut()
   run.commit(0, 1, {0: 8}, value=1.0, cut=1)
-  restored = restorer.Restorer(tmp_path, CONFIG, PLAN, lambda: [], 1).prepare(
-    "last"
-  )
-  assert restored.version_to == [2, 1]
-  (tensor,) = PLAN.fragments[0]
-  layout = arrays.Layout(tensor.shape, "float32", tensor.shape)
-  stored = run.store.arrays.open(
-    f"{run.head(0).payload}/momentum", tensor.name, layout
-  )
-  assert not stored.read().any()
+  made = restorer.Restorer(tmp_path, CONFIG, PLAN, lambda: [], 1)
+  assert made.prepare("last").version_to == [2, 1]
+  assert made.prepare(None) is None  # nothing is damaged
+
+
+def test_delayed_momentum_without_its_count_is_damage(tmp_path):
+  run = CutRun(tmp_path, process.store_url(tmp_path))
+  head = run.commit(0, 1, {0: 8}, value=1.0)
+  store, (tensor,) = run.store, PLAN.fragments[0]
+  check = verify.Verifier(
+    tmp_path, store, PLAN, buffers=("momentum", "delayed")
+  ).check_version
+  for name, values in (
+    ("delayed", np.ones(tensor.shape, np.float32)),
+    ("arrivals", np.ones((), np.float32)),
+  ):
+    with pytest.raises(errors.CorruptSnapshotError):
+      check(head)
+    whole = tensor.name if name == "delayed" else name
+    prefix = f"{head.payload}/{name}"
+    store.arrays.write(prefix, [arrays.Tensor.whole(whole, values)])
+  check(head)
 
 
 def test_cut_of_a_timeline_that_was_given_up_is_not_gone_back_to(

@@ -314,3 +314,18 @@ def test_scalars_of_the_last_step_are_shown():
     line = {"step": step, "wall_secs": 1.0, "grad_norm": 2.0 * step, **_STEP}
     island.log(line | {"task": {"nll": 1.5, "junk": "x"}, "incarnation": 1})
   assert island.metrics == {"grad_norm": 4.0, "nll": 1.5}
+
+
+@pytest.mark.parametrize(
+  ("config", "gain"),
+  [
+    ({"outer": {"learning_rate": 0.7, "momentum": 0.9}}, 7.0),
+    ({"outer": {"learning_rate": 0.7}}, 0.7),
+    ({}, None),
+    ({"outer": 3}, None),
+    ({"outer": {"momentum": 1}}, None),
+  ],
+)
+def test_gain_of_the_outer_optimizer(config, gain):
+  found = view_lib.RunView(config).outer_gain
+  assert found == (gain and pytest.approx(gain))

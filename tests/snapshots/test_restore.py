@@ -401,7 +401,7 @@ def test_cut_chosen_in_place_of_a_begun_one_has_its_channel_read_too(tmp_path):
 def test_saved_state_of_another_moment_is_not_that_of_a_cut(tmp_path):
   run, _ = run_with_a_cut(tmp_path)
   part = run.store.read(keys.cut_part_key(1, 0), records.CutPart)
-  check = verify.Verifier(run.dir, run.store, PLAN, momentum=True).check_saved
+  check = verify.Verifier(run.dir, run.store, PLAN, buffers=()).check_saved
   check(part)
   for changes in ({"step": part.step + 1}, {"positions": part.positions[::-1]}):
     with pytest.raises(errors.CorruptSnapshotError, match="another moment"):

@@ -48,19 +48,19 @@ def vectors_of(count, shape, seed=0):
 def apply(
   vectors, weights, method="rda", outer=PLAIN, norms=None, threads=1, theta=None
 ):
-  """Merges into zeros; returns theta, momentum, outcome."""
+  """Merges into zeros; returns theta and outcome."""
   vectors = [np.asarray(v) for v in vectors]
   if theta is None:
     theta = np.zeros(vectors[0].shape, np.float32)
-  momentum = np.zeros_like(theta)
+  buffers = [np.zeros_like(theta) for _ in outer.buffers]
   norms = norms or [None] * len(vectors)
   contributions = [
     merge.Input(sources.MemorySource(v), w, n)
     for v, w, n in zip(vectors, weights, norms, strict=True)
   ]
   merger = merge.Merger(outer, threads)
-  outcome = merger.apply(contributions, method, theta, momentum)
-  return theta, momentum, outcome
+  outcome = merger.apply(contributions, method, theta, buffers)
+  return theta, outcome
 
 
 @pytest.mark.parametrize("method", ["rda", "mean"])
@@ -69,7 +69,7 @@ def test_cosine_is_the_mean_over_pairs(method, count):
   common = vectors_of(1, (40, 9), seed=9)[0]
   vectors = [0.7 * common + v for v in vectors_of(count, (40, 9))]
   weights = [2.0 + i for i in range(count)]
-  _, _, outcome = apply(vectors, weights, method)
+  _, outcome = apply(vectors, weights, method)
   flat = [v.ravel().astype(np.float64) for v in vectors]
   lengths = [np.linalg.norm(v) for v in flat]
   parts = np.array(weights) * (lengths if method == "mean" else 1.0)
@@ -92,7 +92,7 @@ def test_cosine_needs_two_with_a_direction():
       ([one, -one], [1.0, 3.0], pytest.approx(-1.0)),
       ([one, -one], [1.0, 1.0], pytest.approx(-1.0)),
     ):
-      assert apply(vectors, weights, method)[2].cosine == cosine
+      assert apply(vectors, weights, method)[1].cosine == cosine
 
 
 @pytest.mark.parametrize("method", ["rda", "mean"])
@@ -101,7 +101,7 @@ def test_cosine_needs_two_with_a_direction():
 def test_merge_equals_reference(method, count, shape):
   vectors = vectors_of(count, shape)
   weights = [2.0 + i for i in range(count)]
-  theta, _, outcome = apply(vectors, weights, method)
+  theta, outcome = apply(vectors, weights, method)
   expected = reference(vectors, weights, method)
   scale = np.linalg.norm(expected)
   # A float32 rounding in each of M terms and in the last scaling.
@@ -148,7 +148,7 @@ def test_golden_trajectory_by_hand():
   g = 5 * np.array([3, 1]) / math.sqrt(10)
   # b = g, theta = -0.5 (1.5 g); b = 1.5 g, theta -= 0.5 (g + 0.75 g).
   for expected_b, expected_theta in [(g, -0.75 * g), (1.5 * g, -1.625 * g)]:
-    outcome = merger.apply(contributions, "rda", theta, momentum)
+    outcome = merger.apply(contributions, "rda", theta, [momentum])
     np.testing.assert_allclose(momentum, expected_b, rtol=1e-6)
     np.testing.assert_allclose(theta, expected_theta, rtol=1e-6)
     assert outcome.norm == pytest.approx(5.0)
@@ -158,8 +158,8 @@ def test_golden_trajectory_by_hand():
 def test_rda_norm_is_the_mean_norm_and_mean_shrinks():
   vectors = vectors_of(8, 20000)
   vectors = [v / np.float32(np.linalg.norm(v)) for v in vectors]
-  _, _, rda = apply(vectors, [1.0] * 8, "rda")
-  _, _, mean = apply(vectors, [1.0] * 8, "mean")
+  _, rda = apply(vectors, [1.0] * 8, "rda")
+  _, mean = apply(vectors, [1.0] * 8, "mean")
   assert rda.norm == pytest.approx(1.0, rel=1e-5)
   # Unrelated directions: 1 / sqrt(M), within a few parts in sqrt(size).
   assert mean.norm == pytest.approx(1 / math.sqrt(8), rel=0.05)
@@ -171,9 +171,9 @@ def test_rda_norm_is_the_mean_norm_and_mean_shrinks():
 @pytest.mark.parametrize("exponent", [-100, -70, -20, 20, 80])
 def test_powers_of_two_scale_through(method, exponent):
   vectors = vectors_of(3, 1000)
-  base, _, _ = apply(vectors, [1.0, 2.0, 3.0], method)
+  base, _ = apply(vectors, [1.0, 2.0, 3.0], method)
   factor = np.float32(2.0) ** np.float32(exponent)
-  scaled, _, _ = apply([v * factor for v in vectors], [1.0, 2.0, 3.0], method)
+  scaled, _ = apply([v * factor for v in vectors], [1.0, 2.0, 3.0], method)
   # Squares leave the range of float32: norms are then summed in float64,
   # which rounds otherwise.
   np.testing.assert_allclose(scaled / factor, base, rtol=2e-6, atol=1e-6)
@@ -182,34 +182,34 @@ def test_powers_of_two_scale_through(method, exponent):
 def test_only_ratios_of_weights_matter():
   vectors = vectors_of(3, 1000)
   for scale in (1e-12, 1e18):
-    theta, _, _ = apply(vectors, [scale, 2 * scale, 3 * scale])
-    expected, _, _ = apply(vectors, [1.0, 2.0, 3.0])
+    theta, _ = apply(vectors, [scale, 2 * scale, 3 * scale])
+    expected, _ = apply(vectors, [1.0, 2.0, 3.0])
     np.testing.assert_allclose(theta, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_weight_zero_changes_nothing():
   vectors = vectors_of(3, 1000)
-  theta, _, _ = apply(vectors, [1.0, 0.0, 2.0])
-  expected, _, _ = apply([vectors[0], vectors[2]], [1.0, 2.0])
+  theta, _ = apply(vectors, [1.0, 0.0, 2.0])
+  expected, _ = apply([vectors[0], vectors[2]], [1.0, 2.0])
   assert theta.tobytes() == expected.tobytes()
 
 
 def test_opposite_directions_fall_back_to_the_mean():
   vector = vectors_of(1, 1000)[0]
   vectors = [vector, np.float32(-3) * vector]
-  theta, _, outcome = apply(vectors, [1.0, 1.0], "rda")
+  theta, outcome = apply(vectors, [1.0, 1.0], "rda")
   assert outcome.cancelled
   assert outcome.agreement < merge.CANCELLATION
   np.testing.assert_allclose(theta, vector, rtol=1e-6)
   assert outcome.norm == pytest.approx(np.linalg.norm(vector), rel=1e-5)
   # Just off the threshold the common direction still counts.
-  _, _, outcome = apply([vector, np.float32(-3) * vector], [1.0, 0.99], "rda")
+  _, outcome = apply([vector, np.float32(-3) * vector], [1.0, 0.99], "rda")
   assert not outcome.cancelled
 
 
 def test_zero_vectors_have_no_direction_but_count_in_the_norm():
   vector = vectors_of(1, 1000)[0]
-  theta, _, outcome = apply([vector, np.zeros_like(vector)], [1.0, 3.0], "rda")
+  theta, outcome = apply([vector, np.zeros_like(vector)], [1.0, 3.0], "rda")
   # Mean norm is a quarter, along the only direction there is.
   np.testing.assert_allclose(-theta, vector / 4, rtol=1e-6)
   assert outcome.agreement == pytest.approx(0.25)
@@ -222,7 +222,7 @@ def test_all_zero_contributions_only_coast(method):
   momentum[:] = 4
   source = sources.MemorySource(np.zeros(10, np.float32))
   outcome = merge.Merger(outer).apply(
-    [merge.Input(source, 1.0)] * 2, method, theta, momentum
+    [merge.Input(source, 1.0)] * 2, method, theta, [momentum]
   )
   assert outcome.norm == 0 and not outcome.cancelled
   np.testing.assert_array_equal(momentum, 2)
@@ -250,9 +250,9 @@ def test_non_finite_contribution_is_named_and_nothing_changes(
 def test_norms_are_checked_against_their_records():
   vectors = vectors_of(3, 1000)
   norms = [float(np.linalg.norm(v)) for v in vectors]
-  expected, _, _ = apply(vectors, [1.0] * 3)
+  expected, _ = apply(vectors, [1.0] * 3)
   # Cut into other blocks, a sum may be off by a little.
-  theta, _, _ = apply(vectors, [1.0] * 3, norms=[n * 1.00005 for n in norms])
+  theta, _ = apply(vectors, [1.0] * 3, norms=[n * 1.00005 for n in norms])
   np.testing.assert_allclose(theta, expected, rtol=1e-3, atol=1e-3)
   for wrong in (norms[2] * 2, norms[2] * 1.001, 0.0, math.nan, math.inf):
     with pytest.raises(passes.ContributionError, match="its record") as caught:
@@ -275,12 +275,10 @@ def test_overflow_of_the_sum_is_not_applied():
 
 def test_bfloat16_merges_as_its_float32_values():
   vectors = [v.astype(ml_dtypes.bfloat16) for v in vectors_of(3, 200_001)]
-  theta, _, _ = apply(
+  theta, _ = apply(
     vectors, [1.0, 2.0, 3.0], theta=np.zeros(200_001, np.float32)
   )
-  expected, _, _ = apply(
-    [v.astype(np.float32) for v in vectors], [1.0, 2.0, 3.0]
-  )
+  expected, _ = apply([v.astype(np.float32) for v in vectors], [1.0, 2.0, 3.0])
   assert theta.tobytes() == expected.tobytes()
 
 
@@ -295,7 +293,7 @@ def test_no_element_is_skipped_at_block_edges(size, block, threads, method):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(passes, "BLOCK", block)
     vectors = vectors_of(3, size, seed=size)
-    theta, _, _ = apply(vectors, [1.0, 2.0, 3.0], method, threads=threads)
+    theta, _ = apply(vectors, [1.0, 2.0, 3.0], method, threads=threads)
   expected = reference(vectors, [1.0, 2.0, 3.0], method)
   scale = np.abs(expected).max()
   np.testing.assert_allclose(-theta, expected, atol=3e-6 * scale)
@@ -322,7 +320,7 @@ def test_threads_and_storage_change_no_bit(tmp_path):
         [merge.Input(s, 1.0 + i, norms[i]) for i, s in enumerate(tensors)],
         "rda",
         theta,
-        momentum,
+        [momentum],
       )
       results.add(theta.tobytes() + momentum.tobytes())
   assert len(results) == 1
@@ -364,13 +362,13 @@ def test_failing_source_leaves_theta_alone(
     contributions = [merge.Input(s, 1.0, norm) for s in (good, bad)]
     for method in ("rda", "mean"):
       with pytest.raises(expected) as caught:
-        merger.apply(contributions, method, theta, momentum)
+        merger.apply(contributions, method, theta, [momentum])
       if isinstance(caught.value, passes.ContributionError):
         assert caught.value.reasons == {1: "corrupt: torn"}
   np.testing.assert_array_equal(theta, 2)
   np.testing.assert_array_equal(momentum, 2)
   # The same merger goes on without the bad one.
-  merger.apply([merge.Input(good, 1.0)], "rda", theta, momentum)
+  merger.apply([merge.Input(good, 1.0)], "rda", theta, [momentum])
   assert theta[0] != 2
 
 
@@ -381,7 +379,7 @@ def test_peak_memory_is_one_accumulator():
   contributions = [merge.Input(sources.MemorySource(v), 1.0) for v in vectors]
   tracemalloc.start()
   try:
-    merge.Merger(NESTEROV).apply(contributions, "rda", theta, momentum)
+    merge.Merger(NESTEROV).apply(contributions, "rda", theta, [momentum])
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
@@ -403,7 +401,7 @@ def test_peak_memory_from_the_store_is_two_slabs_each(tmp_path):
   tracemalloc.start()
   try:
     merge.Merger(NESTEROV, threads=1).apply(
-      contributions, "rda", theta, momentum
+      contributions, "rda", theta, [momentum]
     )
     peak = tracemalloc.get_traced_memory()[1]
   finally:
@@ -428,6 +426,6 @@ def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=message):
       apply(**({"vectors": [good], "weights": [1.0]} | changed))
   with pytest.raises(ValueError, match="weights"):
-    merge.Merger(PLAIN).apply([], "mean", good, good.copy())
+    merge.Merger(PLAIN).apply([], "mean", good, ())
   with pytest.raises(ValueError, match="not contiguous"):
     sources.MemorySource(np.ones((4, 4), np.float32).T[1:])

@@ -3,8 +3,10 @@
 import dataclasses
 
 import numpy as np
+import oracles
 import pytest
 
+from diloco import config as config_lib
 from diloco.fragments import partition
 from diloco.snapshots import arrays, digest, keys, operations, records, store
 from diloco.syncer import outer_optimizer, round_merge
@@ -115,6 +117,41 @@ def test_momentum_of_the_version_before_is_used(snapshots, merger):
   # g then mu g + g; Nesterov: (1 + mu) g, then (1 + mu (1 + mu)) g.
   ratio = (1 + 0.9 * 1.9) / 1.9
   np.testing.assert_allclose(steps[1], ratio * steps[0], rtol=1e-4)
+
+
+def test_delayed_momentum_outlives_its_syncer_and_a_return_to_a_cut(snapshots):
+  config = config_lib.from_mapping(
+    {
+      "sync": {"merge": "mean"},
+      "outer": {
+        **dict(optimizer="delayed_nesterov", delay=3, delay_c=0.2),
+        **dict(learning_rate=0.5, momentum=0.9),
+      },
+    }
+  )
+  payloads = [keys.global_prefix(0, v, "s1.0") for v in range(9)]
+  write(snapshots, f"{payloads[0]}/params", np.zeros((4, 3), np.float32))
+  grads = [normal(seed) for seed in range(1, 9)]
+
+  def step(before, after, number, grad):
+    # A new one each time, as after a take-over.
+    merger = round_merge.RoundMerger.of(snapshots, PLAN, config)
+    share = contribute(snapshots, merger, grad, after), 1.0
+    found = head(merger, number, payloads[before])
+    merge(merger, found, payloads[after], share)
+    return snapshots.arrays.read(f"{payloads[after]}/params", "w")
+
+  found = [step(n, n + 1, n, grads[n]) for n in range(5)]
+  settings = {"rate": 0.5, "mu": 0.9, "n": 3, "c": 0.2}
+  right = oracles.outer_steps("delayed_nesterov", grads[:5], **settings)
+  np.testing.assert_allclose(found, list(right), rtol=1e-5, atol=1e-6)
+  # Back to version 2, whose values the head then has under a larger number.
+  line = [*grads[:2], *grads[5:8]]
+  *_, right = oracles.outer_steps("delayed_nesterov", line, **settings)
+  step(2, 6, 9, grads[5])
+  step(6, 7, 10, grads[6])
+  theta = step(7, 8, 11, grads[7])
+  np.testing.assert_allclose(theta, right, rtol=1e-5, atol=1e-6)
 
 
 def test_damaged_contribution_is_named_and_nothing_is_written(
