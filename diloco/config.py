@@ -14,6 +14,7 @@ from typing import Any, Literal
 from diloco import errors, typed
 from diloco.fragments import codec
 
+_LEAST_WEIGHT = 1e-200  # of a stale contribution against a fresh one
 _TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,3}")
 
 
@@ -63,6 +64,9 @@ class FleetConfig:
     return range(before, before + self.slices[slice_index].num_devices)
 
 
+StalenessKind = Literal["exponential", "hyperbolic", "none"]
+
+
 @dataclasses.dataclass(frozen=True)
 class SyncConfig:
   """Fragments, rounds and their merging."""
@@ -76,6 +80,7 @@ class SyncConfig:
   grace_gamma: float = 0.8  # share of the slack the adaptive grace may spend
   max_staleness: int = 2
   staleness_decay: float = 0.7
+  staleness_kind: StalenessKind = "exponential"
   gate_factor: float = 20.0  # times the median norm: an outlier; 0: no gate
   suspend_after: int = 3  # refusals of an island in a row
   follow: bool = True
@@ -513,6 +518,14 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
     f"a fragment must be back before it leaves again, config.sync.every ="
     f" {sync.every}",
     "lower config.sync.overlap_steps or raise config.sync.every",
+  )
+  _require(
+    sync.staleness_kind != "exponential"
+    or sync.staleness_decay**sync.max_staleness > _LEAST_WEIGHT,
+    f"config.sync.staleness_decay = {sync.staleness_decay}",
+    f"to the power of config.sync.max_staleness = {sync.max_staleness} nothing"
+    " of it is left: a merge of such contributions alone would weigh nothing",
+    "raise staleness_decay or lower max_staleness",
   )
   _require(
     sync.grace == "adaptive" or fixed_grace_secs(sync.grace) is not None,

@@ -6,6 +6,16 @@ Plain and slow on purpose: lists of whole vectors, one symbol one variable.
 import numpy as np
 
 
+def weight(tokens, steps, staleness, kind, decay):
+  """Quantity times quality times the decay."""
+  damping = {
+    "exponential": decay**staleness,
+    "hyperbolic": 1 / (1 + (1 / decay - 1) * staleness),
+    "none": 1,
+  }
+  return tokens**2 / steps * damping[kind]
+
+
 def outer_steps(kind, gradients, *, rate, mu=0.0, n=1, c=0.0):
   """Yields theta after every outer step from zero.
 

@@ -16,6 +16,12 @@ THREE = [{"topology": "1"}] * 3
 
 # (values, what is named, the rule, the remedy)
 REFUSALS = {
+  "weights that vanish": (
+    {"sync": {"staleness_decay": 1e-150, "max_staleness": 3}},
+    "config.sync.staleness_decay = 1e-150",
+    "to the power of config.sync.max_staleness = 3 nothing of it is left",
+    "raise staleness_decay or lower max_staleness",
+  ),
   "delayed momentum without a buffer": (
     {"outer": {"optimizer": "delayed_nesterov", "delay": 0}},
     "config.outer.delay = 0",

@@ -95,9 +95,7 @@ class Replayer:
         "restore the directory snapshots/",
       )
     self._fragments: partition.FragmentPlan = fragments
-    self._weighting = weighting.Weighting(
-      config.sync.staleness_decay, config.sync.max_staleness
-    )
+    self._weighting = weighting.Weighting.of(config.sync)
     self._merger = round_merge.RoundMerger.of(
       self._scratch.snapshots, fragments, config
     )

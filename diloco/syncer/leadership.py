@@ -111,12 +111,12 @@ class Terms(NamedTuple):
   Attributes:
     times: the run's timeouts.
     settings: policies of the core.
-    staleness_decay: of a contribution's weight, for each version.
+    weights: of contributions.
   """
 
   times: timing.Timing
   settings: core_lib.Settings
-  staleness_decay: float
+  weights: weighting.Weighting
 
 
 class Leadership(abc.ABC):
@@ -298,9 +298,7 @@ class Leadership(abc.ABC):
         cut=cut,
       ),
       heads=self.heads,
-      weights=weighting.Weighting(
-        terms.staleness_decay, terms.settings.max_staleness
-      ),
+      weights=terms.weights,
       cuts=self.cuts,
       chores=self.chores,
       members=members.MemberWatch(times.member_ttl_secs),

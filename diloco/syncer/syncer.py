@@ -27,6 +27,7 @@ from diloco.syncer import (
   quorum,
   round_merge,
   rounds,
+  weighting,
 )
 from diloco.syncer import heads as heads_lib
 from diloco.tape import events, recorder
@@ -92,7 +93,7 @@ class Syncer(leadership.Leadership):
       leadership.Terms(
         self._times,
         settings(config, self._times.retry_secs),
-        config.sync.staleness_decay,
+        weighting.Weighting.of(config.sync),
       ),
       cutting.CutKeeper(),
       time.monotonic,

@@ -1,9 +1,14 @@
 """How much a contribution counts in a merge.
 
-    weight = (c_tokens^2 / c_steps) decay^staleness
+    weight = (c_tokens^2 / c_steps) damping(s)
+
+    exponential  damping(s) = decay^s
+    hyperbolic   damping(s) = 1 / (1 + lambda s), lambda = 1 / decay - 1
+    none         damping(s) = 1
 
 Quantity (tokens) times quality (tokens per step, the batch), damped by the
-number of global versions the contribution is behind.
+number s of global versions the contribution is behind. The decay is what one
+version costs, so that ways of damping compare.
 
 Reference: Decoupled DiLoCo, arXiv 2604.21428; the staleness factor follows
 Asynchronous Local-SGD, arXiv 2401.09135.
@@ -13,18 +18,27 @@ from __future__ import annotations
 
 import dataclasses
 
+from diloco import config
+
 
 @dataclasses.dataclass(frozen=True)
 class Weighting:
   """Weights by tokens and staleness.
 
   Attributes:
-    decay: factor for each version of staleness, in (0, 1]; 1 ignores it.
+    decay: factor for the first version of staleness, in (0, 1]; 1 ignores it.
     max_staleness: versions beyond which a contribution is refused, at least 0.
+    kind: how it goes on from there.
   """
 
   decay: float = 1.0
   max_staleness: int = 2
+  kind: config.StalenessKind = "exponential"
+
+  @classmethod
+  def of(cls, sync: config.SyncConfig) -> Weighting:
+    """As a run's configuration says."""
+    return cls(sync.staleness_decay, sync.max_staleness, sync.staleness_kind)
 
   def __post_init__(self) -> None:
     if not 0 < self.decay <= 1:
@@ -59,4 +73,13 @@ class Weighting:
       )
     if c_tokens == 0:
       return 0.0
-    return c_tokens * (c_tokens / c_steps) * self.decay**staleness
+    return c_tokens * (c_tokens / c_steps) * self._damping(staleness)
+
+  def _damping(self, staleness: int) -> float:
+    match self.kind:
+      case "exponential":
+        return self.decay**staleness
+      case "hyperbolic":
+        return 1 / (1 + (1 / self.decay - 1) * staleness)
+      case "none":
+        return 1.0

@@ -6,7 +6,8 @@ version is a pair too. So the checker can say from the contributions alone what
 a version must be: with its own weights, from tokens, steps and the number of
 merges that really lie between.
 
-    weight = tokens^2 / steps * 0.9^staleness
+    weight = tokens^2 / steps * 0.9^staleness, or in every other schedule
+    weight = tokens^2 / steps / (1 + staleness / 9)
 
 Nothing here is taken from the code that is checked. In one of sixteen schedules
 the merge itself is the production one.
@@ -25,7 +26,7 @@ from diloco.syncer import merge as merge_lib
 from diloco.syncer import outer_optimizer, sources
 from diloco.verification import values
 
-DECAY = 0.9  # of weights, for each version of staleness
+DECAY = 0.9  # of weights, for the first version of staleness
 LEARNING_RATE = 0.5  # of the outer step
 _REAL_EVERY = 16  # of so many schedules one merges with the production code
 _TREND = 0.98  # norms shrink from step to step, as in a real run
@@ -106,20 +107,27 @@ def really_merged(
   return float(theta[0]), float(theta[1])
 
 
+def is_hyperbolic(seed: int) -> bool:
+  """Whether weights of a schedule decay so, and not exponentially."""
+  return seed % 2 == 1
+
+
 def expected_weights(
-  contents: Sequence[values.Delta], staleness: Sequence[int]
+  contents: Sequence[values.Delta], staleness: Sequence[int], seed: int
 ) -> list[float]:
   """Weights by what the contributions are.
 
   Args:
     contents: what is merged.
     staleness: merges between what each started from and now.
+    seed: of the schedule.
   """
   found = []
   for content, behind in zip(contents, staleness, strict=True):
     first_step, step = content.spans[0]
     tokens = tokens_per_step(content.island) * (step - first_step)
-    found.append(tokens * tokens / (step - first_step) * DECAY**behind)
+    decay = 1 / (1 + behind / 9) if is_hyperbolic(seed) else DECAY**behind
+    found.append(tokens * tokens / (step - first_step) * decay)
   return found
 
 

@@ -234,7 +234,9 @@ class Fates:
     """A version must be what its contributions make of the one before."""
     parent = content.parent
     assert parent is not None
-    weights = arithmetic.expected_weights(content.added, content.staleness)
+    weights = arithmetic.expected_weights(
+      content.added, content.staleness, self._schedule.seed
+    )
     theta = arithmetic.merged(
       parent.theta, content.added, weights, self._schedule.merge
     )

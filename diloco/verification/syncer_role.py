@@ -11,7 +11,7 @@ from typing import Any
 
 from diloco.snapshots import records
 from diloco.syncer import core as core_lib
-from diloco.syncer import cutting, leader, leadership
+from diloco.syncer import cutting, leader, leadership, weighting
 from diloco.syncer import heads as heads_lib
 from diloco.verification import arithmetic
 from diloco.verification import kernel as kernel_lib
@@ -30,9 +30,17 @@ class Syncer(leadership.Leadership):
     self.kernel: kernel_lib.Kernel = world.kernel
     self.life = life
     self.random = life.role.random
+    settings = world.core_settings
+    weights = weighting.Weighting(
+      arithmetic.DECAY,
+      settings.max_staleness,
+      "hyperbolic"
+      if arithmetic.is_hyperbolic(world.schedule.seed)
+      else "exponential",
+    )
     super().__init__(
       f"{life.role.name}.{life.incarnation}",
-      leadership.Terms(world.times, world.core_settings, arithmetic.DECAY),
+      leadership.Terms(world.times, settings, weights),
       cutting.CutKeeper() if world.schedule.cuts else None,
       lambda: self.kernel.clock(life),
     )

@@ -10,7 +10,14 @@ import pytest
 from diloco import config as config_lib
 from diloco import errors, timing
 from diloco.snapshots import arrays, keys, layout, operations, records, store
-from diloco.syncer import core, grace, leadership, quorum, sources
+from diloco.syncer import (
+  core,
+  grace,
+  leadership,
+  quorum,
+  sources,
+  weighting,
+)
 
 
 def _times(**overrides):
@@ -43,7 +50,7 @@ class Leader(leadership.Leadership):
     )
     super().__init__(
       leadership.unique(owner),
-      leadership.Terms(self.times, settings, 1.0),
+      leadership.Terms(self.times, settings, weighting.Weighting()),
       None,
       lambda: clock.now,
       stranger,
