@@ -1,22 +1,27 @@
 """The language-model task: a byte-level transformer on text files."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from diloco import errors
 from diloco.tasks import inner_optimizer, options, task, text
-from diloco.tasks.models import transformer
+from diloco.tasks.models import experts, transformer
 
 _COMPUTE_DTYPES = ("float32", "bfloat16")
 _RULES = (
   options.at_least_one(
     "d_model", "num_layers", "num_heads", "d_ff", "seq_len", "batch_size"
   ),
-  options.not_negative("z_loss"),
+  options.at_least_one("experts_per_token", "capacity_factor"),
+  options.not_negative(
+    "num_experts", "z_loss", "balance_loss", "router_z_loss"
+  ),
   options.Rule(
     ("heldout_fraction",), lambda x: 0 < x < 1, "between 0 and 1, exclusive"
   ),
@@ -38,13 +43,20 @@ class LanguageModelConfig(inner_optimizer.Options):
   vocab: int = text.VOCAB
   mlp: str = "geglu"  # or "swiglu"
   compute_dtype: str = "float32"  # or "bfloat16"; parameters are float32
+  # Mixture of experts; see `models.experts`. `d_ff` is of one expert.
+  num_experts: int = 0  # 0 for one MLP
+  experts_per_token: int = 2
+  capacity_factor: float = 2.0  # in training; elsewhere nothing is dropped
   # Batches and data. Small batches: at a million tokens, the number of steps
   # limits the loss, not the number of tokens.
   seq_len: int = 128
   batch_size: int = 8
   data_glob: str = ""  # "" for the running Python's standard library
   heldout_fraction: float = 0.02  # of files
-  z_loss: float = 1e-4  # see `LanguageModel.loss`
+  # Weights in the loss; see `LanguageModel.loss`.
+  z_loss: float = 1e-4
+  balance_loss: float = 1e-2
+  router_z_loss: float = 1e-3
 
   def __post_init__(self):
     super().__post_init__()
@@ -73,17 +85,11 @@ class LanguageModel:
     self.config = config
     self.tokens_per_batch = config.batch_size * config.seq_len
     self.context = config.seq_len
-    self._model = transformer.Transformer(
-      transformer.TransformerConfig(
-        vocab=config.vocab,
-        d_model=config.d_model,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        d_ff=config.d_ff,
-        mlp=config.mlp,
-        compute_dtype=config.compute_dtype,
-      )
-    )
+    self._model, self._training_model = _models(config)
+    if config.num_experts:
+      # Experts lie apart, and each of their devices also takes rows of its own.
+      self.mesh_axes = self.batch_axes = ("data", "expert")
+      self.sharding = _divide_experts
     self._init = jax.jit(self._model.init)
 
   def init(self, rng: jax.Array) -> task.Params:
@@ -101,27 +107,42 @@ class LanguageModel:
     """Returns the training loss, a mean over tokens, in nats.
 
     loss = mean(nll) + z_loss * mean(log(Z)^2), Z the softmax normaliser: the
-    second term keeps logits from drifting.
+    second term keeps logits from drifting. With experts, balance_loss * balance
+    + router_z_loss * router_z comes to it, means over layers.
 
     Args:
       params: float32 parameters.
       batch: {"tokens": int [B, L + 1]}.
 
     Returns:
-      The loss and {"nll": its first term}.
+      The loss and {"nll": its first term}; with experts also `balance` and
+      `router_z`, `dropped`, `expert_<e>_share` (see `experts.Routed`), and
+      `busiest_share`, the largest of any layer.
 
-    Reference: PaLM, 2204.02311, section 5.
+    References: PaLM, 2204.02311, section 5; those of `models.experts`.
     """
-    nll_BxL, log_z_BxL = self._cross_entropy(params, batch)
+    tokens = jnp.asarray(batch["tokens"], jnp.int32)
+    logits, collections = self._training_model.apply(
+      {"params": params}, tokens[:, :-1], mutable=experts.MUTABLE
+    )
+    nll_BxL, log_z_BxL = _cross_entropy(logits, tokens)
     nll = jnp.mean(nll_BxL)
-    penalty = self.config.z_loss * jnp.mean(jnp.square(log_z_BxL))
-    return nll + penalty, {"nll": nll}
+    loss = nll + self.config.z_loss * jnp.mean(jnp.square(log_z_BxL))
+    metrics = {"nll": nll}
+    if self.config.num_experts:
+      routed = experts.routed(collections)
+      metrics |= _routing_metrics(routed)
+      loss += self.config.balance_loss * metrics["balance"]
+      loss += self.config.router_z_loss * metrics["router_z"]
+    return loss, metrics
 
   def eval_loss(
     self, params: task.Params, batch: task.Batch
   ) -> tuple[jax.Array, jax.Array]:
     """Returns (sum of cross-entropy in nats, number of tokens), float32."""
-    nll_BxL, _ = self._cross_entropy(params, batch)
+    tokens = jnp.asarray(batch["tokens"], jnp.int32)
+    logits = self.logits(params, tokens[:, :-1])
+    nll_BxL, _ = _cross_entropy(logits, tokens)
     return jnp.sum(nll_BxL), jnp.float32(nll_BxL.size)
 
   def optimizer(self, schedule_steps: int) -> optax.GradientTransformation:
@@ -152,17 +173,65 @@ class LanguageModel:
     """Whether the leaf at '/'-joined `path` merges by plain weighted mean."""
     return path.split("/")[-1] == "embedding"
 
-  def _cross_entropy(
-    self, params: task.Params, batch: task.Batch
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns (cross-entropy, log normaliser), each [B, L], in nats."""
-    tokens = jnp.asarray(batch["tokens"], jnp.int32)
-    logits_BxLxV = self.logits(params, tokens[:, :-1])
-    log_z_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
-    target_BxL = jnp.take_along_axis(
-      logits_BxLxV, tokens[:, 1:, None], axis=-1
-    )[..., 0]
-    return log_z_BxL - target_BxL, log_z_BxL
+
+def _models(
+  config: LanguageModelConfig,
+) -> tuple[transformer.Transformer, transformer.Transformer]:
+  """One that drops no token, and the one that is trained, which may."""
+  sizes = transformer.TransformerConfig(
+    vocab=config.vocab,
+    d_model=config.d_model,
+    num_layers=config.num_layers,
+    num_heads=config.num_heads,
+    d_ff=config.d_ff,
+    mlp=config.mlp,
+    compute_dtype=config.compute_dtype,
+  )
+  if not config.num_experts:
+    dense = transformer.Transformer(sizes)
+    return dense, dense
+  routing = experts.RoutingConfig(
+    config.num_experts, config.experts_per_token, config.capacity_factor
+  )
+  whole, training = (
+    transformer.Transformer(
+      sizes, functools.partial(experts.Experts, routing=chosen)
+    )
+    for chosen in (routing.without_drops(), routing)
+  )
+  return whole, training
+
+
+def _divide_experts(path: str, shape: tuple[int, ...]) -> PartitionSpec:
+  """Stacks of experts, the only leaves of three axes, along their first."""
+  return PartitionSpec("expert") if len(shape) == 3 else PartitionSpec()
+
+
+def _cross_entropy(
+  logits_BxLxV: jax.Array, tokens: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns (cross-entropy, log normaliser), each [B, L], in nats.
+
+  Args:
+    logits_BxLxV: of the tokens after each but the last.
+    tokens: [B, L + 1].
+  """
+  log_z_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
+  target_BxL = jnp.take_along_axis(logits_BxLxV, tokens[:, 1:, None], axis=-1)[
+    ..., 0
+  ]
+  return log_z_BxL - target_BxL, log_z_BxL
+
+
+def _routing_metrics(routed: experts.Routed) -> dict[str, jax.Array]:
+  """Means over layers, and the largest share of any."""
+  share_E = routed.share.mean(axis=0)
+  return {
+    "balance": routed.balance.mean(),
+    "router_z": routed.z.mean(),
+    "dropped": routed.dropped.mean(),
+    "busiest_share": routed.share.max(),
+  } | {f"expert_{e}_share": share for e, share in enumerate(share_E)}
 
 
 def _check_model(config: LanguageModelConfig) -> None:
@@ -177,4 +246,10 @@ def _check_model(config: LanguageModelConfig) -> None:
       f"d_model={config.d_model} with num_heads={config.num_heads}",
       "every head needs the same even number of features",
       f"make d_model a multiple of {2 * config.num_heads}",
+    )
+  if 0 < config.num_experts < config.experts_per_token:
+    raise errors.UserError(
+      f"experts_per_token={config.experts_per_token}",
+      f"there are only num_experts={config.num_experts}",
+      f"use at most {config.num_experts}, or more experts",
     )

@@ -72,8 +72,8 @@ def _tiny_language_model(**changes) -> task.Task:
 
 _TASKS = {
   "language_model": _tiny_language_model,
-  "language_model_bfloat16": lambda: _tiny_language_model(
-    compute_dtype="bfloat16", mlp="swiglu"
+  "language_model_of_experts_in_bfloat16": lambda: _tiny_language_model(
+    compute_dtype="bfloat16", mlp="swiglu", num_experts=3
   ),
   "plain_jax_line": _LineTask,
   "own_task": lambda: own_task.ModularAddition({"modulus": 13, "width": 4}),

@@ -135,18 +135,18 @@ class RMSNorm(nn.Module):
     return (normed * (1 + scale)).astype(x.dtype)
 
 
-class _Projections(nn.Module):
+class Projections(nn.Module):
   """Base of blocks that hold square or rectangular kernels."""
 
   config: TransformerConfig
 
-  def kernel(self, name: str, rows: int, columns: int) -> jax.Array:
-    """A float32 kernel [rows, columns] with variance 1 / rows."""
-    init = nn.initializers.normal(rows**-0.5)
-    return self.param(name, init, (rows, columns), jnp.float32)
+  def kernel(self, name: str, *shape: int) -> jax.Array:
+    """A float32 kernel [..., rows, columns] with variance 1 / rows."""
+    init = nn.initializers.normal(shape[-2] ** -0.5)
+    return self.param(name, init, shape, jnp.float32)
 
 
-class Attention(_Projections):
+class Attention(Projections):
   """Multi-head causal self-attention with normalised queries and keys."""
 
   @nn.compact
@@ -168,7 +168,7 @@ class Attention(_Projections):
     return mixed.reshape(batch, length, width) @ out.astype(mixed.dtype)
 
 
-class GatedMLP(_Projections):
+class GatedMLP(Projections):
   """down(activation(gate(x)) * up(x))."""
 
   @nn.compact
@@ -186,18 +186,23 @@ class Layer(nn.Module):
   """One attention and one MLP block, each added to its input."""
 
   config: TransformerConfig
+  mlp: Callable[..., nn.Module] = GatedMLP
 
   @nn.compact
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
     """Returns the residual stream after this layer."""
     x_BxLxD = x_BxLxD + Attention(self.config, name="attention")(x_BxLxD)
-    return x_BxLxD + GatedMLP(self.config, name="mlp")(x_BxLxD)
+    return x_BxLxD + self.mlp(self.config, name="mlp")(x_BxLxD)
 
 
 class Transformer(nn.Module):
-  """Token ids to next-token logits."""
+  """Token ids to next-token logits.
+
+  `mlp` makes the second block of each layer from the sizes and a name.
+  """
 
   config: TransformerConfig
+  mlp: Callable[..., nn.Module] = GatedMLP
 
   @nn.compact
   def __call__(self, tokens_BxL: jax.Array) -> jax.Array:
@@ -216,7 +221,7 @@ class Transformer(nn.Module):
     scale = jnp.asarray(config.d_model**0.5, config.dtype)
     x_BxLxD = table_VxD[tokens_BxL].astype(config.dtype) * scale
     for index in range(config.num_layers):
-      x_BxLxD = Layer(config, name=f"layer_{index}")(x_BxLxD)
+      x_BxLxD = Layer(config, self.mlp, name=f"layer_{index}")(x_BxLxD)
     x_BxLxD = RMSNorm(name="final_norm")(x_BxLxD)
     return jnp.einsum(
       "bld,vd->blv",
