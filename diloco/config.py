@@ -64,6 +64,7 @@ class FleetConfig:
     return range(before, before + self.slices[slice_index].num_devices)
 
 
+MergeMethod = Literal["rda", "mean", "iso", "median", "trimmed_mean"]
 StalenessKind = Literal["exponential", "hyperbolic", "none"]
 
 
@@ -88,7 +89,11 @@ class SyncConfig:
   codec: str = "bf16"
   adoption: Literal["overwrite", "blend", "carry"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"
-  merge: Literal["rda", "mean"] = "rda"
+  merge: MergeMethod = "rda"  # of what is no embedding
+  merge_embeddings: Literal["rda", "mean", "median", "trimmed_mean"] = "mean"
+  merge_trim: float = 0.25  # weight left out at either end by "trimmed_mean"
+  merge_clip: float = 0.0  # times the median norm of a round, at most; 0: any
+  merge_align: bool = False  # correct contributions by the outer momentum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,6 +327,13 @@ def _validate(config: RunConfig) -> None:
   _validate_fleet(config.fleet)
   _validate_sync(config.sync, config.fleet.islands)
   _validate_outer(config.outer)
+  _require(
+    not config.sync.merge_align or bool(config.outer.buffers),
+    "config.sync.merge_align = True",
+    "contributions are corrected by the outer momentum, and"
+    f" config.outer.momentum = {config.outer.momentum} leaves none",
+    "set config.outer.momentum above 0, or merge_align to False",
+  )
   _validate_times(config)
   _validate_open_ends(config)
   for i, fault in enumerate(config.faults):
@@ -355,6 +367,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("sync.wait_secs", 0, math.inf),
   ("sync.staleness_decay", 0, 1),
   ("sync.blend_alpha", 0, 1),
+  ("sync.merge_trim", 0, 0.5),
+  ("sync.merge_clip", 0, math.inf),
   ("outer.learning_rate", 0, math.inf),
   ("outer.momentum", 0, 1),
   ("fleet.num_islands", 0, math.inf),

@@ -5,6 +5,8 @@ Plain and slow on purpose: lists of whole vectors, one symbol one variable.
 
 import numpy as np
 
+E = 1e-9  # weights that meet in the middle do so up to rounding
+
 
 def weight(tokens, steps, staleness, kind, decay):
   """Quantity times quality times the decay."""
@@ -14,6 +16,79 @@ def weight(tokens, steps, staleness, kind, decay):
     "none": 1,
   }
   return tokens**2 / steps * damping[kind]
+
+
+def merge(vectors, weights, method, *, trim=0.25, shape=None):
+  """The formulas as the papers have them."""
+  vectors = [np.asarray(v, np.float64).ravel() for v in vectors]
+  shares = np.asarray(weights, np.float64) / sum(weights)
+  mean = sum(w * v for w, v in zip(shares, vectors, strict=True))
+  if method == "mean":
+    return mean
+  if method == "rda":
+    norms = [np.linalg.norm(v) for v in vectors]
+    units = [v / n if n else v for v, n in zip(vectors, norms, strict=True)]
+    direction = sum(w * u for w, u in zip(shares, units, strict=True))
+    length = np.linalg.norm(direction)
+    return mean if length < 1e-3 else shares @ norms * direction / length
+  if method == "iso":
+    matrix = mean.reshape(shape or vectors[0].shape)
+    if matrix.ndim != 2:
+      return mean
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    return (values.mean() * left @ right).ravel()
+  columns = np.stack(vectors).T
+  if method == "median":
+    return np.array([weighted_median(c, shares) for c in columns])
+  assert method == "trimmed_mean"
+  return np.array([mean_between(c, shares, trim) for c in columns])
+
+
+def weighted_median(values, shares):
+  """Between the last value below the middle and the first above it."""
+  pairs = sorted(zip(values, shares, strict=True))
+  sums = np.cumsum([share for _, share in pairs])
+  lower = next(v for (v, _), s in zip(pairs, sums, strict=True) if s > 0.5 - E)
+  upper = next(v for (v, _), s in zip(pairs, sums, strict=True) if s > 0.5 + E)
+  return (lower + upper) / 2
+
+
+def mean_between(values, shares, trim):
+  """Mean of the quantile function from `trim` to 1 - trim, piece by piece."""
+  total = reached = 0.0
+  for value, share in sorted(zip(values, shares, strict=True)):
+    start, reached = reached, reached + share
+    total += max(0.0, min(reached, 1 - trim) - max(start, trim)) * value
+  return total / (1 - 2 * trim)
+
+
+def clipped(vectors, times):
+  """Those longer than so many times the median length are shortened to that."""
+  norms = [np.linalg.norm(v) for v in vectors]
+  longest = times * np.median(norms)
+  return [
+    v * longest / n if n > longest else v
+    for v, n in zip(vectors, norms, strict=True)
+  ]
+
+
+def heloco(delta, momentum, c_ok=0.2, k_s=0.5, k_d=1.0, kappa=3.0, most=0.5):
+  """Correction of one tensor by the momentum, arXiv 2606.00271."""
+  delta, momentum = np.float64(delta), np.float64(momentum)
+  size, reference = np.linalg.norm(delta), np.linalg.norm(momentum)
+  if not size or not reference:
+    return delta
+  u, v = delta / size, momentum / reference
+  cosine = np.vdot(u, v)
+  confidence = size / (size + kappa * reference)
+  if cosine >= c_ok:
+    return delta
+  if cosine < 0:
+    beta = min(k_s * -cosine * confidence, most)
+    return delta - beta * cosine * size * v
+  turn = min(k_d * (1 - cosine) * confidence, 1)
+  mixed = (1 - turn) * u + turn * v
+  return size * mixed / np.linalg.norm(mixed)
 
 
 def outer_steps(kind, gradients, *, rate, mu=0.0, n=1, c=0.0):

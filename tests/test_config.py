@@ -16,6 +16,24 @@ THREE = [{"topology": "1"}] * 3
 
 # (values, what is named, the rule, the remedy)
 REFUSALS = {
+  "correction by a momentum that is not there": (
+    {"sync": {"merge_align": True}},
+    "config.sync.merge_align = True",
+    "config.outer.momentum = 0.0 leaves none",
+    "set config.outer.momentum above 0",
+  ),
+  "embeddings have no spectrum": (
+    {"sync": {"merge_embeddings": "iso"}},
+    "config.sync.merge_embeddings = 'iso'",
+    "one of rda, mean, median, trimmed_mean",
+    "change config.sync.merge_embeddings",
+  ),
+  "more trimmed than there is": (
+    {"sync": {"merge_trim": 0.6}},
+    "config.sync.merge_trim = 0.6",
+    "at least 0 and at most 0.5",
+    "change config.sync.merge_trim",
+  ),
   "weights that vanish": (
     {"sync": {"staleness_decay": 1e-150, "max_staleness": 3}},
     "config.sync.staleness_decay = 1e-150",

@@ -29,6 +29,7 @@ _SETTINGS = (
   ("sync.codec", "codec"),
   ("sync.adoption", "adoption"),
   ("sync.merge", "merge"),
+  ("sync.merge_embeddings", "merge of embeddings"),
   ("outer.optimizer", "outer optimizer"),
   ("outer.learning_rate", "outer learning rate"),
   ("outer.momentum", "outer momentum"),

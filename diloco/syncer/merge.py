@@ -8,21 +8,29 @@ The result is the same to the bit however a contribution is stored and however
 many threads share the work (`diloco.syncer.passes`).
 
 References: Decoupled DiLoCo, arXiv 2604.21428 (radial-directional averaging);
-DiLoCo, arXiv 2311.08105 (weighted mean).
+DiLoCo, arXiv 2311.08105 (weighted mean). `averages` and `correction` have the
+others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
+from diloco import config
 from diloco.fragments import norms
-from diloco.syncer import outer_optimizer, passes, sources
+from diloco.syncer import (
+  averages,
+  correction,
+  outer_optimizer,
+  passes,
+  sources,
+)
 
-Method = Literal["rda", "mean"]
+Method = config.MergeMethod
 
 # Below this norm of the mean direction, directions cancel: what is left is
 # rounding and chance, and scaling it up to full length would be a step into
@@ -48,11 +56,22 @@ class Input(NamedTuple):
     weight: at least 0; only ratios matter.
     norm: its L2 norm as its commit record states it, which is checked; None
       lets the merge measure it, in a pass of its own.
+    scale: it is shortened to this, from 0 to 1, before all else.
   """
 
   source: sources.Source
   weight: float
   norm: float | None = None
+  scale: float = 1.0
+
+
+class Rules(NamedTuple):
+  """How to merge, beside the method; see `config.SyncConfig`."""
+
+  embeddings: Method = "mean"
+  clip: float = 0.0
+  trim: float = 0.25
+  align: bool = False
 
 
 class Result(NamedTuple):
@@ -61,13 +80,13 @@ class Result(NamedTuple):
   Attributes:
     norm: L2 norm of the merged outer gradient.
     agreement: norm of the weighted mean over the weighted mean of norms, of
-      the directions for "rda" and of the vectors for "mean"; 1 where all
+      the directions for "rda" and of the vectors for others; 1 where all
       point the same way, about 1 / sqrt(M) where they are unrelated, 0 where
       they cancel.
     cancelled: "rda" found no common direction and took the weighted mean.
     measures: one per contribution.
     cosine: mean over the pairs of contributions of the cosine between them, by
-      weight, for "mean" by weight and length; None for a single one. It costs
+      weight, and but for "rda" by length; None for a single one. It costs
       nothing: with p the parts of the sum of weights, `agreement` squared is
       sum p_i p_j cos_ij over all i and j.
   """
@@ -79,6 +98,17 @@ class Result(NamedTuple):
   cosine: float | None = None
 
 
+NO_RULES = Rules()
+
+
+class _Sums(NamedTuple):
+  """What a pass leaves beside the accumulator."""
+
+  length: float  # of the accumulator
+  common: float  # of the weighted mean, or of the directions
+  measures: tuple[passes.Measure, ...]  # of the contributions
+
+
 class Merger:
   """Merges tensors one after the other; keeps its accumulator warm.
 
@@ -86,17 +116,25 @@ class Merger:
 
   Attributes:
     outer: the outer optimizer.
+    rules: how to merge.
   """
 
-  def __init__(self, outer: outer_optimizer.OuterOptimizer, threads: int = 1):
+  def __init__(
+    self,
+    outer: outer_optimizer.OuterOptimizer,
+    threads: int = 1,
+    rules: Rules = NO_RULES,
+  ):
     """Allocates nothing yet.
 
     Args:
       outer: the outer optimizer.
       threads: to divide each tensor among; changes no bit of the result. One
         is best for a store, which decodes in threads of its own.
+      rules: how to trim and whether to correct; the rest is the caller's.
     """
     self.outer = outer
+    self.rules = rules
     self._threads = threads
     self._workspace = np.empty(0, np.float32)
 
@@ -115,11 +153,11 @@ class Merger:
 
     Symbols: v is an outer gradient, w its weight, phi(x) = x / ||x|| and
     phi(0) = 0. If the directions cancel (see `CANCELLATION`), "rda" becomes
-    the weighted mean.
+    the weighted mean. So is "iso", but of tensors with two axes.
 
     Args:
       contributions: at least one, with a weight above 0 among them.
-      method: "rda" or "mean".
+      method: one of `config.MergeMethod`.
       theta: global parameters, C-contiguous float32 of any shape; updated.
       buffers: of the outer optimizer, as theta; updated.
       arrival: which merge this is, for the outer optimizer.
@@ -131,41 +169,79 @@ class Merger:
       ValueError: sizes, weights or dtypes that do not fit.
     """
     _check(contributions, method, theta, buffers)
-    outcome, scale = self._combine(contributions, method)
     flat = [buffer.reshape(-1) for buffer in buffers]
+    towards = flat[0] if flat and self.rules.align else None
+    outcome, scale = self._combine(contributions, method, towards)
+    if method == "iso" and theta.ndim == 2 and min(theta.shape) > 1:
+      matrix = self._workspace[: theta.size].reshape(theta.shape)
+      outcome = outcome._replace(norm=averages.flatten(matrix))
     self._step(theta.reshape(-1), flat, np.float32(scale), arrival)
     return outcome
 
   def _combine(
-    self, contributions: Sequence[Input], method: Method
+    self,
+    contributions: Sequence[Input],
+    method: Method,
+    towards: np.ndarray | None = None,
   ) -> tuple[Result, float]:
     """Fills the accumulator up to a factor, and returns that too."""
     total_weight = sum(c.weight for c in contributions)
     shares = [c.weight / total_weight for c in contributions]
+    mix = self._mix(contributions, shares, towards)
     agreement = None
     if method == "rda":
-      lengths = self._norms(contributions)
+      lengths = mix.lengths(self._norms(contributions))
       radius = _dot(shares, lengths)
       # Scaled by the radius so that small gradients stay in float32's range.
       directions = [
         share * (radius / norm) if norm > _SHORTEST else 0.0
         for share, norm in zip(shares, lengths, strict=True)
       ]
-      length, measures = self._accumulate(contributions, directions)
-      agreement = length / radius if radius > _SHORTEST else 1.0
+      sums = self._accumulate(contributions, mix, mix.linear(directions))
+      agreement = sums.length / radius if radius > _SHORTEST else 1.0
       if agreement >= CANCELLATION:
-        radius = _dot(shares, [m.norm for m in measures])
-        scale = radius / length if length else 1.0
-        result = Result(radius, agreement, False, measures)
+        radius = _dot(shares, mix.lengths([m.norm for m in sums.measures]))
+        scale = radius / sums.length if sums.length else 1.0
+        result = Result(radius, agreement, False, sums.measures)
         return _with_cosine(result, shares), scale
-    length, measures = self._accumulate(contributions, shares)
+    combine = mix.linear(shares)
+    if method in ("median", "trimmed_mean"):
+      combine = mix.trimmed(0.5 if method == "median" else self.rules.trim)
+    sums = self._accumulate(contributions, mix, combine)
+    lengths = mix.lengths([m.norm for m in sums.measures])
     if agreement is None:
-      radius = _dot(shares, [m.norm for m in measures])
-      agreement = length / radius if radius > _SHORTEST else 1.0
-    result = Result(length, agreement, method == "rda", measures)
-    if method == "mean":
-      shares = [s * m.norm for s, m in zip(shares, measures, strict=True)]
+      radius = _dot(shares, lengths)
+      agreement = sums.common / radius if radius > _SHORTEST else 1.0
+    result = Result(sums.length, agreement, method == "rda", sums.measures)
+    if method != "rda":
+      shares = [s * n for s, n in zip(shares, lengths, strict=True)]
     return _with_cosine(result, shares), 1.0
+
+  def _mix(
+    self,
+    contributions: Sequence[Input],
+    shares: Sequence[float],
+    towards: np.ndarray | None,
+  ) -> averages.Mix:
+    """What contributions are made to first: shortened, or corrected too.
+
+    A sum of outer gradients that fades by mu is 1 / (1 - mu) times their moving
+    average, by which they are corrected.
+    """
+    tensors = [c.source for c in contributions]
+    if towards is None:
+      bends = [correction.Bend(c.scale) for c in contributions]
+      return averages.Mix(shares, bends, tensors)
+    mean = 1.0 if self.outer.optimizer == "ema" else 1 - self.outer.momentum
+    tensors.append(sources.MemorySource(towards))
+    *dots, square = passes.dots(tensors, self._threads)
+    bends = [
+      correction.correct(norm, mean * dot, mean**2 * square, c.scale)
+      for c, norm, dot in zip(
+        contributions, self._norms(contributions), dots, strict=True
+      )
+    ]
+    return averages.Mix(shares, [b.of_sum(mean) for b in bends], tensors)
 
   def _norms(self, contributions: Sequence[Input]) -> list[float]:
     """The recorded norms; if one is missing, all are measured."""
@@ -176,39 +252,42 @@ class Merger:
     return [measure.norm for measure in found]
 
   def _accumulate(
-    self, contributions: Sequence[Input], coefficients: Sequence[float]
-  ) -> tuple[float, tuple[passes.Measure, ...]]:
-    """One pass: the weighted sum into the accumulator, and all norms.
+    self,
+    contributions: Sequence[Input],
+    mix: averages.Mix,
+    combine: averages.Combine,
+  ) -> _Sums:
+    """One pass: what `combine` makes into the accumulator, and all norms.
+
+    Args:
+      contributions: to be checked.
+      mix: with their tensors.
+      combine: of that mix.
 
     Raises:
       ContributionError: damaged, not finite or not of the recorded norm.
     """
-    tensors = [c.source for c in contributions]
-    size, count = tensors[0].size, len(tensors)
+    size, count = contributions[0].source.size, len(contributions)
     if self._workspace.size < size:
       self._workspace = np.empty(0, np.float32)  # freed before its successor
       self._workspace = np.empty(size, np.float32)
     total = self._workspace[:size]
-    squares = np.zeros((passes.num_blocks(size), count + 1))
+    squares = np.zeros((passes.num_blocks(size), count + 2))
 
     def work(first: int, last: int) -> None:
-      factors = np.asarray(coefficients, np.float32)
       scratch = np.empty(passes.BLOCK, np.float32)
-      for n, blocks in passes.lockstep(tensors, first, last):
+      for n, blocks in passes.lockstep(mix.tensors, first, last):
         target = total[n * passes.BLOCK : (n + 1) * passes.BLOCK]
-        for i, block in enumerate(blocks):
-          squares[n, i] = norms.square(block)
-          term = scratch[: block.size] if i else target
-          np.multiply(block, factors[i], out=term)
-          if i:
-            np.add(target, term, out=target)
-        squares[n, count] = norms.square(target)
+        squares[n, :count] = [norms.square(b) for b in blocks[:count]]
+        common = combine(blocks, target, scratch)
+        squares[n, count:] = norms.square(target)
+        if common is not target:
+          squares[n, -1] = norms.square(common)
 
     passes.share(work, len(squares), self._threads)
-    measures = tuple(passes.measured(squares[:, i]) for i in range(count))
-    length = passes.measured(squares[:, count])
+    *measures, length, common = (passes.measured(c) for c in squares.T)
     _check_measures(contributions, measures, length)
-    return length.norm, measures
+    return _Sums(length.norm, common.norm, tuple(measures))
 
   def _step(
     self,

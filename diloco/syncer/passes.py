@@ -65,6 +65,23 @@ def measure(
   return tuple(measured(column) for column in squares.T)
 
 
+def dots(tensors: Sequence[sources.Source], threads: int = 1) -> list[float]:
+  """Products of each tensor with the last one, that one's own included.
+
+  Raises:
+    ContributionError: one is damaged.
+    OSError: the store could not be reached.
+  """
+  sums = np.zeros((num_blocks(tensors[0].size), len(tensors)))
+
+  def work(first: int, last: int) -> None:
+    for n, blocks in lockstep(tensors, first, last):
+      sums[n] = [norms.product(block, blocks[-1]) for block in blocks]
+
+  share(work, len(sums), threads)
+  return [float(column.sum()) for column in sums.T]
+
+
 def lockstep(
   contributions: Sequence[sources.Source], first: int, last: int
 ) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:

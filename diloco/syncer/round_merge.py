@@ -7,6 +7,8 @@ same code.
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 
 import numpy as np
 
@@ -42,6 +44,7 @@ class RoundMerger:
     plan: partition.FragmentPlan,
     method: merge_lib.Method,
     outer: outer_optimizer.OuterOptimizer,
+    rules: merge_lib.Rules = merge_lib.NO_RULES,
   ):
     """Does nothing yet.
 
@@ -50,11 +53,12 @@ class RoundMerger:
       plan: the fragment plan.
       method: how tensors that are not embeddings are averaged.
       outer: the outer optimizer.
+      rules: what else there is to say of merging.
     """
     self._store = snapshots
     self._plan = plan
     self._method = method
-    self._merger = merge_lib.Merger(outer)
+    self._merger = merge_lib.Merger(outer, rules=rules)
 
   @classmethod
   def of(
@@ -65,12 +69,18 @@ class RoundMerger:
   ) -> RoundMerger:
     """What merges as a run's configuration says."""
     outer = outer_optimizer.OuterOptimizer(**vars(config.outer))
-    return cls(snapshots, plan, config.sync.merge, outer)
+    sync = config.sync
+    rules = merge_lib.Rules(
+      sync.merge_embeddings, sync.merge_clip, sync.merge_trim, sync.merge_align
+    )
+    return cls(snapshots, plan, sync.merge, outer, rules)
 
   def set_learning_rate(self, learning_rate: float) -> None:
     """Takes outer steps of another length from the next merge on."""
+    before = self._merger
     self._merger = merge_lib.Merger(
-      dataclasses.replace(self._merger.outer, learning_rate=learning_rate)
+      dataclasses.replace(before.outer, learning_rate=learning_rate),
+      rules=before.rules,
     )
 
   def chunks(self, fragment: int) -> list[list[int]]:
@@ -97,7 +107,8 @@ class RoundMerger:
     for index, spec in enumerate(self._plan.fragments[head.fragment]):
       inputs = self._open(spec, index, operation)
       theta, buffers = self._read(head, spec, index)
-      method = self._method if spec.merge == "rda" else "mean"
+      body = spec.merge == "rda"
+      method = self._method if body else merger.rules.embeddings
       try:
         outcome = merger.apply(inputs, method, theta, buffers, arrival)
       except passes.ContributionError as error:
@@ -139,8 +150,9 @@ class RoundMerger:
     operation: operations.Merge,
   ) -> list[merge_lib.Input]:
     inputs, reasons = [], {}
-    for record, weight in zip(
-      operation.contributions, operation.weights, strict=True
+    scales = _clipped(operation, self._merger.rules.clip)
+    for record, weight, scale in zip(
+      operation.contributions, operation.weights, scales, strict=True
     ):
       try:
         stored = self._store.arrays.open(
@@ -151,7 +163,7 @@ class RoundMerger:
         continue
       inputs.append(
         merge_lib.Input(
-          sources.StoreSource(stored), weight, record.norms[index]
+          sources.StoreSource(stored), weight, record.norms[index], scale
         )
       )
     if reasons:
@@ -188,6 +200,19 @@ class RoundMerger:
     if keys.payload_version(head.payload):
       return theta, [read(name) for name in names]
     return theta, [np.zeros_like(theta) for _ in names]
+
+
+def _clipped(operation: operations.Merge, clip: float) -> list[float]:
+  """What contributions are shortened to that are longer than most.
+
+  By the norms of whole fragments as their records state them; what is read is
+  held to that.
+  """
+  norms = [math.hypot(*c.norms) for c in operation.contributions]
+  if not clip:
+    return [1.0] * len(norms)
+  longest = clip * statistics.median(norms)
+  return [min(1.0, longest / norm) if norm else 1.0 for norm in norms]
 
 
 def _layout(

@@ -15,7 +15,9 @@ the merge itself is the production one.
 
 from __future__ import annotations
 
+import bisect
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -64,8 +66,11 @@ def merged(
     parent: parameters before.
     contents: what is merged.
     weights: one each.
-    method: "rda" or "mean".
+    method: "rda", "mean" or "median".
   """
+  if method == "median":
+    x, y = _median(contents, weights)
+    return parent[0] - LEARNING_RATE * x, parent[1] - LEARNING_RATE * y
   total = sum(weights)
   x = y = radius = 0.0
   for content, weight in zip(contents, weights, strict=True):
@@ -80,6 +85,24 @@ def merged(
     # Directions differ by less than half a turn: they never cancel.
     scale *= radius / math.hypot(x, y)
   return parent[0] - scale * x, parent[1] - scale * y
+
+
+def _median(
+  contents: Sequence[values.Delta], weights: Sequence[float]
+) -> values.Vector:
+  """By coordinate: halfway between those on either side of half the weight."""
+  half = sum(weights) / 2
+  found = []
+  for axis in (0, 1):
+    line = sorted(
+      (c.norm * _direction(c.island, c.fragment)[axis], weight)
+      for c, weight in zip(contents, weights, strict=True)
+    )
+    reached = list(itertools.accumulate(weight for _, weight in line))
+    low = bisect.bisect_left(reached, half * (1 - _TOLERANCE))
+    high = bisect.bisect_left(reached, half * (1 + _TOLERANCE))
+    found.append((line[low][0] + line[high][0]) / 2)
+  return found[0], found[1]
 
 
 def is_real(seed: int) -> bool:

@@ -37,15 +37,15 @@ def _quality_ignored(right: Any) -> Any:
 
 
 def _radius_ignored(right: Any) -> Any:
-  def combine(self: Any, contributions: Any, method: str) -> Any:
-    outcome, _ = right(self, contributions, method)
+  def combine(self: Any, *args: Any) -> Any:
+    outcome, _ = right(self, *args)
     return outcome, 1.0
 
   return combine
 
 
 def _means_all(right: Any) -> Any:
-  def combine(self: Any, contributions: Any, method: str) -> Any:
+  def combine(self: Any, contributions: Any, *_: Any) -> Any:
     return right(self, contributions, "mean")
 
   return combine

@@ -30,7 +30,7 @@ class Schedule:
     quorum: K.
     max_staleness: in versions.
     adoption: overwrite, blend or carry.
-    merge: rda or mean.
+    merge: rda, mean or median.
     grace: "adaptive", or the window in seconds.
     follow: whether islands join rounds that would close without them.
     wait_secs: how long islands wait for an answer before they go on.
@@ -170,7 +170,8 @@ def draw(seed: int, *, may_wait: bool = True) -> Schedule:
   # Of their own source, so that what was drawn before stays what it was.
   rng = random.Random(seed + (1 << 40))
   drawn += faults_lib.draw_outliers(rng, islands, fragments, horizon)
-  method = "rda" if rng.random() < 0.7 else "mean"
+  draw = rng.random()
+  method = "rda" if draw < 0.7 else "mean" if draw < 0.85 else "median"
   if rng.random() < 0.1:
     drawn += faults_lib.draw_unlisted(rng, islands, horizon / 2)
   drawn += faults_lib.draw_unexpected(rng, base.roles, 100)

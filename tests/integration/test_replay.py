@@ -47,8 +47,15 @@ def run(tmp_path_factory):
     folder,
     init_from=str(given),
     total_tokens=48_000,
-    sync={"num_fragments": 4, "every": 8, "split_tensors": True},
-    outer={"learning_rate": 0.9, "momentum": 0.5},
+    sync={
+      **{"num_fragments": 4, "every": 8, "split_tensors": True},
+      **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
+      "staleness_kind": "hyperbolic",
+    },
+    outer={
+      **{"learning_rate": 0.9, "momentum": 0.5},
+      **{"optimizer": "delayed_nesterov", "delay": 2, "delay_c": 0.25},
+    },
     faults=(
       {"target": "island-1", "at_fraction": 0.2, "kind": "sigkill"},
       {"target": "syncer", "at_fraction": 0.45, "kind": "sigkill"},

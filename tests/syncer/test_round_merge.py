@@ -169,14 +169,20 @@ def test_damaged_contribution_is_named_and_nothing_is_written(
   assert snapshots.names(payload) == []
 
 
-def test_embeddings_are_averaged_and_other_tensors_as_the_run_says(tmp_path):
+@pytest.mark.parametrize("embeddings", ["rda", "mean"])
+@pytest.mark.parametrize("body", ["rda", "mean"])
+def test_embeddings_and_body_are_merged_each_in_its_way(
+  tmp_path, body, embeddings
+):
   snapshots = store.SnapshotStore(tmp_path.as_uri())
   rows = {"embedding": "mean", "w": "rda"}
   plan = partition.partition(
     [partition.Tensor(name, (2,), merge) for name, merge in rows.items()], 1
   )
-  outer = outer_optimizer.OuterOptimizer(1.0, 0.0)
-  merger = round_merge.RoundMerger(snapshots, plan, "rda", outer)
+  config = config_lib.from_mapping(
+    {"sync": {"merge": body, "merge_embeddings": embeddings}}
+  )
+  merger = round_merge.RoundMerger.of(snapshots, plan, config)
 
   def put(prefix, values):
     tensor = np.asarray(values, np.float32)
@@ -192,14 +198,32 @@ def test_embeddings_are_averaged_and_other_tensors_as_the_run_says(tmp_path):
     put(record.payload, grad)
     sent.append((dataclasses.replace(record, norms=[4.0, 4.0]), 1.0))
   merged = merge(merger, head(merger, 0, first), payload, *sent)
-  assert merged.outer_grad_norm == pytest.approx((2 * 2**2 + 2 * 8) ** 0.5)
+  # Half the way, and by RDA in direction only: length 4 as before.
+  moved = {"mean": 2.0, "rda": 8**0.5}
+  for name, method in (("embedding", embeddings), ("w", body)):
+    values = snapshots.arrays.read(f"{payload}/params", name)
+    np.testing.assert_allclose(values, [-moved[method]] * 2, rtol=1e-6)
+  lengths = [moved[m] * 2**0.5 for m in (body, embeddings)]
+  assert merged.outer_grad_norm == pytest.approx(np.hypot(*lengths))
   assert merged.cosine == pytest.approx(0.0, abs=1e-6)
-  read = snapshots.arrays.read
-  assert read(f"{payload}/params", "embedding").tolist() == [-2, -2]
-  # Half the way in direction, and all of it in length.
-  np.testing.assert_allclose(
-    read(f"{payload}/params", "w"), [-(8**0.5)] * 2, rtol=1e-6
+
+
+def test_contributions_longer_than_most_are_shortened(snapshots):
+  config = config_lib.from_mapping(
+    {"sync": {"merge": "mean", "merge_clip": 1.5}}
   )
+  merger = round_merge.RoundMerger.of(snapshots, PLAN, config)
+  merger.set_learning_rate(0.5)  # which leaves the other rules as they were
+  first, payload = (keys.global_prefix(0, v, "x") for v in (0, 1))
+  write(snapshots, f"{first}/params", np.zeros((4, 3), np.float32))
+  grads = [normal(1), normal(2), 9 * normal(3)]
+  sent = [
+    (contribute(snapshots, merger, g, i), 1.0) for i, g in enumerate(grads)
+  ]
+  merge(merger, head(merger, 0, first), payload, *sent)
+  found = snapshots.arrays.read(f"{payload}/params", "w")
+  right = np.mean(oracles.clipped(grads, 1.5), axis=0)
+  np.testing.assert_allclose(found, -0.5 * right, rtol=1e-4, atol=1e-6)
 
 
 def test_every_tensor_is_held_to_its_own_norm(tmp_path):

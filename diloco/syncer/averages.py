@@ -1,0 +1,114 @@
+"""What becomes of one block of all contributions: weighted sums and quantiles.
+
+    trimmed_mean  by coordinate, over what lies between the quantiles `trim` and
+                  1 - trim of the contributions' weights
+    median        the same between two quantiles beside 1/2
+    iso           the weighted mean, whose singular values then all become their
+                  mean: U diag(s) V^T to mean(s) U V^T
+
+References: Yin et al., "Byzantine-robust distributed learning: towards optimal
+statistical rates", arXiv 1803.01498 (median, trimmed mean); IsoLoCo, arXiv
+2607.03011.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from diloco.syncer import correction, sources
+
+# Of the weights, around the middle: what a median is the mean of. Where two
+# contributions meet there, it is halfway between them.
+_MIDDLE = 1e-7
+
+_PIECE = (
+  1 << 12
+)  # elements sorted at a time; a handful of them per contribution
+
+Blocks = Sequence[np.ndarray]
+
+# Fills the second argument with the merge of blocks, using the third. Returns
+# the block of the weighted mean, or of directions, whose length tells how far
+# the contributions agree.
+Combine = Callable[[Blocks, np.ndarray, np.ndarray], np.ndarray]
+
+
+class Mix(NamedTuple):
+  """How contributions enter a merge.
+
+  Attributes:
+    shares: [M], weights that sum to 1.
+    bends: [M], what each is made to before.
+    tensors: theirs, and then the momentum if they lean on it.
+  """
+
+  shares: Sequence[float]
+  bends: Sequence[correction.Bend]
+  tensors: Sequence[sources.Source]
+
+  @property
+  def leans(self) -> bool:
+    """Whether the last tensor is the momentum."""
+    return len(self.tensors) > len(self.bends)
+
+  def lengths(self, norms: Sequence[float]) -> list[float]:
+    """Norms of what enters, from those of the contributions."""
+    return [b.length(n) for b, n in zip(self.bends, norms, strict=True)]
+
+  def linear(self, parts: Sequence[float]) -> Combine:
+    """Sums contributions with coefficients."""
+    mixed = [p * b.scale for p, b in zip(parts, self.bends, strict=True)]
+    if self.leans:
+      pairs = zip(parts, self.bends, strict=True)
+      mixed.append(sum(p * b.lean for p, b in pairs))
+    factors = np.asarray(mixed, np.float32)
+
+    def combine(
+      blocks: Blocks, target: np.ndarray, scratch: np.ndarray
+    ) -> np.ndarray:
+      for i, block in enumerate(blocks):
+        term = scratch[: block.size] if i else target
+        np.multiply(block, factors[i], out=term)
+        if i:
+          np.add(target, term, out=target)
+      return target
+
+    return combine
+
+  def trimmed(self, trim: float) -> Combine:
+    """Means between the quantiles `trim` and 1 - trim, by coordinate."""
+    low, parts = min(trim, 0.5 - _MIDDLE), np.array(self.shares)[:, None]
+    scales = np.array([[b.scale] for b in self.bends], np.float32)
+    leans = np.array([[b.lean] for b in self.bends], np.float32)
+
+    def combine(
+      blocks: Blocks, target: np.ndarray, scratch: np.ndarray
+    ) -> np.ndarray:
+      mean = scratch[: target.size]
+      for start in range(0, target.size, _PIECE):
+        piece = slice(start, start + _PIECE)
+        values = np.stack([b[piece] for b in blocks[: len(scales)]]) * scales
+        if self.leans:
+          values += leans * blocks[-1][piece]
+        mean[piece] = (parts * values).sum(axis=0)
+        order = np.argsort(values, axis=0, kind="stable")
+        weights = parts[order, 0]
+        above = np.cumsum(weights, axis=0)
+        kept = np.minimum(above, 1 - low) - np.maximum(above - weights, low)
+        np.maximum(kept, 0, out=kept)
+        values = np.take_along_axis(values, order, axis=0)
+        target[piece] = (kept * values).sum(axis=0) / kept.sum(axis=0)
+      return mean
+
+    return combine
+
+
+def flatten(matrix: np.ndarray) -> float:
+  """Sets all singular values to their mean, in place; returns the new norm."""
+  left, values, right = np.linalg.svd(matrix, full_matrices=False)
+  np.matmul(left * values.mean(), right, out=matrix)
+  return float(values.mean()) * math.sqrt(values.size)
