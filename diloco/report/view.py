@@ -427,10 +427,11 @@ class RunView:
 
   @property
   def token_unit(self) -> str:
-    """What a token is: a byte, for the built-in language model."""
+    """What a token is, for the tasks that are built in."""
     task = self.config.get("task")
     name = task.get("name") if isinstance(task, dict) else None
-    return "byte" if name == "language_model" else "token"
+    units = {"language_model": "byte", "vision": "image"}
+    return units.get(str(name), "token")
 
   @property
   def total_tokens(self) -> int:

@@ -10,10 +10,9 @@ import optax
 from jax.sharding import PartitionSpec
 
 from diloco import errors
-from diloco.tasks import inner_optimizer, options, task, text
+from diloco.tasks import inner_optimizer, options, streams, task, text
 from diloco.tasks.models import experts, transformer
 
-_COMPUTE_DTYPES = ("float32", "bfloat16")
 _RULES = (
   options.at_least_one(
     "d_model", "num_layers", "num_heads", "d_ff", "seq_len", "batch_size"
@@ -62,7 +61,8 @@ class LanguageModelConfig(inner_optimizer.Options):
     super().__post_init__()
     options.check_ranges(self, _RULES)
     options.check_choice(self, "mlp", tuple(transformer.ACTIVATIONS))
-    options.check_choice(self, "compute_dtype", _COMPUTE_DTYPES)
+    options.check_choice(self, "compute_dtype", transformer.COMPUTE_DTYPES)
+    transformer.check_heads(self.d_model, self.num_heads)
     _check_model(self)
 
 
@@ -155,7 +155,7 @@ class LanguageModel:
 
   def batches(
     self, split: task.Split, *, share: int, num_shares: int, seed: int
-  ) -> text.TextStream:
+  ) -> streams.Stream:
     """Returns share `share` of `num_shares` disjoint, seeded streams."""
     config = self.config
     corpus = text.load_corpus(config.data_glob, config.heldout_fraction)
@@ -240,12 +240,6 @@ def _check_model(config: LanguageModelConfig) -> None:
       f"vocab={config.vocab}",
       f"tokens are bytes, of which there are {text.VOCAB}",
       f"use vocab={text.VOCAB}",
-    )
-  if config.d_model % (2 * config.num_heads):
-    raise errors.UserError(
-      f"d_model={config.d_model} with num_heads={config.num_heads}",
-      "every head needs the same even number of features",
-      f"make d_model a multiple of {2 * config.num_heads}",
     )
   if 0 < config.num_experts < config.experts_per_token:
     raise errors.UserError(

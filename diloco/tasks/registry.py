@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from diloco import errors
-from diloco.tasks import language_model, task
+from diloco.tasks import language_model, task, vision
 
 _TASKS: dict[str, tuple[type, Callable[[Any], task.Task]]] = {
   "language_model": (
     language_model.LanguageModelConfig,
     language_model.LanguageModel,
   ),
+  "vision": (vision.VisionConfig, vision.Vision),
 }
 _REQUIRED = (
   "tokens_per_batch",
@@ -25,8 +26,8 @@ def make_task(name: str, options: Mapping[str, Any]) -> task.Task:
   """Builds the task called `name`.
 
   Args:
-    name: "language_model", or "package.module:Factory" for a task of the
-      user's own; the factory is called with `options` and returns the task.
+    name: "language_model", "vision", or "package.module:Factory" for a task of
+      the user's own; the factory is called with `options` and returns the task.
     options: for a named task, fields of its config.
 
   Returns:

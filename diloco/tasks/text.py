@@ -3,7 +3,7 @@
 A *corpus* is every file of a source, joined into two byte arrays: train and
 held-out. Files, not rows, are split, by a hash of their relative path, so that
 the split is the same on every machine and survives added files. Rows are fixed
-windows of the joined bytes; a *share* is every n-th row.
+windows of the joined bytes.
 """
 
 import dataclasses
@@ -14,13 +14,12 @@ import os
 import pathlib
 import sysconfig
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-import grain
 import numpy as np
 
 from diloco import errors
-from diloco.tasks import task
+from diloco.tasks import streams, task
 
 VOCAB = 256
 # Files with zero bytes count as binary, so a zero can only be a separator.
@@ -29,9 +28,6 @@ _STANDARD_LIBRARY_SUFFIXES = frozenset({".py", ".txt", ".rst", ".md"})
 _SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 # Written by the interpreter's own build: differs from machine to machine.
 _SKIPPED_PREFIX = "_sysconfigdata"
-_PREFETCHED_BATCHES = 3  # with the one being consumed, four in memory
-_HELDOUT_ORDER_SEED = 0
-_MOST_REPEATS = 8  # of a small share's rows in one batch
 
 _load_lock = threading.Lock()
 
@@ -173,7 +169,7 @@ def _join(texts: Iterable[bytes]) -> np.ndarray:
 
 
 class RowSource:
-  """Random access to rows of `seq_len` + 1 bytes, int32.
+  """Random access to rows: {"tokens": `seq_len` + 1 bytes, int32}.
 
   Rows start `seq_len` bytes apart: the last byte of a row is the first of the
   next, so every byte but the very first is predicted exactly once.
@@ -187,44 +183,10 @@ class RowSource:
   def __len__(self) -> int:
     return max(0, (len(self._data) - 1) // self._seq_len)
 
-  def __getitem__(self, index: int) -> np.ndarray:
+  def __getitem__(self, index: int) -> Mapping[str, np.ndarray]:
     start = index * self._seq_len
-    return self._data[start : start + self._seq_len + 1].astype(np.int32)
-
-
-class TextStream:
-  """An endless stream of {"tokens": int32 [batch, seq_len + 1]}.
-
-  Implements `task.BatchStream`. One thread reads a few batches ahead.
-  """
-
-  def __init__(self, dataset: grain.MapDataset):
-    """Streams the batches of `dataset`, from index 0."""
-    options = grain.ReadOptions(
-      num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES
-    )
-    self.position = 0
-    self._iterator = iter(dataset.to_iter_dataset(options))
-
-  def __iter__(self) -> "TextStream":
-    return self
-
-  def __next__(self) -> task.Batch:
-    """Returns the batch at `position` and advances by one."""
-    tokens = next(self._iterator)
-    self.position += 1
-    return {"tokens": tokens}
-
-  def seek(self, position: int) -> None:
-    """Continues at `position`, counted in batches from the start."""
-    if position < 0:
-      raise ValueError(f"position={position}: a stream starts at position 0")
-    self._iterator.set_state({"next_index": position})
-    self.position = position
-
-  def close(self) -> None:
-    """Ends the prefetch thread; the stream cannot be read any more."""
-    self._iterator.close()
+    row = self._data[start : start + self._seq_len + 1]
+    return {"tokens": row.astype(np.int32)}
 
 
 def stream(
@@ -236,12 +198,8 @@ def stream(
   share: int,
   num_shares: int,
   seed: int,
-) -> TextStream:
-  """Streams the batches of one share of a split.
-
-  Training rows are shuffled within the share, differently in each epoch.
-  Held-out rows come in one fixed shuffled order, the same for every seed and
-  epoch, so that the first few batches already sample all held-out files.
+) -> streams.Stream:
+  """Streams {"tokens": int32 [batch, seq_len + 1]} of one share of a split.
 
   Args:
     data: bytes of the split, [bytes], uint8.
@@ -258,53 +216,19 @@ def stream(
   Raises:
     UserError: a size is out of range, or there is no row for every share.
   """
-  _check_sizes(batch_size, seq_len, share, num_shares)
-  rows = RowSource(data, seq_len)
-  if len(rows) < num_shares:
+  if seq_len < 1:
     raise errors.UserError(
-      f"{num_shares} shares of the {split} text in rows of {seq_len} tokens",
-      f"its {len(data)} bytes give only {len(rows)} rows",
-      "use more text, a smaller seq_len or fewer islands",
+      f"seq_len={seq_len}", "it must be at least 1", "raise seq_len"
     )
-  heldout = split == "heldout"
-  if not heldout and batch_size > _MOST_REPEATS * (len(rows) // num_shares):
-    raise errors.UserError(
-      f"batch_size={batch_size}",
-      f"the training text gives each of {num_shares} shares"
-      f" {len(rows) // num_shares} rows of {seq_len} tokens, and a batch would"
-      f" hold them all more than {_MOST_REPEATS} times",
-      "lower batch_size or seq_len, or use more text",
-    )
-  # A sequence mixes seed and share well: neighbouring seeds of neighbouring
-  # epochs never meet in the same order.
-  entropy = [_HELDOUT_ORDER_SEED] if heldout else [seed % 2**64, share]
-  order_seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-  dataset = (
-    grain.MapDataset.source(rows)
-    .slice(slice(share, None, num_shares))
-    .shuffle(seed=order_seed)
-    .repeat(reseed_each_epoch=not heldout)
-    # Without it, Grain counts endless batches of one row past 2^63.
-    .batch(batch_size, drop_remainder=True)
+  return streams.stream(
+    RowSource(data, seq_len),
+    streams.Words(
+      f"the {split} text in rows of {seq_len} tokens",
+      "more text, a smaller seq_len",
+    ),
+    shuffled=split == "train",
+    batch_size=batch_size,
+    share=share,
+    num_shares=num_shares,
+    seed=seed,
   )
-  return TextStream(dataset)
-
-
-def _check_sizes(
-  batch_size: int, seq_len: int, share: int, num_shares: int
-) -> None:
-  for name, value in (
-    ("seq_len", seq_len),
-    ("batch_size", batch_size),
-    ("num_shares", num_shares),
-  ):
-    if value < 1:
-      raise errors.UserError(
-        f"{name}={value}", "it must be at least 1", f"raise {name}"
-      )
-  if not 0 <= share < num_shares:
-    raise errors.UserError(
-      f"share={share}",
-      f"shares are numbered 0 to {num_shares - 1}",
-      "choose one of them",
-    )

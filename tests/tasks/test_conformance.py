@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from diloco.tasks import language_model, task
+from diloco.tasks import language_model, task, vision
 from experiments.configs import own_task
 
 
@@ -74,6 +74,11 @@ _TASKS = {
   "language_model": _tiny_language_model,
   "language_model_of_experts_in_bfloat16": lambda: _tiny_language_model(
     compute_dtype="bfloat16", mlp="swiglu", num_experts=3
+  ),
+  "vision": lambda: vision.Vision(
+    vision.VisionConfig(
+      d_model=16, num_layers=1, num_heads=2, d_ff=16, batch_size=2
+    )
   ),
   "plain_jax_line": _LineTask,
   "own_task": lambda: own_task.ModularAddition({"modulus": 13, "width": 4}),

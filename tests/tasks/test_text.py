@@ -121,8 +121,8 @@ def test_rows_overlap_by_one_byte():
   data = np.arange(22, dtype=np.uint8)
   rows = text.RowSource(data, _SEQ_LEN)
   assert len(rows) == 3
-  assert rows[1].tolist() == list(range(7, 15))
-  assert rows[2].dtype == np.int32
+  assert rows[1]["tokens"].tolist() == list(range(7, 15))
+  assert rows[2]["tokens"].dtype == np.int32
 
 
 def test_shares_are_disjoint_and_cover():

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from diloco import errors
+
 _MAX_WAVELENGTH = 10_000.0
 _NORM_EPSILON = 1e-6
 # Causal attention works through queries in at most this many blocks, each
@@ -29,6 +31,7 @@ _NORM_EPSILON = 1e-6
 _QUERY_BLOCKS = 4
 _MIN_QUERY_BLOCK = 64
 
+COMPUTE_DTYPES = ("float32", "bfloat16")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "geglu": functools.partial(nn.gelu, approximate=True),
   "swiglu": nn.silu,
@@ -45,12 +48,29 @@ class TransformerConfig:
   num_heads: int
   d_ff: int
   mlp: str = "geglu"  # a key of `ACTIVATIONS`
-  compute_dtype: str = "float32"
+  compute_dtype: str = "float32"  # or another of `COMPUTE_DTYPES`
+  # Whether positions have an order, each knowing those before it alone; without
+  # one all know all, and what is where the model's input must say.
+  causal: bool = True
 
   @property
   def dtype(self) -> Any:
     """The dtype activations and matrix products are computed in."""
     return jnp.dtype(self.compute_dtype)
+
+
+def check_heads(d_model: int, num_heads: int) -> None:
+  """Compares a width with a number of heads.
+
+  Raises:
+    UserError: heads cannot have the same even number of features.
+  """
+  if d_model % (2 * num_heads):
+    raise errors.UserError(
+      f"d_model={d_model} with num_heads={num_heads}",
+      "every head needs the same even number of features",
+      f"make d_model a multiple of {2 * num_heads}",
+    )
 
 
 def rotate(x_BxNxLxK: jax.Array) -> jax.Array:
@@ -78,6 +98,31 @@ def rotate(x_BxNxLxK: jax.Array) -> jax.Array:
   )
 
 
+def attention(
+  query_BxNxLxK: jax.Array,
+  key_BxNxMxK: jax.Array,
+  value_BxNxMxK: jax.Array,
+  mask_LxM: np.ndarray | None = None,
+) -> jax.Array:
+  """Softmax attention over M positions, or those where the mask is true.
+
+  Scores and softmax are float32; scaling is the caller's.
+
+  Returns:
+    [B, N, L, K], in the dtype of the values.
+  """
+  scores = jnp.einsum(
+    "bnlk,bnmk->bnlm",
+    query_BxNxLxK,
+    key_BxNxMxK,
+    preferred_element_type=jnp.float32,
+  )
+  if mask_LxM is not None:
+    scores = jnp.where(mask_LxM, scores, jnp.float32(-1e30))
+  weights = nn.softmax(scores, axis=-1).astype(value_BxNxMxK.dtype)
+  return jnp.einsum("bnlm,bnmk->bnlk", weights, value_BxNxMxK)
+
+
 def causal_attention(
   query_BxNxLxK: jax.Array, key_BxNxLxK: jax.Array, value_BxNxLxK: jax.Array
 ) -> jax.Array:
@@ -100,16 +145,13 @@ def causal_attention(
   for start in range(0, length, size):
     rows = slice(start, min(start + size, length))
     past = slice(0, rows.stop)
-    scores = jnp.einsum(
-      "bnlk,bnmk->bnlm",
-      query_BxNxLxK[:, :, rows],
-      key_BxNxLxK[:, :, past],
-      preferred_element_type=jnp.float32,
-    )
-    scores = jnp.where(mask_LxL[rows, past], scores, jnp.float32(-1e30))
-    weights = nn.softmax(scores, axis=-1).astype(value_BxNxLxK.dtype)
     outputs.append(
-      jnp.einsum("bnlm,bnmk->bnlk", weights, value_BxNxLxK[:, :, past])
+      attention(
+        query_BxNxLxK[:, :, rows],
+        key_BxNxLxK[:, :, past],
+        value_BxNxLxK[:, :, past],
+        mask_LxL[rows, past],
+      )
     )
   return jnp.concatenate(outputs, axis=2)
 
@@ -147,7 +189,7 @@ class Projections(nn.Module):
 
 
 class Attention(Projections):
-  """Multi-head causal self-attention with normalised queries and keys."""
+  """Multi-head self-attention with normalised queries and keys."""
 
   @nn.compact
   def __call__(self, x_BxLxD: jax.Array) -> jax.Array:
@@ -160,12 +202,19 @@ class Attention(Projections):
       x.reshape(batch, length, heads, -1).transpose(0, 2, 1, 3)
       for x in _project(RMSNorm(name="norm")(x_BxLxD), kernels)
     )
-    query = rotate(RMSNorm(name="query_norm")(query))
-    key = rotate(RMSNorm(name="key_norm")(key))
+    query = self._turned(RMSNorm(name="query_norm")(query))
+    key = self._turned(RMSNorm(name="key_norm")(key))
     query = query * jnp.asarray((width // heads) ** -0.5, query.dtype)
-    mixed = causal_attention(query, key, value).transpose(0, 2, 1, 3)
+    if self.config.causal:
+      mixed = causal_attention(query, key, value)
+    else:
+      mixed = attention(query, key, value)
+    mixed = mixed.transpose(0, 2, 1, 3)
     out = self.kernel("out", width, width)
     return mixed.reshape(batch, length, width) @ out.astype(mixed.dtype)
+
+  def _turned(self, x_BxNxLxK: jax.Array) -> jax.Array:
+    return rotate(x_BxNxLxK) if self.config.causal else x_BxNxLxK
 
 
 class GatedMLP(Projections):

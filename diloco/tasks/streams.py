@@ -1,0 +1,150 @@
+"""Endless, seekable streams of batches over rows that are read at random.
+
+A *share* is every n-th row. Training rows are shuffled within the share,
+differently in each epoch. Held-out rows come in one fixed shuffled order, the
+same for every seed and epoch, so that the first few batches already sample all
+of them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import grain
+import numpy as np
+
+from diloco import errors
+from diloco.tasks import task
+
+_PREFETCHED_BATCHES = 3  # with the one being consumed, four in memory
+_HELDOUT_ORDER_SEED = 0
+_MOST_REPEATS = 8  # of a small share's rows in one batch
+
+
+class Rows(Protocol):
+  """Random access to rows."""
+
+  def __len__(self) -> int:
+    """How many there are."""
+    ...
+
+  def __getitem__(self, index: int) -> Mapping[str, Any]:
+    """Returns a row's numpy arrays, by name."""
+    ...
+
+
+class Words(NamedTuple):
+  """How errors speak of rows.
+
+  Attributes:
+    rows: what they are, after "shares of".
+    remedy: what else to do where there are too few.
+  """
+
+  rows: str
+  remedy: str
+
+
+class Stream:
+  """Batches of rows, as mappings of numpy arrays.
+
+  Implements `task.BatchStream`. One thread reads a few batches ahead.
+  """
+
+  def __init__(self, dataset: grain.MapDataset):
+    """Streams the batches of `dataset`, from index 0."""
+    options = grain.ReadOptions(
+      num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES
+    )
+    self.position = 0
+    self._iterator = iter(dataset.to_iter_dataset(options))
+
+  def __iter__(self) -> "Stream":
+    return self
+
+  def __next__(self) -> task.Batch:
+    """Returns the batch at `position` and advances by one."""
+    batch = next(self._iterator)
+    self.position += 1
+    return batch
+
+  def seek(self, position: int) -> None:
+    """Continues at `position`, counted in batches from the start."""
+    if position < 0:
+      raise ValueError(f"position={position}: a stream starts at position 0")
+    self._iterator.set_state({"next_index": position})
+    self.position = position
+
+  def close(self) -> None:
+    """Ends the prefetch thread; the stream cannot be read any more."""
+    self._iterator.close()
+
+
+def stream(
+  rows: Rows,
+  words: Words,
+  *,
+  shuffled: bool,
+  batch_size: int,
+  share: int,
+  num_shares: int,
+  seed: int,
+) -> Stream:
+  """Streams the batches of one share of the rows.
+
+  Args:
+    rows: of one split.
+    words: for errors.
+    shuffled: by the seed and anew in each epoch, as training is; otherwise in
+      the one order of held-out rows.
+    batch_size: rows per batch.
+    share: index of this share.
+    num_shares: number of shares, disjoint and together all rows.
+    seed: of the order.
+
+  Returns:
+    The stream, at position 0.
+
+  Raises:
+    UserError: a size is out of range, or there is no row for every share.
+  """
+  _check_sizes(batch_size, share, num_shares)
+  each = len(rows) // num_shares
+  if not each:
+    raise errors.UserError(
+      f"{num_shares} shares of {words.rows}",
+      f"there are only {len(rows)} rows",
+      f"{words.remedy} or fewer islands",
+    )
+  if shuffled and batch_size > _MOST_REPEATS * each:
+    raise errors.UserError(
+      f"batch_size={batch_size}",
+      f"each of {num_shares} shares of {words.rows} has {each}, and a batch"
+      f" would hold them all more than {_MOST_REPEATS} times",
+      f"use a smaller batch_size, or {words.remedy}",
+    )
+  # A sequence mixes seed and share well: neighbouring seeds of neighbouring
+  # epochs never meet in the same order.
+  entropy = [seed % 2**64, share] if shuffled else [_HELDOUT_ORDER_SEED]
+  order_seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+  return Stream(
+    grain.MapDataset.source(rows)
+    .slice(slice(share, None, num_shares))
+    .shuffle(seed=order_seed)
+    .repeat(reseed_each_epoch=shuffled)
+    # Without it, Grain counts endless batches of one row past 2^63.
+    .batch(batch_size, drop_remainder=True)
+  )
+
+
+def _check_sizes(batch_size: int, share: int, num_shares: int) -> None:
+  for name, value in (("batch_size", batch_size), ("num_shares", num_shares)):
+    if value < 1:
+      raise errors.UserError(
+        f"{name}={value}", "it must be at least 1", f"raise {name}"
+      )
+  if not 0 <= share < num_shares:
+    raise errors.UserError(
+      f"share={share}",
+      f"shares are numbered 0 to {num_shares - 1}",
+      "choose one of them",
+    )

@@ -1,0 +1,45 @@
+"""Islands that train a small vision transformer on drawn characters.
+
+Question: is what holds for language models true of another kind? Glyphs of the
+fonts that matplotlib brings along are told apart by the kinds of their
+characters, script and category; a token here is one image.
+
+Command: `diloco train --config=experiments/configs/vision.py --workdir=DIR`;
+afterwards `diloco evaluate DIR` tells the loss on unseen characters and on
+unseen fonts, each for itself.
+Cost: not measured.
+Expected: not measured.
+Reference: ViT, arXiv 2010.11929, for the model.
+
+Variants: `:smoke` trains a tiny model for half a minute.
+"""
+
+import ml_collections
+
+from experiments.configs import quickstart
+
+
+def get_config(variant: str = "") -> ml_collections.ConfigDict:
+  """Returns the configuration; `variant` is "" or "smoke"."""
+  if variant not in ("", "smoke"):
+    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
+  smoke = variant == "smoke"
+  config = quickstart.get_config(variant)
+  config.name = "vision"
+  config.faults = ()
+  config.task = ml_collections.ConfigDict(
+    dict(
+      name="vision",
+      options=dict(
+        d_model=32 if smoke else 64,
+        num_layers=2 if smoke else 4,
+        d_ff=96 if smoke else 192,
+        batch_size=16 if smoke else 32,
+        learning_rate=0.003,
+      ),
+    )
+  )
+  config.total_tokens = 12_000 if smoke else 400_000
+  config.fleet.pace_step_secs = 0.03
+  config.programs.eval_every_tokens = 4_000 if smoke else 40_000
+  return config
