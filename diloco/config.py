@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from diloco import errors, typed
-from diloco.fragments import codec
+from diloco.fragments import codec, partition
 
 _LEAST_WEIGHT = 1e-200  # of a stale contribution against a fresh one
 _TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,3}")
@@ -74,6 +74,8 @@ class SyncConfig:
 
   num_fragments: int = 24  # P
   split_tensors: bool = False  # large leaves are cut, so that P are balanced
+  fragments_by: partition.Grouping = "balanced"
+  embeddings_apart: bool = False  # in a fragment of their own, the last
   every: int = 24  # H, inner steps
   overlap_steps: int = 2  # tau
   quorum: int = 1  # K

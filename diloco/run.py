@@ -155,11 +155,7 @@ def preflight(
   channel.check_port(config.controller.port)
   task = registry.make_task(config.task.name, config.task.options)
   tree = trial.check(task, config)
-  plan = partition.partition(
-    tree.tensors(),
-    config.sync.num_fragments,
-    split=config.sync.split_tensors,
-  )
+  plan = tree.plan(config.sync)
   timing.derive(config.controller, 0.0)  # how fast the store is comes later
   return task, plan, _given(config, run_dir, tree.shapes, plan)
 

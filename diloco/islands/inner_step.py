@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from diloco import config as config_lib
 from diloco import errors
 from diloco.fragments import partition
 from diloco.islands import placement as placement_lib
@@ -38,7 +39,7 @@ class ParamTree:
     """Traces `task.init` abstractly; no array is made.
 
     Raises:
-      UserError: a parameter is not float32.
+      UserError: a parameter is not float32, or is empty.
     """
     self._task = task
     self._seed = seed
@@ -55,6 +56,13 @@ class ParamTree:
           f"init gives it as {leaf.dtype}, and parameters are float32",
           "cast it in init; loss may compute in any type",
         )
+      if not leaf.size:
+        raise errors.UserError(
+          f"the task's parameter {name!r}",
+          f"init gives it the shape {leaf.shape}, without elements, so there"
+          " is nothing to merge",
+          "leave it out of the parameters",
+        )
     self.shapes = {
       name: leaf.shape
       for name, (_, leaf) in zip(self._names, leaves, strict=True)
@@ -68,6 +76,20 @@ class ParamTree:
       )
       for name, shape in self.shapes.items()
     ]
+
+  def plan(self, sync: config_lib.SyncConfig) -> partition.FragmentPlan:
+    """The fragments a run divides them into.
+
+    Raises:
+      UserError: see `partition.partition`.
+    """
+    return partition.partition(
+      self.tensors(),
+      sync.num_fragments,
+      split=sync.split_tensors,
+      by=sync.fragments_by,
+      apart=sync.embeddings_apart,
+    )
 
   def flatten(self, params: task_lib.Params) -> FlatParams:
     """Pytree to mapping."""

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from diloco import config as config_lib
-from diloco.fragments import partition
 from diloco.islands import inner_step, learner, schedules, swap
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
@@ -47,11 +46,7 @@ class Trainer(learner.Learner):
       topology, devices, placement_lib.Rules.of(task)
     )
     self.tree = inner_step.ParamTree(task, config.seed)
-    self.plan = partition.partition(
-      self.tree.tensors(),
-      config.sync.num_fragments,
-      split=config.sync.split_tensors,
-    )
+    self.plan = self.tree.plan(config.sync)
     self._schedule_steps = schedule_steps(config, task, island)
     self._optimizer = task.optimizer(self._schedule_steps)
     params = self.tree.init(self.placement)

@@ -22,6 +22,7 @@ _SETTINGS = (
   ("fleet.num_islands", "islands (0: one for each slice)"),
   ("fleet.pace_step_secs", "emulated step time, seconds (0: none)"),
   ("sync.num_fragments", "fragments P"),
+  ("sync.fragments_by", "fragments by"),
   ("sync.every", "steps between syncs H"),
   ("sync.overlap_steps", "overlap steps"),
   ("sync.quorum", "quorum K"),

@@ -184,3 +184,89 @@ def test_more_fragments_than_parts_are_refused_in_a_line():
   assert partition.partition([leaf], 3, split=True).num_fragments == 3
   with pytest.raises(errors.UserError, match=r"has 3 parts.*between 1 and 3$"):
     partition.partition([leaf], 4, split=True)
+
+
+MODEL = [
+  partition.Tensor(name, shape, "mean" if name == "embedding" else "rda")
+  for name, shape in {
+    "embedding": (50, 4),
+    "final_norm/scale": (4,),
+    **{f"layer_{i}/attention/w": (4, 4) for i in range(12)},
+    **{f"layer_{i}/mlp/w2": (4, 8) for i in range(12)},
+  }.items()
+]
+
+
+def _layers(plan):
+  """Numbers of the layers in each fragment; -1 is what is in none."""
+  return [
+    sorted(
+      {
+        int(t.leaf[6:].split("/")[0]) if "layer" in t.leaf else -1
+        for t in fragment
+      }
+    )
+    for fragment in plan.fragments
+  ]
+
+
+@pytest.mark.parametrize(
+  ("by", "expected"),
+  [
+    ("layer", [[-1, 0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]),
+    ("strided", [[-1, 3, 7, 11], [0, 4, 8], [1, 5, 9], [2, 6, 10]]),
+  ],
+)
+def test_layers_stay_whole_and_go_by_their_numbers(by, expected):
+  for split in (False, True):  # a part stays with its layer
+    plan = partition.partition(MODEL, 4, by=by, split=split)
+    assert _layers(plan) == expected
+    assert plan.num_params == sum(t.size for t in MODEL)
+
+
+def test_tensors_in_turn():
+  plan = partition.partition(MODEL, 5, by="tensor")
+  names = [t.name for t in MODEL]
+  names.sort(
+    key=lambda n: (
+      (n[:6], int(n[6:].split("/")[0]), n) if n[:6] == "layer_" else (n, 0, n)
+    )
+  )
+  expected = [sorted(names[p::5]) for p in range(5)]
+  assert [[t.name for t in f] for f in plan.fragments] == expected
+
+
+def test_lists_of_blocks_are_layers_too():
+  leaves = [
+    partition.Tensor(f"body/blocks/{i}/{w}", (2,), "rda")
+    for i in range(11)
+    for w in ("a", "b")
+  ]
+  plan = partition.partition(leaves, 11, by="layer")
+  for i, fragment in enumerate(plan.fragments):
+    assert [t.name for t in fragment] == [f"body/blocks/{i}/{w}" for w in "ab"]
+
+
+@pytest.mark.parametrize("by", ["balanced", "layer", "tensor", "strided"])
+def test_embeddings_apart(by):
+  plan = partition.partition(MODEL, 4, by=by, apart=True)
+  assert [t.name for t in plan.fragments[-1]] == ["embedding"]
+  others = [t for t in MODEL if t.merge == "rda"]
+  alone = partition.partition(others, 3, by=by)
+  assert plan.fragments[:-1] == alone.fragments
+  assert plan.hash != partition.partition(MODEL, 4, by=by).hash
+
+
+@pytest.mark.parametrize(
+  ("tensors", "count", "settings", "why"),
+  [
+    (MODEL, 14, {"by": "layer"}, "has 13 layers and every.* 1 and 13$"),
+    (MODEL, 1, {"apart": True}, "25 parameter tensors beside emb.* 2 and 26,"),
+    (MODEL, 27, {"by": "tensor"}, "has 26 parameter tensors and"),
+    (MODEL[:1], 1, {"apart": True}, "all of the model's parameters are emb"),
+    (MODEL[1:], 2, {"apart": True}, "none of the model's parameters are emb"),
+  ],
+)
+def test_impossible_plans_are_refused_in_a_line(tensors, count, settings, why):
+  with pytest.raises(errors.UserError, match=why):
+    partition.partition(tensors, count, **settings)

@@ -99,6 +99,15 @@ BROKEN = {
     lambda self, rng: {"w": jnp.zeros((1,), jnp.float16)},
     ["'w'", "float16", "parameters are float32"],
   ),
+  "init with nothing in it": (
+    lambda self, rng: {"w": jnp.zeros((3, 0)), "b": jnp.zeros(())},
+    [
+      "the task's parameter 'w'",
+      "shape (3, 0)",
+      "without elements",
+      "leave it out",
+    ],
+  ),
   "loss": (
     lambda self, params, batch: (params["w"] @ jnp.zeros((3, 4)), {}),
     ["its loss raised", "test_trial.py:"],
