@@ -1,20 +1,15 @@
 """What the tests of real runs share."""
 
+import contextlib
+
 import pytest
-from real_run import Run
+import real_run
 
 
 @pytest.fixture
 def make_run(tmp_path):
   """Makes runs, and sees to it that each ends with its test."""
-  made = []
-
-  def make(**overrides):
-    made.append(Run(tmp_path, **overrides))
-    return made[-1]
-
-  yield make
-  for run in made:
-    left = run.alive()
-    run.kill_everything()
-    assert not left, "processes were left behind"
+  with contextlib.ExitStack() as made:
+    yield lambda **overrides: made.enter_context(
+      real_run.Run(tmp_path, **overrides)
+    )

@@ -1,5 +1,6 @@
 """Real runs: `diloco train` in a process, real islands, a real store."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -9,8 +10,11 @@ import sys
 import time
 
 from diloco.chaos import campaign
+from diloco.report import summary
 from diloco.tape import reader
 
+_COMMAND = (sys.executable, "-m", "diloco.cli")
+ENDLESS = 10_000_000  # tokens; such a run ends because a test ends it
 CONFIG = """
 import ml_collections
 
@@ -35,20 +39,34 @@ class Run:
     self.write_config()
     self.process = None
 
+  def __enter__(self):
+    return self
+
+  def __exit__(self, kind, *_):
+    left = self.alive()
+    self.kill_everything()
+    assert kind or not left, f"processes were left behind: {left}"
+
   def write_config(self):
     self.config.write_text(CONFIG.format(values=self.values))
 
   def start(self, *flags):
+    config, workdir = f"--config={self.config}", f"--workdir={self.dir}"
+    return self.start_command("train", config, workdir, *flags)
+
+  def command(self, name, *flags):
+    """Does something with the run, to the end."""
+    return subprocess.run(
+      [*_COMMAND, name, str(self.dir), *flags],
+      capture_output=True,
+      text=True,
+      timeout=240,
+    )
+
+  def start_command(self, *words):
+    """Starts a command that takes the run over, in the way of `start`."""
     self.process = subprocess.Popen(
-      [
-        sys.executable,
-        "-m",
-        "diloco.cli",
-        "train",
-        f"--config={self.config}",
-        f"--workdir={self.dir}",
-        *flags,
-      ],
+      [*_COMMAND, *words],
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       text=True,
@@ -65,11 +83,15 @@ class Run:
     return self.process.returncode, out, err
 
   def kill_everything(self):
+    """The controller first, or it would start the others again."""
     if self.process is not None:
       self.process.kill()
-      self.process.wait()
-    for pid in self.alive():
-      os.kill(pid, signal.SIGKILL)
+      self.process.communicate()
+    while left := self.alive():
+      for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(pid, signal.SIGKILL)
+      time.sleep(0.01)
 
   def alive(self):
     """Processes of this run's roles."""
@@ -113,7 +135,7 @@ class Run:
 
   def check_books(self):
     """The summary's tokens, against counts that know nothing of the ledger."""
-    facts = self.summary()
+    facts = summary.summarise(self.dir)
     assert facts["violations"] == []
     assert facts["tokens_unaccounted"] == 0
     assert facts["ledger"]["balanced"]

@@ -1,60 +1,103 @@
-"""All islands killed at once, then everything: training goes on from there."""
+"""A real run without cuts: all islands are killed at once, then everything.
 
+Training goes on from there. At last a version is damaged, and cannot.
+"""
+
+import json
 import os
 import signal
+import time
 
-from diloco.tape import reader
+import pytest
+import real_run
+
+from diloco.report import summary
+from diloco.snapshots import keys, records, store
 
 
-def _losses(run):
+def losses(run):
   """Held-out losses of the global parameters, in nats, as they were found."""
-  if not run.dir.exists():
-    return []
-  found = [
-    (event["wall_secs"], event["loss"])
-    for event in reader.read(run.dir).events
-    if event["event"] == "evaluated" and event["target"] == "global"
-  ]
-  return [loss for _, loss in sorted(found)]
+  found = [e for e in run.events("evaluated") if e["target"] == "global"]
+  return [e["loss"] for e in sorted(found, key=lambda e: e["wall_secs"])]
 
 
-def _islands(run):
-  return [run.pid(f"island-{m}") for m in (0, 1)]
+def damage_tensors(run, fragment):
+  """Cuts every stored chunk of every version of a fragment short."""
+  folder = run.dir / "snapshots" / "globals" / f"{fragment:04d}"
+  for path in folder.rglob("*"):
+    if path.is_file() and path.name != "zarr.json":
+      os.truncate(path, path.stat().st_size // 2)
 
 
-def test_held_out_loss_goes_on_where_everything_was_killed(make_run):
-  run = make_run(
-    total_tokens=44_000,
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """`killed` has how many losses there were before each of the two blows."""
+  with real_run.Run(
+    tmp_path_factory.mktemp("killed"),
+    total_tokens=real_run.ENDLESS,
     programs={
       "window_steps": 4,
       "eval_every_tokens": 4_000,
       "eval_batches": 4,
-      "final_eval_batches": 4,
       "checkpoint_every_steps": 20,
     },
-  )
-  run.start()
-  run.wait_for(lambda: len(_losses(run)) >= 4)
-  for pid in _islands(run):
-    os.kill(pid, signal.SIGKILL)
-  first = len(_losses(run))
-  run.wait_for(lambda: len(_losses(run)) >= first + 3)
-  run.kill_everything()
-  run.finish()
-  second = len(_losses(run))
-  code, _, err = run.start().finish()
-  assert code == 0, err
-  losses = _losses(run)
-  assert len(losses) >= second + 3
-  start, gain = losses[0], losses[0] - losses[first - 1]
-  assert gain > 0.5, losses
-  for killed in (first, second):
+  ) as run:
+    run.start()
+    run.wait_for(lambda: len(losses(run)) >= 4)
+    for m in (0, 1):
+      os.kill(run.pid(f"island-{m}"), signal.SIGKILL)
+    run.killed = [len(losses(run))]
+    run.wait_for(lambda: len(losses(run)) >= run.killed[0] + 3)
+    run.kill_everything()
+    run.killed.append(len(losses(run)))
+    run.start()
+    run.wait_for(lambda: len(losses(run)) >= run.killed[1] + 3)
+    run.learnt = losses(run)
+    yield run
+    run.kill_everything()
+
+
+def test_held_out_loss_goes_on_where_everything_was_killed(run):
+  found, first = run.learnt, run.killed[0]
+  start, gain = found[0], found[0] - found[first - 1]
+  assert gain > 0.5, found
+  for killed in run.killed:
     # Nothing of what was learnt is lost but noise; from the beginning it would
     # be all of it.
-    assert losses[killed] < start - 0.8 * gain, losses
-  assert losses[-1] < losses[first - 1], losses
-  facts = run.summary()
-  assert facts["status"] == "finished"
-  assert facts["violations"] == []
-  assert facts["tokens_unaccounted"] == 0
+    assert found[killed] < start - 0.8 * gain, found
+  assert found[-1] < found[first - 1], found
+
+
+@pytest.fixture(scope="module")
+def damaged(run):
+  """The run after one fragment's tensors were damaged, and all killed."""
+  while not run.events("global_damaged"):
+    assert run.process.poll() is None
+    damage_tensors(run, 1)
+    time.sleep(0.2)
+  step = run.steps(0)
+  run.wait_for(lambda: run.steps(0) > step + 10)
+  run.wait_for(lambda: run.events("not_restored"))
+  run.status = json.loads(run.command("status", "--json").stdout)
+  run.kill_everything()
+  return run
+
+
+def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
+  damaged,
+):
+  (told,) = damaged.status["damaged"]
+  assert "fragment 1 stands still" in told and "the run has no cut" in told
+  done = damaged.command("resume")
+  assert done.returncode == 2
+  assert done.stderr.count("\n") == 1 and "fragment 1" in done.stderr
+  assert damaged.command("resume", "--cut=3").returncode == 2
+  assert damaged.command("cut").returncode == 2
+  snapshots = store.SnapshotStore((damaged.dir / "snapshots").as_uri())
+  assert snapshots.read(keys.EPOCH, records.Epoch) is None
+
+
+def test_books_of_all_that_was_killed_and_damaged_are_balanced(damaged):
+  damaged.check_books()
+  facts = summary.summarise(damaged.dir)
   assert all(i["restarts"] >= 1 for i in facts["islands"].values())

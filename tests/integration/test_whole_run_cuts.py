@@ -1,120 +1,19 @@
-"""Cuts of real runs, and the way back to them after everything was killed."""
+"""A real run that goes back to its cut: by itself, then when it is resumed."""
 
 import json
-import math
 import os
 import signal
-import subprocess
-import sys
 import time
 
+import pytest
+import real_run
+
 from diloco.snapshots import keys, records, store
-
-
-def diloco(command, run, *flags):
-  return subprocess.run(
-    [sys.executable, "-m", "diloco.cli", command, str(run.dir), *flags],
-    capture_output=True,
-    text=True,
-    timeout=240,
-  )
-
-
-def take_cut(run):
-  done = diloco("cut", run, "--json")
-  assert done.returncode == 0, done.stderr
-  facts = json.loads(done.stdout)
-  assert facts["status"] == "complete"
-  assert done.stderr.splitlines()[0] == f"cut {facts['cut']} requested"
-  return facts["cut"]
-
-
-def kill_everything(run):
-  """All at once: the controller first, or it would start the others again."""
-  run.process.kill()
-  for pid in run.alive():
-    os.kill(pid, signal.SIGKILL)
-  run.process.communicate()
-  run.wait_for(lambda: not run.alive())
 
 
 def damage_head(run, fragment):
   path = run.dir / "snapshots" / keys.head_key(fragment)
   path.write_bytes(path.read_bytes()[:-9])
-
-
-def losses(run, name="evaluated"):
-  return [e["loss"] for e in run.events(name) if e["target"] == "global"]
-
-
-def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(
-  make_run,
-):
-  run = make_run(total_tokens=48_000)
-  run.start()
-  run.wait_for(lambda: len(run.events("merged")) > 12)
-  cut = take_cut(run)
-  merged = len(run.events("merged"))
-  run.wait_for(lambda: len(run.events("merged")) > merged + 8)
-  before = losses(run)
-  kill_everything(run)
-  damage_head(run, 2)
-  resumed = diloco("resume", run)
-  assert resumed.returncode == 0, resumed.stderr
-  told = [x for x in resumed.stderr.splitlines() if x.startswith("restored")]
-  assert len(told) == 1 and told[0].startswith(f"restored cut {cut} (fragment")
-  (restored,) = run.events("restored")
-  for fragment, (old, new) in enumerate(
-    zip(restored["version_from"], restored["version_to"], strict=True)
-  ):
-    assert new > old
-    versions = [
-      e["version"] for e in run.events("merged") if e["fragment"] == fragment
-    ]
-    assert versions == sorted(versions)
-    assert new + 1 in versions
-  steps = {
-    e["role"]: e["step"] for e in run.events("started") if e["incarnation"] > 1
-  }
-  for island, step in restored["steps"].items():
-    assert steps[f"island-{island}"] == step
-  facts = run.summary()
-  assert facts["status"] == "finished"
-  run.check_books()
-  after = losses(run)[len(before) :]
-  assert after[0] < before[0]  # it did not begin anew
-  assert facts["final_eval_loss"] < 0.75 * math.log(256)
-
-
-def test_cuts_are_taken_at_intervals_while_training_goes_on(make_run):
-  programs = {
-    "window_steps": 8,
-    "checkpoint_every_steps": 0,
-    "final_eval_batches": 4,
-    "cut_every_secs": 1.0,
-  }
-  run = make_run(programs=programs)
-  code, _, err = run.start().finish()
-  assert code == 0, err
-  completed = [e["cut"] for e in run.events("cut_completed")]
-  assert len(completed) > 2
-  kept = set((run.dir / "snapshots" / "cuts").glob("*/complete"))
-  assert sorted(int(p.parent.name) for p in kept) == completed[-2:]
-  run.check_books()
-  resumed = diloco("resume", run, "--cut=last")
-  assert resumed.returncode == 0, resumed.stderr
-  (restored,) = run.events("restored")
-  assert restored["cut"] == completed[-1]
-  run.check_books()
-
-
-def damage_tensors(run, fragment):
-  """Cuts every stored chunk of every version of a fragment short."""
-  for path in (run.dir / "snapshots" / "globals" / f"{fragment:04d}").rglob(
-    "*"
-  ):
-    if path.is_file() and path.name != "zarr.json":
-      os.truncate(path, path.stat().st_size // 2)
 
 
 def damage_newest(run, fragment):
@@ -127,53 +26,81 @@ def damage_newest(run, fragment):
   return head.version
 
 
-def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(make_run):
-  run = make_run(total_tokens=48_000)
-  run.start()
-  run.wait_for(lambda: len(run.events("merged")) > 12)
-  cut = take_cut(run)
-  merged = len(run.events("merged"))
-  run.wait_for(lambda: len(run.events("merged")) > merged + 8)
-  while not run.events("global_damaged"):
-    assert run.process.poll() is None
-    damage_newest(run, 1)
-    time.sleep(0.2)
-  code, _, err = run.finish()
+def losses(run):
+  """Held-out losses of the global parameters, in nats, as they were found."""
+  found = [e for e in run.events("evaluated") if e["target"] == "global"]
+  return [e["loss"] for e in sorted(found, key=lambda e: e["wall_secs"])]
+
+
+def versions(run, fragment):
+  merged = [e for e in run.events("merged") if e["fragment"] == fragment]
+  return [e["version"] for e in merged]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """Its own way back is in `healed`, the second one's end in `told`."""
+  with real_run.Run(
+    tmp_path_factory.mktemp("cuts"), total_tokens=real_run.ENDLESS
+  ) as run:
+    run.start()
+    run.wait_for(lambda: len(run.events("merged")) > 12)
+    run.cut = run.command("cut", "--json")
+    merged = len(run.events("merged"))
+    run.wait_for(lambda: len(run.events("merged")) > merged + 8)
+    while not run.events("global_damaged"):
+      assert run.process.poll() is None
+      damage_newest(run, 1)
+      time.sleep(0.2)
+    run.wait_for(lambda: run.events("restored"))
+    (run.healed,) = run.events("restored")
+    newest = run.healed["version_to"][1] + 2
+    run.wait_for(lambda: max(versions(run, 1)) > newest)
+    run.before = losses(run)
+    run.kill_everything()
+    run.first = run.finish()
+    run.deaths = run.events("island_died") + run.events("syncer_died")
+    damage_head(run, 2)
+    run.start_command("resume", run.dir)
+    run.wait_for(lambda: len(run.events("restored")) == 2)
+    newest = run.events("restored")[1]["version_to"]
+    run.wait_for(
+      lambda: all(max(versions(run, p)) > n for p, n in enumerate(newest))
+    )
+    run.process.send_signal(signal.SIGINT)
+    run.told = run.finish()
+    yield run
+
+
+def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(run):
+  assert run.cut.returncode == 0, run.cut.stderr
+  facts = json.loads(run.cut.stdout)
+  assert facts["status"] == "complete"
+  assert run.cut.stderr.splitlines()[0] == f"cut {facts['cut']} requested"
+  _, _, err = run.first
+  told = f"restored cut {facts['cut']} ("
+  assert sum(told in x for x in err.splitlines()) == 1
+  assert run.healed["cut"] == facts["cut"]
+  assert [(e.get("island"), e["cause"]) for e in run.deaths] == []
+
+
+def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(run):
+  code, _, err = run.told
   assert code == 0, err
-  assert sum(f"restored cut {cut} (" in x for x in err.splitlines()) == 1
-  (restored,) = run.events("restored")
-  assert restored["cut"] == cut
+  cut = run.healed["cut"]
+  told = [x for x in err.splitlines() if x.startswith("restored")]
+  assert len(told) == 1 and told[0].startswith(f"restored cut {cut} (fragment")
+  _, restored = run.events("restored")
+  for fragment, (old, new) in enumerate(
+    zip(restored["version_from"], restored["version_to"], strict=True)
+  ):
+    assert new > old
+    assert versions(run, fragment) == sorted(versions(run, fragment))
+    assert new + 1 in versions(run, fragment)
+  last = {e["role"]: e["step"] for e in run.events("started")}
+  for island, step in restored["steps"].items():
+    assert last[f"island-{island}"] == step
   facts = run.summary()
-  assert (facts["status"], facts["sessions"]) == ("finished", 1)
-  deaths = run.events("island_died") + run.events("syncer_died")
-  assert [(e.get("island"), e["cause"]) for e in deaths] == []
-  versions = [e["version"] for e in run.events("merged") if e["fragment"] == 1]
-  assert max(versions) > restored["version_to"][1] + 2
+  assert (facts["status"], facts["sessions"]) == ("stopped", 2)
   run.check_books()
-
-
-def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
-  make_run,
-):
-  run = make_run(total_tokens=48_000)
-  run.start()
-  run.wait_for(lambda: len(run.events("merged")) > 4)
-  while not run.events("global_damaged"):
-    assert run.process.poll() is None
-    damage_tensors(run, 1)
-    time.sleep(0.2)
-  step = run.steps(0)
-  run.wait_for(lambda: run.steps(0) > step + 10)
-  status = json.loads(diloco("status", run, "--json").stdout)
-  assert status["damaged"] and "fragment 1 stands still" in status["damaged"][0]
-  run.wait_for(lambda: run.events("not_restored"), secs=30)
-  status = json.loads(diloco("status", run, "--json").stdout)
-  assert "the run has no cut" in status["damaged"][0]
-  kill_everything(run)
-  done = diloco("resume", run)
-  assert done.returncode == 2
-  assert done.stderr.count("\n") == 1 and "fragment 1" in done.stderr
-  assert diloco("resume", run, "--cut=3").returncode == 2
-  assert diloco("cut", run).returncode == 2
-  snapshots = store.SnapshotStore((run.dir / "snapshots").as_uri())
-  assert snapshots.read(keys.EPOCH, records.Epoch) is None
+  assert losses(run)[len(run.before)] < run.before[0]  # it did not begin anew

@@ -1,0 +1,143 @@
+"""Whole runs in real processes that lose what they stand on, and go on."""
+
+import os
+import shutil
+import signal
+import time
+
+import real_run
+
+from diloco.report import summary
+
+_KEPT = ("control/controller.json", "control/processes.json", "config.json")
+
+
+def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
+  make_run,
+):
+  run = make_run(
+    total_tokens=real_run.ENDLESS,
+    controller={"restart_base_secs": 0.1, "orphan_secs": 1.0},
+    faults=(
+      {"target": "standby", "at_fraction": 0.001, "kind": "sigkill"},
+      {"target": "syncer", "at_fraction": 0.002, "kind": "sigstop"},
+    ),
+  )
+  run.start()
+  run.wait_for(lambda: run.steps(0) > 10)
+  shutil.rmtree(run.dir / "control")
+  (run.dir / "config.json").unlink()
+  run.wait_for(lambda: all((run.dir / n).exists() for n in _KEPT))
+
+  def leaders():
+    return [(e["role"], e["token"]) for e in run.events("lease_acquired")]
+
+  def late():
+    merged = [e for e in run.events("merged") if e["token"] == 2]
+    assert {e["role"] for e in merged} <= {leaders()[-1][0]}
+    return {(e["fragment"], e["version"]) for e in merged}
+
+  run.wait_for(lambda: len(late()) > 8 and len(run.events("syncer_died")) == 2)
+  run.wait_for(lambda: len(run.events("syncer_started")) == 4)
+  assert [token for _, token in leaders()] == [1, 2]
+  run.process.kill()
+  _, _, err = run.finish()
+  facts = summary.summarise(run.dir)
+  targets = [(f["target"], f["cause"]) for f in facts["faults"]]
+  assert targets[0] == ("standby", "SIGKILL") and targets[1][0] == "syncer"
+  assert facts["syncer"]["takeovers"] == 1
+  # The stopped one can never lead again; another waits in its place.
+  died = [(e["seat"], e["led"]) for e in run.events("syncer_died")]
+  assert died == [(leaders()[1][0], False), (leaders()[0][0], False)]
+  assert facts["syncer"]["standby_deaths"] == 2
+  assert "cause=deposed" in err and facts["syncer"]["starts"] == 4
+  # Orphans save their state and leave by themselves.
+  run.wait_for(lambda: not run.alive())
+  assert {e["reason"] for e in run.events("stopped")} == {"no controller"}
+  assert {e["role"] for e in run.events("checkpointed")} >= {
+    "island-0",
+    "island-1",
+  }
+  for path in [run.dir, *run.dir.rglob("*")]:
+    assert not path.stat().st_mode & 0o077, f"others may use {path}"
+  run.check_books()
+
+
+HANGING = """
+import pathlib
+import threading
+
+from diloco.tasks import registry
+
+
+class Stream:
+  def __init__(self, stream, flag):
+    self._stream, self._flag, self._taken = stream, flag, 0
+
+  def __next__(self):
+    self._taken += 1
+    if self._taken == 2:
+      try:
+        self._flag.open("x").close()
+      except FileExistsError:
+        return next(self._stream)
+      threading.Event().wait()
+    return next(self._stream)
+
+  def __getattr__(self, name):
+    return getattr(self._stream, name)
+
+
+def make(options):
+  options = dict(options)
+  flag = pathlib.Path(options.pop("flag"))
+  task = registry.make_task("language_model", options)
+  batches = task.batches
+
+  def hanging(split, **share):
+    stream = batches(split, **share)
+    return Stream(stream, flag) if split == "heldout" else stream
+
+  task.batches = hanging
+  return task
+"""
+
+
+def test_hung_islands_are_started_again_and_a_second_interrupt_kills_at_once(
+  make_run, tmp_path, monkeypatch
+):
+  (tmp_path / "hanging.py").write_text(HANGING)
+  paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+  monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+  run = make_run(
+    total_tokens=real_run.ENDLESS,
+    controller={"restart_base_secs": 0.1, "hang_secs": 3.0},
+  )
+  options = run.values["task"]["options"] | {"flag": str(tmp_path / "hung")}
+  run.values["task"] = {"name": "hanging:make", "options": options}
+  run.values["programs"]["eval_batches"] = 2
+  run.write_config()
+  run.start()
+  run.wait_for(lambda: run.steps(1) > 5)
+  os.kill(run.pid("island-1"), signal.SIGSTOP)
+  run.wait_for(
+    lambda: (
+      {e["role"] for e in run.events("started") if e["incarnation"] == 2}
+      == {"island-0", "island-1"}
+      and any(e["incarnation"] == 2 for e in run.events("evaluated"))
+    )
+  )
+  for _ in range(2):
+    run.process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+  code, _, err = run.finish()
+  assert code == 1
+  assert run.events("stopped") == []  # nobody was asked to drain and leave
+  assert run.alive() == []
+  causes = {e["island"]: e["cause"] for e in run.events("island_died")}
+  # Its heartbeats went on: it was not for silence.
+  assert causes[0].startswith("SIGKILL: no progress for")
+  assert causes[1].startswith("SIGKILL: no ")
+  assert "role=island-0 cause=no progress" in err
+  assert all(i["restarts"] for i in run.summary()["islands"].values())
+  run.check_books()
