@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from diloco import errors, typed
-from diloco.fragments import codec, partition
+from diloco.fragments import codec as codec_lib
+from diloco.fragments import partition
 
 _LEAST_WEIGHT = 1e-200  # of a stale contribution against a fresh one
 _TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,3}")
@@ -89,6 +90,8 @@ class SyncConfig:
   follow: bool = True
   wait_secs: float = 0.0  # for an answer, at most, before the next step
   codec: str = "bf16"
+  codec_block: int = codec_lib.BLOCK  # values that share a scale
+  codec_rounding: Literal["nearest", "stochastic"] = "nearest"
   adoption: Literal["overwrite", "blend", "carry"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"
   merge: MergeMethod = "rda"  # of what is no embedding
@@ -514,7 +517,20 @@ def _validate_times(config: RunConfig) -> None:
 
 
 def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
-  codec.check(sync.codec)
+  codec_lib.of(sync.codec)
+  _require(
+    codec_lib.is_block(sync.codec_block),
+    f"config.sync.codec_block = {sync.codec_block}",
+    "a block is a multiple of 4 values, at least 4 and at most 65536, so that"
+    " it fills whole bytes; it need not divide a tensor",
+    f"set config.sync.codec_block to {codec_lib.BLOCK}",
+  )
+  _require(
+    sync.codec != "f32" or sync.codec_rounding == "nearest",
+    "config.sync.codec_rounding = 'stochastic'",
+    "config.sync.codec = 'f32' rounds nothing",
+    "choose another codec, or leave codec_rounding at 'nearest'",
+  )
   _require(
     sync.quorum <= num_islands,
     f"config.sync.quorum = {sync.quorum}",

@@ -5,14 +5,17 @@ ones, so their last bits are in every version. Summed by `fragments.norms`, they
 are the same on any kind of device and mesh, and the syncer measures alike.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
+from diloco.fragments import codec as codec_lib
 from diloco.fragments import norms, partition
 from diloco.islands import shards
-from diloco.snapshots import arrays
+from diloco.snapshots import arrays, layout
 
 
 class Encoded(NamedTuple):
@@ -20,11 +23,7 @@ class Encoded(NamedTuple):
 
   tensors: list[arrays.Tensor]  # in plan order
   norms: list[float]  # L2 norm per tensor, of the values as encoded
-
-  @property
-  def chunks(self) -> list[list[int]]:
-    """Chunk shape per tensor."""
-    return [list(t.layout.chunk_shape) for t in self.tensors]
+  chunks: list[list[int]]  # per tensor, as a commit record has them
 
   @property
   def num_bytes(self) -> int:
@@ -32,24 +31,50 @@ class Encoded(NamedTuple):
     return sum(v.nbytes for t in self.tensors for _, v in t.pieces)
 
 
-def encode(
-  specs: Sequence[partition.Tensor], outer_grads: Mapping[str, jax.Array]
-) -> Encoded:
-  """Takes a fragment's outer gradient to the host.
+class Encoder:
+  """Takes outer gradients to the host, as one codec stores them.
 
-  Args:
-    specs: the fragment's tensors, in plan order.
-    outer_grads: from `swap.Swap.publish`.
-
-  Returns:
-    The encoded tensors and their norms.
+  Attributes:
+    codec: which.
   """
-  tensors, lengths = [], []
-  for spec in specs:
-    values = outer_grads[spec.name]
-    held = shards.to_host(spec.name, values)
-    layout = arrays.Layout.of(spec.shape, values.dtype, held.shard_shape)
-    tensors.append(arrays.Tensor(spec.name, layout, held.pieces))
-    square = sum(norms.sum_of_squares(piece) for _, piece in held.pieces)
-    lengths.append(square**0.5)
-  return Encoded(tensors, lengths)
+
+  def __init__(
+    self,
+    plan: partition.FragmentPlan,
+    codec: codec_lib.Codec,
+    shardings: shards.Shardings,
+  ):
+    """Args: of what, in what, and how the tensors are divided."""
+    self.codec = codec
+    self._plan = plan
+    self._shardings = shardings
+
+  def encode(
+    self, fragment: int, outer_grads: Mapping[str, jax.Array]
+  ) -> Encoded:
+    """Takes a fragment's outer gradient, from `swap.Swap.publish`."""
+    found = Encoded([], [], [])
+    for spec in self._plan.fragments[fragment]:
+      held = shards.to_host(spec.name, outer_grads[spec.name])
+      if self.codec.packed:
+        part = self._shardings[spec.name].shard_shape(spec.shape)
+        stored = layout.packed(self.codec, spec.shape, part)
+        squares = [self._square(piece, part) for _, piece in held.pieces]
+        found.chunks.append(list(part))
+      else:
+        dtype = held.pieces[0][1].dtype
+        stored = arrays.Layout.of(spec.shape, dtype, held.shard_shape)
+        squares = [norms.sum_of_squares(piece) for _, piece in held.pieces]
+        found.chunks.append(list(stored.chunk_shape))
+      # As small as its values: nobody reads the metadata.
+      described = not self.codec.packed
+      found.tensors.append(
+        arrays.Tensor(spec.name, stored, held.pieces, described)
+      )
+      found.norms.append(sum(squares) ** 0.5)
+    return found
+
+  def _square(self, row: np.ndarray, part: tuple[int, ...]) -> float:
+    """Sum of squares of the values that a part's row stands for."""
+    blocks = self.codec.decoded(row.reshape(-1), math.prod(part), norms.BLOCK)
+    return math.fsum(norms.square(block) for block in blocks)

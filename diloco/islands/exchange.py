@@ -15,11 +15,12 @@ from typing import Any
 
 from diloco import config as config_lib
 from diloco import crash, errors, timing
-from diloco.fragments import schedule
+from diloco.fragments import codec, schedule
 from diloco.islands import (
   adopter,
   checkpoints,
   core,
+  encoding,
   hands,
   heartbeat,
   notices,
@@ -90,7 +91,15 @@ class Exchange(hands.Hands):
     self._offences = 0  # what the last resync is for
     self.at_hand: dict[int, adopter.Placed] = {}
     self._publisher = publisher.Publisher(
-      setting.snapshots, setting.learner.plan, who, sync.codec, setting.tape
+      setting.snapshots,
+      setting.learner.plan,
+      who,
+      encoding.Encoder(
+        setting.learner.plan,
+        codec.of(sync.codec, sync.codec_block),
+        self._swap.shardings,
+      ),
+      setting.tape,
     )
     self._saver = saver.Saver(
       setting.run_dir,

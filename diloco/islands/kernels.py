@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
-from diloco.islands import core
+from diloco.islands import core, packing
 
 
 class Signature(NamedTuple):
@@ -102,18 +101,32 @@ class Arrangement(NamedTuple):
 
 
 @functools.cache
-def extract(signature: Signature, codec: str) -> jax.stages.Compiled:
-  """Compiles (leaves, starts, anchors) to (values, outer gradients)."""
-  dtype = codec_lib.DTYPES[codec]
+def extract(
+  signature: Signature, encoding: packing.Encoding
+) -> jax.stages.Compiled:
+  """Compiles (leaves, starts, anchors, ...) to (values, outer gradients).
 
-  def program(leaves: Any, starts: Any, anchors: Any) -> Any:
+  Stochastic rounding also takes a key, from `packing.key_data`.
+  """
+
+  def program(leaves: Any, starts: Any, anchors: Any, *more: Any) -> Any:
     values = signature.values(leaves, starts)
-    pairs = zip(anchors, values, strict=True)
-    return values, [(a - v).astype(dtype) for a, v in pairs]
+    key = jax.random.wrap_key_data(*more) if more else None
+    encoded = []
+    for i, tensor in enumerate(signature.tensors):
+      own_key = jax.random.fold_in(key, i) if more else None
+      part = tensor.sharding.shard_shape(tensor.shape)
+      outer_grad = anchors[i] - values[i]
+      stored, _ = packing.encode(encoding, outer_grad, part, own_key)
+      encoded.append(stored)
+    return values, encoded
 
-  shardings = [tensor.sharding for tensor in signature.tensors]
-  to = shardings, shardings
-  return _compile(jax.jit(program, out_shardings=to), signature)
+  to = (
+    [tensor.sharding for tensor in signature.tensors],
+    [packing.sharding(t, encoding.codec) for t in signature.tensors],
+  )
+  more = [packing.key_data()] if encoding.stochastic else []
+  return _compile(jax.jit(program, out_shardings=to), signature, *more)
 
 
 @functools.cache

@@ -49,14 +49,14 @@ class Publisher:
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
     identity: Identity,
-    codec: str,
+    encoder: encoding.Encoder,
     tape: recorder.Recorder,
   ):
     """Starts the thread."""
     self.identity = identity
     self._store = snapshots
     self._plan = plan
-    self._codec = codec
+    self._encoder = encoder
     self._tape = tape
     self._outbox = outbox.Outbox()
     self._loop = workers.Loop(
@@ -116,7 +116,7 @@ class Publisher:
       first_step=action.first_step,
       step=action.step,
       c_tokens=(action.step - action.first_step) * who.tokens_per_step,
-      codec=self._codec,
+      codec=str(self._encoder.codec),
       plan_hash=self._plan.hash,
       payload="",
       chunks=encoded.chunks,
@@ -137,16 +137,15 @@ class Publisher:
       step=action.step,
       c_tokens=record.c_tokens,
       bytes=record.num_bytes,
-      codec=self._codec,
+      codec=record.codec,
       trigger=action.trigger,
       key=record.key,
       secs=time.monotonic() - started,
     )
 
   def _encode(self, publication: Publication) -> encoding.Encoded:
-    encoded = encoding.encode(
-      self._plan.fragments[publication.action.fragment],
-      publication.outer_grads,
+    encoded = self._encoder.encode(
+      publication.action.fragment, publication.outer_grads
     )
     # What a replay must know of this contribution outlives this process.
     self._tape.flush()

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.fragments import partition
-from diloco.islands import core, kernels, shards
+from diloco.islands import core, kernels, packing, shards
 
 Params: TypeAlias = Mapping[str, jax.Array]
 Live: TypeAlias = dict[str, jax.Array]  # an island's parameters as they are
@@ -43,8 +43,12 @@ def _join(
 
 def copy_to_host_memory(tree: Any) -> Any:
   """Starts copies of all arrays to memory that costs the devices nothing."""
-  shardings = jax.tree.map(lambda x: shards.in_host_memory(x.sharding), tree)
-  return jax.device_put(tree, shardings, may_alias=False)
+  return jax.device_put(tree, _host_memory(tree), may_alias=False)
+
+
+def _host_memory(tree: Any) -> Any:
+  """Of all arrays, their division in the host's memory."""
+  return jax.tree.map(lambda x: shards.in_host_memory(x.sharding), tree)
 
 
 class Progress(NamedTuple):
@@ -86,7 +90,8 @@ class Swap:
     params: Params,
     adoption: core.Adoption,
     blend_alpha: float,
-    codec: str,
+    encoding: packing.Encoding,
+    seed: Sequence[int] = (),
   ):
     """Starts from initial parameters, which are version 0.
 
@@ -95,7 +100,9 @@ class Swap:
       params: all leaves, on their devices.
       adoption: the way of adoption.
       blend_alpha: alpha of "blend".
-      codec: of publications, "f32" or "bf16".
+      encoding: of publications.
+      seed: what their rounding, if it is stochastic, follows from besides
+        fragment and step.
     """
     self.anchors: list[Params] = []
     self._leaves = {
@@ -114,7 +121,8 @@ class Swap:
     ]
     self._adoption = adoption
     self._alpha = np.float32(blend_alpha)
-    self._codec = codec
+    self._encoding = encoding
+    self._seed = seed
     # R, where the way of adoption needs it: by step, in order.
     self._references: dict[int, dict[int, Params]] = {}
     self._published: dict[int, Params] = {}  # last since the anchor
@@ -158,7 +166,7 @@ class Swap:
   def rehearse(self) -> None:
     """Compiles what publications and adoptions will call."""
     for signature in {arranged.signature for arranged in self._arranged}:
-      kernels.extract(signature, self._codec)
+      kernels.extract(signature, self._encoding)
       for way in {self._adoption, "overwrite"}:
         if not _is_replaced(signature, way):
           kernels.apply(signature, way)
@@ -172,15 +180,18 @@ class Swap:
       step: inner steps done.
 
     Returns:
-      The fragment's tensors, as they are encoded, in host memory.
+      The fragment's tensors, as `packing.encode` stores them, in host memory.
     """
     arranged, anchor = self._arranged[fragment], self.anchors[fragment]
     values, encoded = self._extract(
-      arranged, params, self._on_devices(arranged.tensors, anchor)
+      arranged,
+      params,
+      self._on_devices(arranged.tensors, anchor),
+      (fragment, step),
     )
     # Not by the program: a transfer of its own passes beside the next step.
-    to = [anchor[name].sharding for name in arranged.tensors]
-    values, encoded = jax.device_put((values, encoded), (to, to))
+    found = values, encoded
+    values, encoded = jax.device_put(found, _host_memory(found))
     copies = dict(zip(arranged.tensors, values, strict=True))
     self._published[fragment] = copies
     if self._adoption == "carry":
@@ -302,12 +313,19 @@ class Swap:
     params.update(zip(leaves, changed, strict=True))
 
   def _extract(
-    self, arranged: kernels.Arrangement, params: Params, anchors: Any
+    self,
+    arranged: kernels.Arrangement,
+    params: Params,
+    anchors: Any,
+    moment: tuple[int, ...] = (),
   ) -> tuple[list[jax.Array], list[jax.Array]]:
-    program = kernels.extract(arranged.signature, self._codec)
+    program = kernels.extract(arranged.signature, self._encoding)
     leaves = tuple(params[name] for name in arranged.leaves)
+    more = []
+    if self._encoding.stochastic:
+      more.append(packing.key_data(*self._seed, *moment))
     found: tuple[list[jax.Array], list[jax.Array]]
-    found = program(leaves, arranged.starts, tuple(anchors))
+    found = program(leaves, arranged.starts, tuple(anchors), *more)
     return found
 
   def _values(

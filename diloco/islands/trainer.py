@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from diloco import config as config_lib
-from diloco.islands import inner_step, learner, schedules, swap
+from diloco.islands import inner_step, learner, packing, schedules, swap
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
 
@@ -61,7 +61,8 @@ class Trainer(learner.Learner):
       params,
       config.sync.adoption,
       config.sync.blend_alpha,
-      config.sync.codec,
+      packing.of(config.sync),
+      (config.seed, island),
     )
     self._stream = task.batches(
       "train",

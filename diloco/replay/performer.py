@@ -8,6 +8,7 @@ import orbax.checkpoint as ocp
 
 from diloco import config as config_lib
 from diloco import errors
+from diloco.fragments import codec
 from diloco.islands import bootstrap, checkpoints, core, encoding, shards, swap
 from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
@@ -46,6 +47,11 @@ class Performer:
     )
     self._plan = self._trainer.plan
     self._swap = self._trainer.swap
+    self._encoder = encoding.Encoder(
+      self._plan,
+      codec.of(config.sync.codec, config.sync.codec_block),
+      self._swap.shardings,
+    )
     self._initial = bootstrap.initial_of(
       original, self._trainer, given=bool(config.init_from)
     )
@@ -139,8 +145,7 @@ class Performer:
     )
     if not publish.wanted:
       return None
-    specs = self._plan.fragments[fragment]
-    encoded = encoding.encode(specs, outer_grads)
+    encoded = self._encoder.encode(fragment, outer_grads)
     steps = publish.step - publish.first_step
     record = records.Contribution(
       island=self._life.island,
@@ -150,7 +155,7 @@ class Performer:
       first_step=publish.first_step,
       step=publish.step,
       c_tokens=steps * self._task.tokens_per_batch,
-      codec=self._config.sync.codec,
+      codec=str(self._encoder.codec),
       plan_hash=self._plan.hash,
       payload=keys.payload_prefix(publish.key),
       chunks=encoded.chunks,

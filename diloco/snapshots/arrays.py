@@ -42,11 +42,14 @@ class Tensor(NamedTuple):
     name: unique within its prefix; any text but `.` and `..`.
     layout: the same on all processes that write pieces of it.
     pieces: (box, values) pairs; boxes begin and end on chunk bounds.
+    described: whether `zarr.json` is written too. Without it only who knows the
+      layout can read the tensor.
   """
 
   name: str
   layout: Layout
   pieces: Sequence[tuple[Index | None, np.ndarray]]
+  described: bool = True
 
   @classmethod
   def whole(cls, name: str, values: np.ndarray) -> Tensor:
@@ -222,11 +225,13 @@ class ArrayStore:
 
   def _begin_write(self, prefix: str, tensor: Tensor) -> list[Any]:
     """Starts all writes of one tensor and returns their futures."""
-    metadata = tensor.layout.metadata()
     kvstore = self._at(prefix, tensor.name)
-    # The metadata is written blindly: every writer writes the same bytes, and
-    # TensorStore's own create would read first.
-    writes = [kvstore.write("zarr.json", json.dumps(metadata))]
+    writes = []
+    if tensor.described:
+      # The metadata is written blindly: every writer writes the same bytes, and
+      # TensorStore's own create would read first.
+      metadata = json.dumps(tensor.layout.metadata())
+      writes.append(kvstore.write("zarr.json", metadata))
     dataset = self._dataset(kvstore, tensor.layout)
     for index, values in tensor.pieces:
       box = tensor.layout.box(index)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from diloco.fragments import codec as codec_lib
+
 Index = tuple[slice, ...]
 
 # Measured on two cores: smaller chunks are written slower; larger ones gain
@@ -26,6 +28,7 @@ _DTYPES = {
   "float32": np.dtype(np.float32),
   "bfloat16": np.dtype(ml_dtypes.bfloat16),
   "int8": np.dtype(np.int8),
+  "uint8": np.dtype(np.uint8),
 }
 
 
@@ -33,7 +36,7 @@ class Layout(NamedTuple):
   """What the store must know of a tensor; equal on all its writers."""
 
   shape: tuple[int, ...]
-  dtype: str  # float32, bfloat16 or int8
+  dtype: str  # float32, bfloat16, int8 or uint8
   chunk_shape: tuple[int, ...]
 
   @classmethod
@@ -49,7 +52,7 @@ class Layout(NamedTuple):
 
     Args:
       shape: global shape; `()` is a scalar.
-      dtype: float32, bfloat16 or int8, by name or as a numpy dtype.
+      dtype: float32, bfloat16, int8 or uint8, by name or as a numpy dtype.
       shard_shape: shape of the piece one device holds; default: all of it.
 
     Returns:
@@ -133,6 +136,45 @@ class Layout(NamedTuple):
         {"name": "crc32c"},
       ],
     }
+
+
+def packed(
+  codec: codec_lib.Codec, shape: Sequence[int], part: Sequence[int]
+) -> Layout:
+  """Of what a packed codec stores of a tensor: a row of bytes for each part.
+
+  A chunk of it holds as many values as one of float32 would, so that who reads
+  a tensor in slabs reads few chunks twice.
+
+  Raises:
+    ValueError: parts that do not tile the shape.
+  """
+  Layout.of(shape, np.float32, part)
+  size = math.prod(part)
+  row = codec.num_bytes(size)
+  most = MAX_CHUNK_BYTES // 4 // codec.block * codec.block_bytes
+  chunk = min(row, most)
+  return Layout((math.prod(shape) // size, row), "uint8", (1, chunk))
+
+
+def of_contribution(
+  codec: str, shape: Sequence[int], chunks: Sequence[int]
+) -> Layout:
+  """Of a tensor that a commit record describes.
+
+  Args:
+    codec: as the record names it.
+    shape: of the tensor.
+    chunks: the record's: chunk shape, or of a packed codec a part's shape.
+
+  Raises:
+    ValueError: a record that cannot be true.
+  """
+  found = codec_lib.parse(codec)
+  if found.packed:
+    return packed(found, shape, chunks)
+  dtype = codec_lib.FLOATS[found.name].name
+  return Layout(tuple(shape), dtype, tuple(chunks))
 
 
 def _chunk_shape(

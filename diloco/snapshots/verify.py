@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from diloco import errors
-from diloco.fragments import codec, partition
+from diloco.fragments import partition
 from diloco.snapshots import (
   arrays,
   checkpoint,
@@ -23,6 +23,7 @@ from diloco.snapshots import (
   records,
   store,
 )
+from diloco.snapshots import layout as layouts
 
 
 class Verifier:
@@ -129,25 +130,21 @@ class Verifier:
   def check_contribution(self, sent: records.Contribution) -> str:
     """Why an outer gradient cannot be read; empty if it can."""
     tensors = self._plan.fragments[sent.fragment]
-    if sent.plan_hash != self._plan.hash or sent.codec not in codec.DTYPES:
+    if sent.plan_hash != self._plan.hash:
       return f"{sent.key} is of another run"
-    dtype = codec.DTYPES[sent.codec].name
     try:
       for spec, chunks in zip(tensors, sent.chunks, strict=True):
-        self._read(sent.payload, spec, chunks, dtype)
+        layout = layouts.of_contribution(sent.codec, spec.shape, chunks)
+        self._store.arrays.open(sent.payload, spec.name, layout).read()
     except (ValueError, errors.CorruptSnapshotError) as error:
       return str(error)
     return ""
 
   def _read(
-    self,
-    prefix: str,
-    spec: partition.Tensor,
-    chunks: list[int],
-    dtype: str = "float32",
+    self, prefix: str, spec: partition.Tensor, chunks: list[int]
   ) -> np.ndarray:
     try:
-      layout = arrays.Layout(spec.shape, dtype, tuple(chunks))
+      layout = arrays.Layout(spec.shape, "float32", tuple(chunks))
       return self._store.arrays.open(prefix, spec.name, layout).read()
     except (ValueError, IndexError) as error:
       raise errors.CorruptSnapshotError(f"{prefix}: {error}") from error

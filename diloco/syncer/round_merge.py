@@ -17,8 +17,9 @@ from diloco import errors
 from diloco.fragments import codec, partition
 from diloco.snapshots import arrays, keys, operations, records, store
 from diloco.snapshots import digest as digest_lib
+from diloco.snapshots import layout as layouts
 from diloco.syncer import merge as merge_lib
-from diloco.syncer import outer_optimizer, passes, protocol, sources
+from diloco.syncer import outer_optimizer, packed, passes, protocol, sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,17 +156,11 @@ class RoundMerger:
       operation.contributions, operation.weights, scales, strict=True
     ):
       try:
-        stored = self._store.arrays.open(
-          record.payload, spec.name, _layout(spec, record, index)
-        )
+        source = self._source(spec, record, index)
       except (ValueError, IndexError, errors.CorruptSnapshotError) as error:
         reasons[record.key] = f"corrupt: {error}"
         continue
-      inputs.append(
-        merge_lib.Input(
-          sources.StoreSource(stored), weight, record.norms[index], scale
-        )
-      )
+      inputs.append(merge_lib.Input(source, weight, record.norms[index], scale))
     if reasons:
       raise RefusedError(reasons)
     return inputs
@@ -177,6 +172,17 @@ class RoundMerger:
       return 0
     prefix = f"{head.payload}/{keys.ARRIVALS}"
     return int(self._store.arrays.read(prefix, keys.ARRIVALS))
+
+  def _source(
+    self, spec: partition.Tensor, record: records.Contribution, index: int
+  ) -> sources.Source:
+    chunks = record.chunks[index]
+    layout = layouts.of_contribution(record.codec, spec.shape, chunks)
+    stored = self._store.arrays.open(record.payload, spec.name, layout)
+    found = codec.parse(record.codec)
+    if found.packed:
+      return packed.PackedSource(stored, found, spec.shape, chunks)
+    return sources.StoreSource(stored)
 
   def _read(
     self, head: records.Head, spec: partition.Tensor, index: int
@@ -213,10 +219,3 @@ def _clipped(operation: operations.Merge, clip: float) -> list[float]:
     return [1.0] * len(norms)
   longest = clip * statistics.median(norms)
   return [min(1.0, longest / norm) if norm else 1.0 for norm in norms]
-
-
-def _layout(
-  spec: partition.Tensor, record: records.Contribution, index: int
-) -> arrays.Layout:
-  dtype = codec.DTYPES[record.codec].name
-  return arrays.Layout(spec.shape, dtype, tuple(record.chunks[index]))

@@ -297,8 +297,12 @@ def _refusal(record: records.Contribution, plan: partition.FragmentPlan) -> str:
   """Why a well-formed record cannot be true; empty if it can."""
   if record.plan_hash != plan.hash:
     return "written under another plan"
-  if record.fragment >= plan.num_fragments or record.codec not in codec.DTYPES:
-    return f"fragment {record.fragment} in codec {record.codec!r}"
+  if record.fragment >= plan.num_fragments:
+    return f"fragment {record.fragment}"
+  try:
+    codec.parse(record.codec)
+  except ValueError as error:
+    return str(error)
   tensors = len(plan.fragments[record.fragment])
   if len(record.norms) != tensors or len(record.chunks) != tensors:
     return f"it does not describe {tensors} tensors"

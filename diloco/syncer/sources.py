@@ -82,7 +82,7 @@ class StoreSource:
   def __init__(self, stored: arrays.StoredArray):
     """Wraps an opened array."""
     self._stored = stored
-    self._slabs = _Slabs(stored.layout)
+    self._slabs = Slabs(stored.layout)
 
   @property
   def size(self) -> int:
@@ -118,8 +118,12 @@ class StoreSource:
       pending = following
 
 
-class _Slabs:
-  """Boxes of whole chunks that are contiguous in the flattened tensor."""
+class Slabs:
+  """Boxes of whole chunks that are contiguous in the flattened tensor.
+
+  Attributes:
+    max_size: elements of the largest.
+  """
 
   def __init__(self, layout: arrays.Layout):
     """Finds the axis that divides the tensor into slabs."""

@@ -167,7 +167,8 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
   import jax
   import jax.numpy as jnp
 
-  from diloco.islands import bootstrap, fetching, swap
+  from diloco.fragments import codec as codec_lib
+  from diloco.islands import bootstrap, encoding, fetching, packing, swap
 
   baseline = merge_bench.status_bytes("VmRSS")
   rng = np.random.default_rng(0)
@@ -184,7 +185,8 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
     leaf: jnp.array(rng.standard_normal(shape, dtype=np.float32))
     for leaf, shape in shapes.items()
   }
-  swaps = swap.Swap(plan, params, "carry", 0.0, _CODEC)
+  codec = codec_lib.of(_CODEC)
+  swaps = swap.Swap(plan, params, "carry", 0.0, packing.Encoding(codec))
   swaps.rehearse()
   snapshots = store.SnapshotStore((root / "store").as_uri())
   bootstrap.publish_initial(
@@ -202,6 +204,7 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
     plan=plan,
     params=jax.block_until_ready(params),
     swap=swaps,
+    encoder=encoding.Encoder(plan, codec, swaps.shardings),
     store=snapshots,
     fetcher=fetcher,
     baseline=baseline,
@@ -212,8 +215,6 @@ def publish(fragment: int) -> Secs:
   """Extracts, measures and publishes a fragment; seconds of each station."""
   import jax
 
-  from diloco.islands import encoding
-
   secs: Secs = {}
   plan, swaps, snapshots = _here["plan"], _here["swap"], _here["store"]
   outer_grads = _timed(
@@ -223,8 +224,8 @@ def publish(fragment: int) -> Secs:
       swaps.publish(_here["params"], fragment, _STEPS)
     ),
   )
-  specs = plan.fragments[fragment]
-  encoded = _timed(secs, "measure", lambda: encoding.encode(specs, outer_grads))
+  encode = functools.partial(_here["encoder"].encode, fragment, outer_grads)
+  encoded = _timed(secs, "measure", encode)
   _references(secs, [v for t in encoded.tensors for _, v in t.pieces])
   for island in (0, 1):
     record = records.Contribution(

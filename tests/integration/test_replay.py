@@ -51,6 +51,7 @@ def run(tmp_path_factory):
       **{"num_fragments": 4, "every": 8, "split_tensors": True},
       **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
       "staleness_kind": "hyperbolic",
+      **{"codec": "int4", "codec_rounding": "stochastic"},
     },
     outer={
       **{"learning_rate": 0.9, "momentum": 0.5},

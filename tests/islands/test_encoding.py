@@ -21,9 +21,10 @@ CASES = {
 @pytest.mark.parametrize("codec", ["f32", "bf16"])
 @pytest.mark.parametrize("name", CASES)
 def test_norm_is_that_of_the_values_as_encoded(name, codec):
-  values = np.asarray(CASES[name], np.float32).astype(codec_lib.DTYPES[codec])
-  spec = partition.Tensor("w", values.shape, "rda")
-  encoded = encoding.encode([spec], {"w": jnp.asarray(values)})
+  values = np.asarray(CASES[name], np.float32).astype(codec_lib.FLOATS[codec])
+  plan = partition.partition([partition.Tensor("w", values.shape, "rda")], 1)
+  encoder = encoding.Encoder(plan, codec_lib.of(codec), {})
+  encoded = encoder.encode(0, {"w": jnp.asarray(values)})
   (_, values), *_ = encoded.tensors[0].pieces
   (found,) = passes.measure([sources.MemorySource(values)])
   assert found.norm == pytest.approx(

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco.fragments import partition
-from diloco.islands import core, publisher
+from diloco.fragments import codec, partition
+from diloco.islands import core, encoding, publisher
 from diloco.snapshots import store
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "mean")], 1)
+ENCODER = encoding.Encoder(PLAN, codec.of("f32"), {})
 
 
 class Tape:
@@ -43,7 +44,7 @@ def snapshots(tmp_path):
 @pytest.fixture
 def publish(snapshots, tape):
   thread = publisher.Publisher(
-    snapshots, PLAN, publisher.Identity(0, 1, 10, 0), "f32", tape
+    snapshots, PLAN, publisher.Identity(0, 1, 10, 0), ENCODER, tape
   )
   values = jnp.ones(4)
 

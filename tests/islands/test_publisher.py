@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from diloco import workers
-from diloco.fragments import partition
+from diloco.fragments import codec, partition
 from diloco.islands import core, encoding, outbox, publisher
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, reader, recorder
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "rda")], 1)
+ENCODER = encoding.Encoder(PLAN, codec.of("f32"), {})
 
 
 class _Gate:
@@ -44,7 +45,7 @@ def world(tmp_path, monkeypatch):
   tape = recorder.Recorder(tmp_path, "island-0", 1)
   gate = _Gate(snapshots, monkeypatch)
   made = publisher.Publisher(
-    snapshots, PLAN, publisher.Identity(0, 1, 8), "f32", tape
+    snapshots, PLAN, publisher.Identity(0, 1, 8), ENCODER, tape
   )
   yield made, gate, snapshots
   made.close()
@@ -173,14 +174,14 @@ def test_error_nobody_expected_passes_or_is_heard_of(
   made, gate, snapshots = world
   gate.opened = True
   made._outbox._retry_secs = (0.0, 0.0)
-  encode, left = encoding.encode, [error] * times
+  encode, left = ENCODER.encode, [error] * times
 
   def failing(*args):
     if left:
       raise left.pop()
     return encode(*args)
 
-  monkeypatch.setattr(encoding, "encode", failing)
+  monkeypatch.setattr(ENCODER, "encode", failing)
   made.submit(_publication(0, 4))
   if times < 4:
     assert made.flush(20)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
-from diloco.fragments.codec import DTYPES
-from diloco.islands import core, kernels, placement, shards, swap
+from diloco.islands import core, kernels, packing, placement, shards, swap
 
 PLAN = partition.partition(
   [partition.Tensor("w", (2,), "mean"), partition.Tensor("v", (1,), "mean")], 2
 )
+F32, BF16 = (packing.Encoding(codec_lib.of(name)) for name in ("f32", "bf16"))
 F, OTHER = 0, 1  # the fragments of "w" and of "v"
 
 
@@ -41,7 +42,7 @@ class Model:
       "w": jnp.full((2,), start, jnp.float32),
       "v": jnp.full((1,), start, jnp.float32),
     }
-    self.swap = swap.Swap(PLAN, self.params, adoption, alpha, "f32")
+    self.swap = swap.Swap(PLAN, self.params, adoption, alpha, F32)
 
   def learn(self, *values, name="w"):
     self.params[name] = jnp.asarray(values, jnp.float32)
@@ -200,7 +201,7 @@ class Split:
       "v": jax.device_put(self.numbers((4, 2), 100), sharding),
     }
     self.before = {n: np.asarray(x) for n, x in self.params.items()}
-    self.swap = swap.Swap(SPLIT, self.params, adoption, 0.25, "f32")
+    self.swap = swap.Swap(SPLIT, self.params, adoption, 0.25, F32)
 
   def numbers(self, shape, first):
     size = int(np.prod(shape))
@@ -326,12 +327,15 @@ FORMULAS = {
 @hypothesis.given(
   seed=st.integers(0, 2**32 - 1),
   adoption=st.sampled_from(["overwrite", "blend", "carry"]),
-  codec=st.sampled_from(["f32", "bf16"]),
+  encoding=st.sampled_from([F32, BF16]),
   model=st.sampled_from([1, 2]),
 )
-def test_programs_give_the_bits_of_the_formulas(seed, adoption, codec, model):
+def test_programs_give_the_bits_of_the_formulas(
+  seed, adoption, encoding, model
+):
   rng = np.random.default_rng(seed)
   alpha = np.float32(0.3)
+  dtype = codec_lib.FLOATS[encoding.codec.name]
   made = Split(adoption, model)
 
   def leaves():
@@ -343,14 +347,14 @@ def test_programs_give_the_bits_of_the_formulas(seed, adoption, codec, model):
 
   start, sent, later, new = leaves(), leaves(), leaves(), leaves()
   place(start)
-  made.swap = swap.Swap(SPLIT, made.params, adoption, alpha, codec)
+  made.swap = swap.Swap(SPLIT, made.params, adoption, alpha, encoding)
   place(sent)
   for fragment, tensors in enumerate(SPLIT.fragments):
     outer_grads = made.swap.publish(made.params, fragment, 1)
     for t in tensors:
       box, found = box_of(t), np.asarray(outer_grads[t.name])
       expected = np.subtract(start[t.leaf][box], sent[t.leaf][box])
-      assert_equal_bits(found, expected.astype(DTYPES[codec]))
+      assert_equal_bits(found, expected.astype(dtype))
   place(later)
   for fragment, tensors in enumerate(SPLIT.fragments):
     version = {
@@ -371,10 +375,10 @@ def assert_equal_bits(found, expected):
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("codec", ["f32", "bf16"])
-def test_what_is_not_finite_leaves_as_it_is(codec, bad):
+@pytest.mark.parametrize("encoding", [F32, BF16])
+def test_what_is_not_finite_leaves_as_it_is(encoding, bad):
   params = {"w": jnp.zeros(2), "v": jnp.zeros(1)}
-  made = swap.Swap(PLAN, params, "carry", 0.5, codec)
+  made = swap.Swap(PLAN, params, "carry", 0.5, encoding)
   params["w"] = jnp.asarray([bad, 1.0])
   sent = np.asarray(made.publish(params, F, 1)["w"]).astype(np.float32)
   np.testing.assert_array_equal(sent, [-bad, -1])
@@ -382,7 +386,7 @@ def test_what_is_not_finite_leaves_as_it_is(codec, bad):
 
 def test_halfway_between_two_of_bfloat16_goes_to_the_even_one():
   params = {"w": jnp.zeros(2), "v": jnp.zeros(1)}
-  made = swap.Swap(PLAN, params, "carry", 0.5, "bf16")
+  made = swap.Swap(PLAN, params, "carry", 0.5, BF16)
   params["w"] = -jnp.asarray([1 + 2**-8, 1 + 3 * 2**-8])
   sent = np.asarray(made.publish(params, F, 1)["w"]).astype(np.float32)
   np.testing.assert_array_equal(sent, [1.0, 1 + 2**-6])
@@ -402,7 +406,7 @@ def test_fragments_of_one_kind_share_what_is_compiled():
   ]
   plan = partition.partition(tensors, 4)
   params = {t.name: jnp.ones(t.shape) for t in tensors}
-  made = swap.Swap(plan, params, "carry", 0.0, "bf16")
+  made = swap.Swap(plan, params, "carry", 0.0, BF16)
   assert len({arranged.signature for arranged in made._arranged}) == 1
   before = compiled()
   made.rehearse()
@@ -410,5 +414,5 @@ def test_fragments_of_one_kind_share_what_is_compiled():
     made.publish(params, fragment, 1)
     made.adopt(params, fragment, dict(made.anchors[fragment]), 1)
     made.start_over(params, fragment, made.anchors[fragment], 2)
-  swap.Swap(plan, params, "carry", 0.0, "bf16").rehearse()
+  swap.Swap(plan, params, "carry", 0.0, BF16).rehearse()
   assert compiled() <= before + 2  # or in the other memory's turn

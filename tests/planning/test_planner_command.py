@@ -70,7 +70,8 @@ def test_plan_shows_what_is_asked_for(plan, capsys):
   assert shares == sorted(shares, reverse=True)
   bought = {better["resource"]: better for better in found["one_more"]}
   assert bought["1 Gbit/s more on every link"]["saved_share"] > 0
-  assert bought["int4 in both directions"]["every"] < found["proposal"]["every"]
+  every = found["proposal"]["every"]
+  assert bought["new versions sent in int4"]["every"] < every
 
 
 def test_proposal_is_the_soonest_of_all(plan, capsys):

@@ -21,8 +21,8 @@ ASSUMPTIONS = (
   "fragments are strided over the layers and spread over the H steps",
   "the first layer of a later step waits for a fragment as a whole: of the next"
   " step, or of the next but one where overlapped (tau = 1)",
-  "16 bits a parameter in bf16, 4.25 in int4 (f32 scales of blocks of 128), and"
-  " 0.6 % for packet headers",
+  "16 bits a parameter in bf16, 4.25 in 4-bit (f32 scales of blocks of 128),"
+  " and 0.6 % for packet headers",
   "a site sends 2 (S - 1) / S of its size in an all-reduce of S sites, in"
   " 2 (S - 1) passes of one latency each; links are full duplex, the slowest"
   " counts",

@@ -4,15 +4,12 @@ import dataclasses
 import math
 
 from diloco import errors
+from diloco.fragments import codec as codec_lib
 
-# Bits a parameter takes on the wire. The integer codecs carry one f32 scale for
-# each block of 128 values.
-SCALE_BITS = 32 / 128
+# Bits a parameter takes on the wire, with its share of a block's scale.
 CODEC_BITS = {
-  "f32": 32.0,
-  "bf16": 16.0,
-  "int8": 8 + SCALE_BITS,
-  "int4": 4 + SCALE_BITS,
+  name: 8.0 * codec_lib.of(name).num_bytes(codec_lib.BLOCK) / codec_lib.BLOCK
+  for name in codec_lib.NAMES
 }
 
 # Ethernet, IP and TCP headers take 54 bytes of a jumbo frame of 9,014.

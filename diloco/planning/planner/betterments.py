@@ -122,13 +122,6 @@ def _variants(
       if codec != request.options.down_codec:
         changed = dataclasses.replace(request, options=options)
         yield f"new versions sent in {codec}", changed, count
-    if "int4" not in request.options.codecs:
-      codecs = (*request.options.codecs, "int4")
-      options = dataclasses.replace(
-        request.options, codecs=codecs, down_codec="int4"
-      )
-      changed = dataclasses.replace(request, options=options)
-      yield "int4 in both directions", changed, count
   roomier = tuple(
     dataclasses.replace(
       site,

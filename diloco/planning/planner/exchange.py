@@ -16,7 +16,6 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from diloco.fragments import codec as codec_lib
 from diloco.planning.bandwidth import decoupled, workload
 from diloco.planning.planner import division, efficiency, resources
 from diloco.planning.planner import model as model_lib
@@ -73,11 +72,7 @@ class Options:
     down_codec: of new versions.
   """
 
-  codecs: tuple[str, ...] = tuple(
-    name
-    for name in sorted(workload.CODEC_BITS, key=workload.codec_bits)
-    if name in codec_lib.DTYPES
-  )
+  codecs: tuple[str, ...] = tuple(sorted(CODEC_LOSS, key=workload.codec_bits))
   down_codec: str = DOWN_CODEC
 
 
