@@ -95,13 +95,13 @@ def simulate(**settings: Any) -> Facts:
 
 
 def plan(
-  fleet: str | os.PathLike[str], params: float, **settings: Any
+  fleet: str | os.PathLike[str], params: float | None = None, **settings: Any
 ) -> Facts:
   """Proposes a configuration for a fleet, or says what does not fit.
 
   Args:
     fleet: a file with get_fleet().
-    params: parameters of the model.
+    params: parameters of the model; or give `config="FILE.py:VARIANT"`.
     **settings: further flags of `diloco plan` by name, such as `wan_gbps=3`.
 
   Returns:
@@ -113,6 +113,8 @@ def plan(
   from diloco.planning.fleet import sweeps
   from diloco.planning.planner import command, text
 
-  argv = sweeps.flags({"fleet": os.fspath(fleet), "params": params, **settings})
+  if params is not None:
+    settings["params"] = params
+  argv = sweeps.flags({"fleet": os.fspath(fleet), **settings})
   facts = command.propose(command.parser().parse_args(argv))
   return Facts(facts, text.render(facts))

@@ -60,6 +60,7 @@ ALLOWED = {
     "diloco.arguments",
     "diloco.planning.bandwidth",
     "diloco.planning.fleet",
+    *("diloco.islands.trial", "diloco.launch", "diloco.tasks"),
   },
   "diloco.planning": set(),
   "diloco.workbench.doctor": CONTROLLER

@@ -40,8 +40,7 @@ def check(
       where their code raised something.
   """
   name = f"task={config.task.name!r}"
-  with _theirs(name, "init"):
-    tree = inner_step.ParamTree(task, config.seed)
+  tree = parameters(task, config)
   train, heldout = _batches(task, config, name)
   with _theirs(name, "mesh_axes, batch_axes or sharding"):
     _check_divisible(config, task, tree, (train, heldout))
@@ -75,6 +74,18 @@ def check(
   with _theirs(name, "is_embedding"):
     tree.tensors()
   return tree
+
+
+def parameters(
+  task: task_lib.Task, config: config_lib.RunConfig
+) -> inner_step.ParamTree:
+  """Returns the task's parameters, as an island will name them.
+
+  Raises:
+    UserError: the task's `init` cannot work.
+  """
+  with _theirs(f"task={config.task.name!r}", "init"):
+    return inner_step.ParamTree(task, config.seed)
 
 
 @contextlib.contextmanager

@@ -4,9 +4,11 @@ import pathlib
 import pytest
 
 from diloco import cli, config, errors
-from diloco.planning.planner import resources
+from diloco.planning.planner import resources, shape
+from experiments.configs import shapes
 
 ROOT = pathlib.Path(__file__).parents[2]
+CONFIGS = ROOT / "experiments" / "configs"
 FLEETS = ROOT / "experiments" / "fleets"
 GOLDEN = ROOT / "tests" / "golden" / "plan_four_regions.txt"
 REGIONS = [
@@ -83,6 +85,26 @@ def test_proposal_is_the_soonest_of_all(plan, capsys):
   }
   assert min(days, key=days.get) == found["proposal"]["islands"]
   assert len(days) > 3
+
+
+@pytest.mark.parametrize("name", shapes.SHAPES)
+def test_shape_has_the_parameters_of_its_name(name):
+  found = shape.of(f"{CONFIGS / 'shapes.py'}:{name}")
+  assert found.params == pytest.approx(shapes.SHAPES[name].params, rel=0.03)
+  assert found.tokens == pytest.approx(20 * found.params, rel=0.03)
+
+
+def test_config_gives_the_model_of_a_plan(capsys):
+  config = f"--config={CONFIGS / 'shapes.py'}:550m"
+  fleet, one = ROOMS[1], ("--islands=1", "--seeds=2", "--json")
+  assert cli.main(["plan", fleet, config, *one]) == 0
+  found = json.loads(capsys.readouterr().out)["model"]
+  assert (found["params"], found["layers"]) == (559_998_720, 18)
+  assert found["tokens"] == 11e9
+  assert "there is neither" in refused(capsys, ["plan", fleet])
+  assert "there are both" in refused(capsys, [*ROOMS, config])
+  broken = f"--config={CONFIGS / 'shapes.py'}:7b"
+  assert "there are 'smoke' and 35m" in refused(capsys, ["plan", fleet, broken])
 
 
 def test_time_and_cost_grow_with_tokens_and_price(capsys):

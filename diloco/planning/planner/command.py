@@ -15,6 +15,8 @@ _EXAMPLES = (
   " --wan_gbps=3",
   "diloco plan --fleet=experiments/fleets/two_rooms.py --params=1e9"
   " --plot=plan.png",
+  "diloco plan --fleet=experiments/fleets/four_regions.py"
+  " --config=experiments/configs/shapes.py:12b --wan_gbps=3",
 )
 
 
@@ -23,7 +25,12 @@ def parser() -> arguments.Parser:
   made = arguments.Parser("diloco plan", _DESCRIPTION, _EXAMPLES)
   add, number, whole = made.add_argument, arguments.number, arguments.whole
   add("--fleet", required=True, metavar="FILE.py", help="has get_fleet()")
-  add("--params", type=number(1), required=True, help="of the model")
+  add("--params", type=number(1), help="of the model; or give --config")
+  add(
+    *("--config",),
+    metavar="FILE.py[:VARIANT]",
+    help="of a run, whose parameters, layers and tokens are taken",
+  )
   add("--layers", type=whole(1), help="default: 24 (params / 1e9)^(1/3)")
   add("--tokens", type=number(1), help="budget; default: 20 a parameter")
   add(
@@ -89,13 +96,7 @@ def _request(args: argparse.Namespace) -> plan.Request:
     raise errors.UserError(
       f"--mfu={args.mfu:g}", "it is a share of the peak", "give at most 1"
     )
-  made = model.make(
-    args.params,
-    layers=args.layers,
-    tokens=args.tokens,
-    batch_tokens=args.batch_tokens,
-    mfu=args.mfu,
-  )
+  made = _model(args)
   if made.batch_tokens > made.tokens:
     raise errors.UserError(
       f"--batch_tokens={made.batch_tokens:g}",
@@ -108,4 +109,26 @@ def _request(args: argparse.Namespace) -> plan.Request:
     islands=args.islands,
     price_per_hour=args.cost_per_chip_hour,
     seeds=args.seeds,
+  )
+
+
+def _model(args: argparse.Namespace) -> model.Model:
+  if (args.params is None) == (args.config is None):
+    raise errors.UserError(
+      "--params and --config",
+      "there is neither" if args.config is None else "there are both",
+      "give one of them: the number, or a config that has it",
+    )
+  params, layers, tokens = args.params, None, None
+  if args.config is not None:
+    # Imported here: JAX takes seconds to load, which a number does not need.
+    from diloco.planning.planner import shape
+
+    params, layers, tokens = shape.of(args.config)
+  return model.make(
+    params,
+    layers=args.layers or layers,
+    tokens=args.tokens or tokens,
+    batch_tokens=args.batch_tokens,
+    mfu=args.mfu,
   )
