@@ -49,7 +49,7 @@ def apply(
   return theta, outcome
 
 
-@pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_cosine_is_the_mean_over_pairs(method, count):
   common = vectors_of(1, (40, 9), seed=9)[0]
@@ -58,7 +58,7 @@ def test_cosine_is_the_mean_over_pairs(method, count):
   _, outcome = apply(vectors, weights, method)
   flat = [v.ravel().astype(np.float64) for v in vectors]
   lengths = [np.linalg.norm(v) for v in flat]
-  parts = np.array(weights) * (lengths if method == "mean" else 1.0)
+  parts = np.array(weights) * (1.0 if method == "rda" else lengths)
   pairs = [(i, j) for i in range(count) for j in range(i)]
   cosines = [flat[i] @ flat[j] / (lengths[i] * lengths[j]) for i, j in pairs]
   expected = np.average(
@@ -353,7 +353,7 @@ def test_zero_vectors_have_no_direction_but_count_in_the_norm():
   assert outcome.agreement == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("method", METHODS)
 def test_all_zero_contributions_only_coast(method):
   outer = outer_optimizer.OuterOptimizer(0.5, 0.5)
   theta, momentum = np.zeros((2, 10), np.float32)
@@ -367,7 +367,7 @@ def test_all_zero_contributions_only_coast(method):
   np.testing.assert_array_equal(theta, -0.5)
 
 
-@pytest.mark.parametrize("method", ["rda", "mean"])
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("known", [True, False])
 def test_non_finite_contribution_is_named_and_nothing_changes(
@@ -437,7 +437,8 @@ def test_no_element_is_skipped_at_block_edges(size, block, threads, method):
   np.testing.assert_allclose(-theta, expected, atol=3e-6 * scale)
 
 
-def test_threads_and_storage_change_no_bit(tmp_path):
+@pytest.mark.parametrize("method", ["rda", "median"])
+def test_threads_and_storage_change_no_bit(tmp_path, method):
   shape = (6, 128, 1024)  # twelve blocks
   vectors = vectors_of(3, shape)
   norms = [float(np.linalg.norm(v)) for v in vectors]
@@ -454,9 +455,9 @@ def test_threads_and_storage_change_no_bit(tmp_path):
   for tensors in ([sources.MemorySource(v) for v in vectors], stored):
     for threads in (1, 2, 3):
       theta, momentum = np.ones((2, *shape), np.float32)
-      merge.Merger(NESTEROV, threads).apply(
+      merge.Merger(NESTEROV, threads, merge.Rules(align=True)).apply(
         [merge.Input(s, 1.0 + i, norms[i]) for i, s in enumerate(tensors)],
-        "rda",
+        method,
         theta,
         [momentum],
       )
@@ -510,14 +511,15 @@ def test_failing_source_leaves_theta_alone(
   assert theta[0] != 2
 
 
-def test_peak_memory_is_one_accumulator():
+@pytest.mark.parametrize("method", ["rda", "trimmed_mean"])
+def test_peak_memory_is_one_accumulator(method):
   size = 64 * passes.BLOCK
   vectors = vectors_of(4, size)
   theta, momentum = np.zeros((2, size), np.float32)
   contributions = [merge.Input(sources.MemorySource(v), 1.0) for v in vectors]
   tracemalloc.start()
   try:
-    merge.Merger(NESTEROV).apply(contributions, "rda", theta, [momentum])
+    merge.Merger(NESTEROV).apply(contributions, method, theta, [momentum])
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
