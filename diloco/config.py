@@ -92,6 +92,7 @@ class SyncConfig:
   codec: str = "bf16"
   codec_block: int = codec_lib.BLOCK  # values that share a scale
   codec_rounding: Literal["nearest", "stochastic"] = "nearest"
+  error_feedback: bool = False  # what a codec leaves out is sent later
   adoption: Literal["overwrite", "blend", "carry"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"
   merge: MergeMethod = "rda"  # of what is no embedding
@@ -530,6 +531,21 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
     "config.sync.codec_rounding = 'stochastic'",
     "config.sync.codec = 'f32' rounds nothing",
     "choose another codec, or leave codec_rounding at 'nearest'",
+  )
+  _require(
+    sync.codec != "f32" or not sync.error_feedback,
+    "config.sync.error_feedback = True",
+    "config.sync.codec = 'f32' leaves nothing out that could be sent later",
+    "choose another codec, or leave error_feedback at False",
+  )
+  _require(
+    sync.codec != "int2"
+    or sync.codec_rounding == "nearest"
+    or not sync.error_feedback,
+    "config.sync.codec_rounding = 'stochastic'",
+    "with three levels it can leave out more than there is, and"
+    " config.sync.error_feedback would send that again and again",
+    "leave codec_rounding at 'nearest', or error_feedback at False",
   )
   _require(
     sync.quorum <= num_islands,

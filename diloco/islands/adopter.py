@@ -35,6 +35,7 @@ class Placed:
   num_bytes: int
   digest: str  # of the values, equal on every island
   secs: float
+  holes: Sequence[Sequence[int]] = ()  # see `feedback.News`
 
 
 class News(NamedTuple):
@@ -147,6 +148,7 @@ class Adopter:
       sum(value.nbytes for value in anchor.values()),
       head.digest,
       time.monotonic() - self._reading_since,
+      head.holes.get(str(self._island), ()),
     )
 
 

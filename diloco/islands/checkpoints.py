@@ -1,7 +1,8 @@
 """A learner's snapshot to and from disk, by Orbax.
 
 What is saved: parameters, the inner optimizer's state, and for each fragment
-with progress that never left the island its value at the last publication.
+with progress that never left the island its value at the last publication, and
+what error feedback has of it (`diloco.islands.feedback`).
 The step, the data position (the same number) and the positions of fragments
 are in the marker (`diloco.snapshots.checkpoint`). A step draws no random
 numbers but those its number determines, so there is no generator to save.
@@ -17,9 +18,12 @@ import orbax.checkpoint as ocp
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import core, shards, swap
+from diloco.islands import core, feedback, shards, swap
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint
+
+# First letters of what error feedback has, as in `feedback.Saved`.
+_RESIDUALS = {"e": "owed", "l": "lent", "d": "left"}
 
 
 def content_of(
@@ -28,7 +32,7 @@ def content_of(
   positions: Sequence[core.Position],
 ) -> dict[str, jax.Array]:
   """What a checkpoint holds: arrays by short names, divided as they are."""
-  params, references = snapshot.progress
+  params, references, _, residuals = snapshot.progress
   arrays = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
   for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
     arrays[f"o{i:06d}"] = leaf
@@ -37,7 +41,28 @@ def content_of(
     if position.published < snapshot.step:
       for tensor in tensors:
         arrays[f"r{numbers[tensor.name]:06d}"] = references[tensor.name]
+  for fragment, found in residuals.items():
+    steps = f"{found.first_step}.{found.step}"
+    for kind, what in _RESIDUALS.items():
+      for name, values in (getattr(found, what) or {}).items():
+        short = f"{kind}{numbers[name]:06d}.{fragment}.{steps}"
+        arrays[short] = values
   return arrays
+
+
+def _residuals_of(
+  arrays: Mapping[str, jax.Array], tensors: Sequence[str]
+) -> dict[int, feedback.Saved]:
+  """What `content_of` made of these; `tensors` are sorted."""
+  found: dict[int, dict[str, Any]] = {}
+  for short, values in arrays.items():
+    if short[0] not in _RESIDUALS:
+      continue
+    number, fragment, first_step, step = map(int, short[1:].split("."))
+    own = found.setdefault(fragment, {})
+    own |= {"first_step": first_step, "step": step}
+    own.setdefault(_RESIDUALS[short[0]], {})[tensors[number]] = values
+  return {p: feedback.Saved(**own) for p, own in found.items()}
 
 
 def _numbers(tensors: Iterable[str]) -> dict[str, int]:
@@ -91,6 +116,12 @@ def restore(
     if f"r{i:06d}" in marker.leaves
   }
   wanted |= {short: tensors[name] for short, name in references.items()}
+  ordered = sorted(tensors)
+  wanted |= {
+    short: tensors[ordered[int(short[1:7])]]
+    for short in marker.leaves
+    if short[0] in _RESIDUALS
+  }
   if wanted.keys() != marker.leaves.keys():
     raise errors.CorruptSnapshotError(
       f"checkpoint {path.name} is not of this model and optimizer"
@@ -103,6 +134,8 @@ def restore(
     swap.Progress(
       {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},
       {name: arrays[short] for short, name in references.items()},
+      marker.step,
+      _residuals_of(arrays, ordered),
     ),
     jax.tree.unflatten(
       jax.tree.structure(like.opt_state),

@@ -21,6 +21,7 @@ from diloco.islands import (
   checkpoints,
   core,
   encoding,
+  feedback,
   hands,
   heartbeat,
   notices,
@@ -181,8 +182,9 @@ class Exchange(hands.Hands):
 
   def publish(self, action: core.Publish) -> None:
     """See `Hands`."""
+    origin = core.Origin(action.base_version, action.first_step)
     outer_grads = self._swap.publish(
-      self._learner.params, action.fragment, action.step
+      self._learner.params, action.fragment, action.step, origin
     )
     self._tape.record(
       events.SUBMITTED,
@@ -197,6 +199,12 @@ class Exchange(hands.Hands):
     """See `Hands`."""
     params = self._learner.params
     version = action.fragment, fetched.anchor
+    self._swap.settle(
+      action.fragment,
+      None
+      if action.muted_until
+      else feedback.News(action.version, fetched.merged_step, fetched.holes),
+    )
     if action.muted_until or action.resync:
       step = max(action.muted_until, self._learner.step)
       self._swap.start_over(params, *version, step)
@@ -212,7 +220,7 @@ class Exchange(hands.Hands):
       bytes=fetched.num_bytes,
       secs=fetched.secs,
       kept_from_step=action.kept_from,
-      **_adopted(action, fetched),
+      **self._adopted(action, fetched),
     )
 
   def mend(self, actions: list[core.Action]) -> None:
@@ -227,7 +235,7 @@ class Exchange(hands.Hands):
       step=self.core.step,
       offences=self._offences,
       fragments=[
-        _adopted(a, self.at_hand[a.fragment])
+        self._adopted(a, self.at_hand[a.fragment])
         for a in actions
         if isinstance(a, core.Adopt) and a.resync
       ],
@@ -312,6 +320,23 @@ class Exchange(hands.Hands):
     """Waits for all publications to be committed; False on time-out."""
     return self._publisher.flush(timeout_secs)
 
+  def _adopted(
+    self, action: core.Adopt, fetched: adopter.Placed
+  ) -> dict[str, Any]:
+    """What the tape says of one adopted version."""
+    facts = {
+      "fragment": action.fragment,
+      "version": action.version,
+      "digest": fetched.digest,
+      "lost_from_step": action.lost_from,
+      "lost_to_step": action.lost_to,
+    }
+    if action.muted_until:
+      facts["muted_until"] = action.muted_until
+    if self._setting.config.sync.error_feedback:
+      facts["answer"] = [fetched.merged_step, fetched.holes]
+    return facts
+
   def close(self) -> None:
     """Ends all threads."""
     self._adopter.close()
@@ -330,17 +355,3 @@ def _send(
     peers.answer(snapshots, request, offer)
   except Exception as error:  # Who called asks the next peer, or does without.
     logger.warning("answer_failed island=%d error=%r", request.island, error)
-
-
-def _adopted(action: core.Adopt, fetched: adopter.Placed) -> dict[str, Any]:
-  """What the tape says of one adopted version."""
-  facts = {
-    "fragment": action.fragment,
-    "version": action.version,
-    "digest": fetched.digest,
-    "lost_from_step": action.lost_from,
-    "lost_to_step": action.lost_to,
-  }
-  if action.muted_until:
-    facts["muted_until"] = action.muted_until
-  return facts

@@ -150,7 +150,7 @@ class Island:
       share=[spec.island, self._config.fleet.islands],
       total_tokens=self._config.total_tokens,
       **surroundings.describe(),
-      **recovery.facts(basis),
+      **recovery.facts(basis, spec.island),
     )
     identity = publisher.Identity(
       spec.island, spec.incarnation, tokens_per_step, basis.standing.epoch

@@ -104,29 +104,38 @@ class Arrangement(NamedTuple):
 def extract(
   signature: Signature, encoding: packing.Encoding
 ) -> jax.stages.Compiled:
-  """Compiles (leaves, starts, anchors, ...) to (values, outer gradients).
+  """Compiles (leaves, starts, anchors, key, owed) to three lists.
 
-  Stochastic rounding also takes a key, from `packing.key_data`.
+  The values, the outer gradients and, with feedback, what encoding left out of
+  these. The key, from `packing.key_data`, is None where rounding draws nothing;
+  what is owed, by tensor, is empty without feedback.
   """
 
-  def program(leaves: Any, starts: Any, anchors: Any, *more: Any) -> Any:
+  def program(
+    leaves: Any, starts: Any, anchors: Any, key: Any, owed: Any
+  ) -> Any:
     values = signature.values(leaves, starts)
-    key = jax.random.wrap_key_data(*more) if more else None
-    encoded = []
+    encoded, left = [], []
     for i, tensor in enumerate(signature.tensors):
-      own_key = jax.random.fold_in(key, i) if more else None
+      own_key = None
+      if key is not None:
+        own_key = jax.random.fold_in(jax.random.wrap_key_data(key), i)
       part = tensor.sharding.shard_shape(tensor.shape)
       outer_grad = anchors[i] - values[i]
-      stored, _ = packing.encode(encoding, outer_grad, part, own_key)
+      if owed:
+        outer_grad += owed[i]
+      stored, decoded = packing.encode(encoding, outer_grad, part, own_key)
       encoded.append(stored)
-    return values, encoded
+      if owed:
+        left.append(outer_grad - decoded)
+    return values, encoded, left
 
-  to = (
-    [tensor.sharding for tensor in signature.tensors],
-    [packing.sharding(t, encoding.codec) for t in signature.tensors],
-  )
-  more = [packing.key_data()] if encoding.stochastic else []
-  return _compile(jax.jit(program, out_shardings=to), signature, *more)
+  whole = [tensor.sharding for tensor in signature.tensors]
+  rows = [packing.sharding(t, encoding.codec) for t in signature.tensors]
+  to = whole, rows, whole if encoding.feedback else []
+  key = packing.key_data() if encoding.stochastic else None
+  owed = signature.tensors if encoding.feedback else ()
+  return _compile(jax.jit(program, out_shardings=to), signature, key, owed)
 
 
 @functools.cache

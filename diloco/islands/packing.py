@@ -40,16 +40,19 @@ class Encoding(NamedTuple):
   Attributes:
     codec: what they are stored in.
     stochastic: rounding, by random numbers that a key decides; else nearest.
+    feedback: whether what it leaves out is wanted, for a later one.
   """
 
   codec: codec_lib.Codec
   stochastic: bool = False
+  feedback: bool = False
 
 
 def of(sync: config_lib.SyncConfig) -> Encoding:
   """What a configuration asks for."""
   codec = codec_lib.of(sync.codec, sync.codec_block)
-  return Encoding(codec, sync.codec_rounding == "stochastic")
+  stochastic = sync.codec_rounding == "stochastic"
+  return Encoding(codec, stochastic, sync.error_feedback)
 
 
 def key_data(*numbers: int) -> np.ndarray:

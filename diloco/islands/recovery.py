@@ -16,6 +16,7 @@ from typing import Any
 from diloco.islands import (
   bootstrap,
   checkpoints,
+  feedback,
   fetching,
   peer_protocol,
   peers,
@@ -41,7 +42,7 @@ def describe(basis: protocol.Basis) -> str:
   return f"{source}, global versions"
 
 
-def facts(basis: protocol.Basis) -> dict[str, Any]:
+def facts(basis: protocol.Basis, island: int) -> dict[str, Any]:
   """What the tape says of it."""
   heads = [found.head for found in basis.standing.fetched]
   peer = basis.heard and basis.heard.state
@@ -61,9 +62,17 @@ def facts(basis: protocol.Basis) -> dict[str, Any]:
     "base_digests": [head.digest for head in heads],
     "initial_by": [bootstrap.initial_writer(head) for head in heads],
     "unsent_from_step": [o.first_step for o in origins],
+    "answers": [answer_of(head, island) for head in heads],
     "passed_over": basis.passed_over,
     "epoch": basis.standing.epoch,
   }
+
+
+def answer_of(
+  head: records.Head, island: int
+) -> tuple[int, Sequence[Sequence[int]]]:
+  """What a version tells an island of its publications; see `feedback.News`."""
+  return head.merged_step(island), head.holes.get(str(island), ())
 
 
 def identity_of(saved: checkpoint.Checkpoint) -> dict[str, int]:
@@ -105,13 +114,20 @@ class Recovery(protocol.Search):
     for reason in basis.passed_over:
       logger.warning("passed_over reason=%s", reason)
     plan, state, heard = basis.plan, basis.state, basis.heard
+    saved = state and state.progress
+    if heard and saved:
+      saved = saved._replace(residuals={})  # too old a state
     trainer.resume(
       plan.start,
       [found.content for found in basis.standing.fetched],
       [origin.first_step for origin in plan.origins],
       opt_state=heard.content if heard else state and state.opt_state,
-      saved=state and state.progress,
+      saved=saved,
       carried=plan.carried,
+      news=[
+        feedback.News(found.head.version, *answer_of(found.head, self._island))
+        for found in basis.standing.fetched
+      ],
     )
     # Holds on to no tensors that the trainer has taken.
     heard = heard and heard._replace(content=None)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.fragments import partition
-from diloco.islands import core, kernels, packing, shards
+from diloco.islands import core, feedback, kernels, packing, shards
 
 Params: TypeAlias = Mapping[str, jax.Array]
 Live: TypeAlias = dict[str, jax.Array]  # an island's parameters as they are
@@ -39,6 +39,11 @@ def _join(
   return jax.lax.with_sharding_constraint(
     jnp.concatenate(parts, axis), sharding
   )
+
+
+@jax.jit
+def _sum(one: Any, other: Any) -> Any:
+  return jax.tree.map(jnp.add, one, other)
 
 
 def copy_to_host_memory(tree: Any) -> Any:
@@ -59,10 +64,14 @@ class Progress(NamedTuple):
     references: every tensor's value at its fragment's last publication, or
       the global version where nothing was published since; what was learned
       after it, `params - references`, has not left the island yet.
+    step: after which.
+    residuals: by fragment, what error feedback has of it.
   """
 
   params: Params
   references: Params
+  step: int = 0
+  residuals: Mapping[int, feedback.Saved] = {}
 
 
 class Swap:
@@ -92,6 +101,7 @@ class Swap:
     blend_alpha: float,
     encoding: packing.Encoding,
     seed: Sequence[int] = (),
+    max_staleness: int = 0,
   ):
     """Starts from initial parameters, which are version 0.
 
@@ -103,6 +113,8 @@ class Swap:
       encoding: of publications.
       seed: what their rounding, if it is stochastic, follows from besides
         fragment and step.
+      max_staleness: versions that a publication may be behind when it is
+        merged; for error feedback.
     """
     self.anchors: list[Params] = []
     self._leaves = {
@@ -123,6 +135,11 @@ class Swap:
     self._alpha = np.float32(blend_alpha)
     self._encoding = encoding
     self._seed = seed
+    self._feedback: dict[int, feedback.Feedback] = {}
+    if encoding.feedback:
+      for fragment in range(plan.num_fragments):
+        add = functools.partial(self._add, fragment)
+        self._feedback[fragment] = feedback.Feedback(max_staleness, add)
     # R, where the way of adoption needs it: by step, in order.
     self._references: dict[int, dict[int, Params]] = {}
     self._published: dict[int, Params] = {}  # last since the anchor
@@ -171,27 +188,40 @@ class Swap:
         if not _is_replaced(signature, way):
           kernels.apply(signature, way)
 
-  def publish(self, params: Params, fragment: int, step: int) -> Params:
+  def publish(
+    self,
+    params: Params,
+    fragment: int,
+    step: int,
+    origin: core.Origin = core.Origin(0, 0),
+  ) -> Params:
     """Starts on a fragment's outer gradient: anchor less parameters, encoded.
 
     Args:
       params: the island's, of this step.
       fragment: which.
       step: inner steps done.
+      origin: where the fragment's progress counts from; for error feedback.
 
     Returns:
       The fragment's tensors, as `packing.encode` stores them, in host memory.
     """
     arranged, anchor = self._arranged[fragment], self.anchors[fragment]
-    values, encoded = self._extract(
+    owed = None
+    if self._feedback:
+      owed = self._feedback[fragment].lend(*origin)
+    found = self._extract(
       arranged,
       params,
       self._on_devices(arranged.tensors, anchor),
       (fragment, step),
+      owed,
     )
     # Not by the program: a transfer of its own passes beside the next step.
-    found = values, encoded
-    values, encoded = jax.device_put(found, _host_memory(found))
+    values, encoded, left = jax.device_put(found, _host_memory(found))
+    if self._feedback:
+      by_name = dict(zip(arranged.tensors, left, strict=True))
+      self._feedback[fragment].published(step, by_name)
     copies = dict(zip(arranged.tensors, values, strict=True))
     self._published[fragment] = copies
     if self._adoption == "carry":
@@ -199,6 +229,14 @@ class Swap:
       kept = published[: core.PUBLICATIONS_KEPT - 1]
       self._references[fragment] = dict([first, *kept, (step, copies)])
     return dict(zip(arranged.tensors, encoded, strict=True))
+
+  def settle(self, fragment: int, news: feedback.News | None) -> None:
+    """A version is about to be swapped in, which tells this of publications.
+
+    See `feedback.Feedback.settle`; without error feedback nobody asks.
+    """
+    if self._feedback:
+      self._feedback[fragment].settle(news)
 
   def adopt(
     self, params: Live, fragment: int, anchor: Params, kept_from: int
@@ -244,6 +282,7 @@ class Swap:
     first_steps: Sequence[int],
     saved: Progress | None = None,
     carried: Collection[int] = (),
+    news: Sequence[feedback.News] = (),
   ) -> None:
     """Sets all fragments to global versions, before any step of this life.
 
@@ -253,9 +292,15 @@ class Swap:
       first_steps: [P], the step each fragment's progress counts from.
       saved: where progress that never left the island is taken from.
       carried: fragments with such progress: theta <- theta_s + (G - R_s).
+      news: [P], what the versions tell of publications, for error feedback.
     """
     for fragment, anchor in enumerate(anchors):
-      self.start_over(params, fragment, anchor, first_steps[fragment])
+      first_step = first_steps[fragment]
+      self.start_over(params, fragment, anchor, first_step)
+      if saved is not None and fragment in saved.residuals:
+        self._feedback[fragment].restore(
+          saved.residuals[fragment], saved.step, first_step, news[fragment]
+        )
       if fragment in carried:
         assert saved is not None
         arranged = self._arranged[fragment]
@@ -273,10 +318,16 @@ class Swap:
       found.update(self._published.get(fragment, anchor))
     return found
 
+  def residuals(self) -> dict[int, feedback.Saved]:
+    """As in `Progress`."""
+    return {p: found.saved() for p, found in self._feedback.items()}
+
   def _take(self, fragment: int, anchor: Params) -> None:
     """A version is the fragment's anchor from now on."""
     self.anchors[fragment] = anchor
     self._published.pop(fragment, None)
+    if self._feedback:
+      self._feedback[fragment].rebased()
 
   def _started(self, fragment: int, step: int) -> None:
     """At `step` the island's fragment equals its anchor."""
@@ -318,15 +369,31 @@ class Swap:
     params: Params,
     anchors: Any,
     moment: tuple[int, ...] = (),
-  ) -> tuple[list[jax.Array], list[jax.Array]]:
+    owed: Params | None = None,
+  ) -> tuple[list[jax.Array], ...]:
     program = kernels.extract(arranged.signature, self._encoding)
     leaves = tuple(params[name] for name in arranged.leaves)
-    more = []
+    key, added = None, ()
     if self._encoding.stochastic:
-      more.append(packing.key_data(*self._seed, *moment))
-    found: tuple[list[jax.Array], list[jax.Array]]
-    found = program(leaves, arranged.starts, tuple(anchors), *more)
+      key = packing.key_data(*self._seed, *moment)
+    if self._encoding.feedback:
+      names = arranged.tensors
+      added = self._on_devices(names, owed or self._zeros(names))
+    found: tuple[list[jax.Array], ...]
+    found = program(leaves, arranged.starts, tuple(anchors), key, added)
     return found
+
+  def _zeros(self, names: Collection[str]) -> dict[str, np.ndarray]:
+    shapes = {name: self.tensors[name].shape for name in names}
+    return {name: np.zeros(s, np.float32) for name, s in shapes.items()}
+
+  def _add(
+    self, fragment: int, one: feedback.Values, other: feedback.Values
+  ) -> Params:
+    """Adds what the fragment's publications left, on the devices."""
+    names = self._arranged[fragment].tensors
+    both = self._on_devices(names, one), self._on_devices(names, other)
+    return copy_to_host_memory(dict(zip(names, _sum(*both), strict=True)))
 
   def _values(
     self, arranged: kernels.Arrangement, params: Params, anchors: Any
@@ -334,7 +401,7 @@ class Swap:
     """A fragment's tensors; of parts they are copies."""
     if not arranged.starts:
       return {name: params[name] for name in arranged.leaves}
-    values, _ = self._extract(arranged, params, anchors)
+    values, *_ = self._extract(arranged, params, anchors)
     return dict(zip(arranged.tensors, values, strict=True))
 
   def _on_devices(

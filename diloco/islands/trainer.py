@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from diloco import config as config_lib
-from diloco.islands import inner_step, learner, packing, schedules, swap
+from diloco.islands import (
+  feedback,
+  inner_step,
+  learner,
+  packing,
+  schedules,
+  swap,
+)
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
 
@@ -63,6 +70,7 @@ class Trainer(learner.Learner):
       config.sync.blend_alpha,
       packing.of(config.sync),
       (config.seed, island),
+      config.sync.max_staleness,
     )
     self._stream = task.batches(
       "train",
@@ -119,6 +127,7 @@ class Trainer(learner.Learner):
     opt_state: Any | None = None,
     saved: swap.Progress | None = None,
     carried: Collection[int] = (),
+    news: Sequence[feedback.News] = (),
   ) -> None:
     """Goes on after `step`, before any step of this life.
 
@@ -129,9 +138,10 @@ class Trainer(learner.Learner):
       opt_state: of the inner optimizer; None for a new one.
       saved: progress that never left the island.
       carried: fragments with such progress.
+      news: [P], what the anchors tell of publications, for error feedback.
     """
     params = self.state.params
-    self.swap.restore(params, anchors, first_steps, saved, carried)
+    self.swap.restore(params, anchors, first_steps, saved, carried, news)
     self.step = step
     if opt_state is not None:
       shardings = jax.tree.map(lambda x: x.sharding, self.state.opt_state)

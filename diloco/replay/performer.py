@@ -9,7 +9,15 @@ import orbax.checkpoint as ocp
 from diloco import config as config_lib
 from diloco import errors
 from diloco.fragments import codec
-from diloco.islands import bootstrap, checkpoints, core, encoding, shards, swap
+from diloco.islands import (
+  bootstrap,
+  checkpoints,
+  core,
+  encoding,
+  feedback,
+  shards,
+  swap,
+)
 from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.replay import scratch as scratch_lib
@@ -81,6 +89,12 @@ class Performer:
       opt_state=lent.opt_state if lent is not None else None,
       saved=saved and saved.progress,
       carried=beginning.carried,
+      news=[
+        feedback.News(version, *answer)
+        for version, answer in zip(
+          beginning.versions, beginning.answers, strict=False
+        )
+      ],
     )
     self._trainer.compile()
 
@@ -115,6 +129,8 @@ class Performer:
       case script.Adopt(_, fragment, version):
         self._bases[fragment] = version
         anchor = self._read(fragment, version)
+        news = feedback.News(version, operation.merged_step, operation.holes)
+        self._swap.settle(fragment, None if operation.muted_until else news)
         if operation.muted_until or operation.resync:
           step = max(operation.muted_until, trainer.step)
           self._swap.start_over(params, fragment, anchor, step)
@@ -141,7 +157,10 @@ class Performer:
         "the tape contradicts itself; restore it",
       )
     outer_grads = self._swap.publish(
-      self._trainer.state.params, fragment, publish.step
+      self._trainer.state.params,
+      fragment,
+      publish.step,
+      core.Origin(publish.base_version, publish.first_step),
     )
     if not publish.wanted:
       return None

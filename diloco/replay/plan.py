@@ -102,6 +102,7 @@ def _life(
       first_steps=tuple(started["unsent_from_step"]),
       saved=_state(life, started["checkpoint"]),
       lent=_state(life, started["peer"]),
+      answers=tuple(started.get("answers") or ()),
     )
     operations = tuple(o for line in own for o in _operations(life, line))
   except (KeyError, TypeError) as error:
@@ -143,6 +144,7 @@ def _operations(
         line["kept_from_step"],
         line.get("muted_until") or 0,
         bool(line.get("resync")),
+        *(line.get("answer") or ()),
       )
     case events.REBASED:
       yield script.Rebase(line["step"], line["fragment"])
@@ -154,7 +156,8 @@ def _operations(
           one["version"],
           line["step"],  # nothing is kept
           one.get("muted_until") or 0,
-          resync=True,
+          True,
+          *(one.get("answer") or ()),
         )
       yield script.Mend(line["step"], _state(life, line["checkpoint"]))
     case events.POISONED:

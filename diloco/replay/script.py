@@ -61,6 +61,8 @@ class Adopt(NamedTuple):
   kept_from: int
   muted_until: int = 0
   resync: bool = False
+  merged_step: int = 0  # this and the next: see `feedback.News`
+  holes: tuple[tuple[int, int], ...] = ()
 
 
 class Rebase(NamedTuple):
@@ -127,6 +129,7 @@ class Beginning:
       from before `step` is carried over from the saved state.
     saved: the own saved state it took.
     lent: the peer's optimizer state it took instead of the saved one.
+    answers: [P], the island's last step in these versions, and its holes.
   """
 
   step: int
@@ -134,6 +137,7 @@ class Beginning:
   first_steps: tuple[int, ...]
   saved: StateId | None
   lent: StateId | None
+  answers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
   @property
   def carried(self) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ def _beginning(command: dict[str, Any]) -> script.Beginning:
     first_steps=tuple(command["first_steps"]),
     saved=state(command["saved"]),
     lent=state(command["lent"]),
+    answers=tuple(command["answers"]),
   )
 
 

@@ -50,7 +50,8 @@ STARTED = "started"  # step, restored_from, tokens_per_step, kind,
 #   passed_over, unsent_from_step: for each fragment the step after which
 #   progress is still unpublished: at or below `step`, restored progress; above
 #   it, the steps up to it will be done again and belong to an earlier
-#   publication
+#   publication; answers: of each base version the island's last step in it, and
+#   its holes, [first, last] before that which no version has
 SUBMITTED = "submitted"  # fragment, base_version, first_step, step: handed to
 #   the publisher; what becomes of it is PUBLISHED, PUBLISH_DROPPED or lost with
 #   the island
@@ -60,9 +61,9 @@ PUBLISH_DROPPED = "publish_dropped"  # fragment, first_step, step, reason
 ADOPTED = "adopted"  # fragment, version, step, mode, kept_from_step, bytes,
 #   secs, digest, lost_from_step, lost_to_step: steps (from, to] given up by it;
 #   optionally muted_until: steps up to it that are done after this belong to
-#   an earlier publication
+#   an earlier publication; with error feedback answer: as in `started`
 RESYNCED = "resynced"  # step, offences, fragments (list of dicts: fragment,
-#   version, lost_from_step, lost_to_step, optionally muted_until), replaced,
+#   version, lost_from_step, lost_to_step, optionally muted_until, answer),
 #   checkpoint: a quarantined island took the newest global versions in place
 #   of its own
 EVALUATED = "evaluated"  # target ("global"|"local"), step, loss (nats per

@@ -66,6 +66,16 @@ def _list_of(kind: Kind) -> Kind:
   return lambda value: isinstance(value, list) and all(map(kind, value))
 
 
+def _is_answer(value: Any) -> bool:
+  """A merged step and holes; see `started`."""
+  return (
+    isinstance(value, list)
+    and len(value) == 2
+    and _is_count(value[0])
+    and _list_of(_list_of(_is_count))(value[1])
+  )
+
+
 _STEPS = {"first_step": _is_count, "step": _is_count}
 _SENT = {"fragment": _is_fragment, **_STEPS}
 _CONTRIBUTION = {"island": _is_island, "incarnation": _is_life, **_STEPS}
@@ -129,7 +139,8 @@ _ANYWHERE: Kinds = {
   "step": _is_count,
 }
 _GIVEN_UP: Kinds = {
-  name: _is_count for name in ("lost_from_step", "lost_to_step", "muted_until")
+  "answer": _is_answer,
+  **dict.fromkeys(("lost_from_step", "lost_to_step", "muted_until"), _is_count),
 }
 _OPTIONAL: Mapping[str, Kinds] = {
   events.RUN_STARTED: {
@@ -154,6 +165,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "unsent_from_step": _list_of(_is_count),
     "base_versions": _list_of(_is_count),
     "base_digests": _is_list,
+    "answers": _list_of(_is_answer),
     "software": _is_object,
     "environ": _is_object,
     "cores": _is_list,

@@ -86,7 +86,9 @@ def _merged_rows(run_dir, fragment, island=0):
 def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   tmp_path, run_dir
 ):
-  config = make_config(tmp_path, adoption="carry", codec="f32")
+  config = make_config(
+    tmp_path, adoption="carry", codec="int4", error_feedback=True
+  )
   first = make_island(config, run_dir)
   first.train(4)
   at_four = _values(first)  # fragment 0 is published here, 1 at step 5
@@ -95,6 +97,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   moments = _moments(first)
   assert first.checkpoint(wait=True)["durable"]
   first.train(1)  # fragment 3 is published at step 7
+  residuals = first._trainer.swap.residuals()
   assert first._exchange.flush(20.0)
   first.close("test")
 
@@ -114,6 +117,17 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
     np.testing.assert_array_equal(_values(second)[name], expected)
   for name, held in anchors[2].items():  # all of it was published
     np.testing.assert_array_equal(_values(second)[name], np.asarray(held))
+
+  # What encoding left out is known of all but fragment 3.
+  for fragment, before in residuals.items():
+    loans = second._trainer.swap._feedback[fragment]._loans
+    assert len(loans) == (fragment != 3)
+    for loan in loans:
+      assert loan.first_step == before.first_step == 0
+      assert list(loan.left) == [before.step] == [4 + fragment]
+      for name, held in loan.left[before.step].items():
+        np.testing.assert_array_equal(held, before.left[name])
+        assert np.asarray(held).any()
 
   second.train(1)
   (rebased,) = _events(run_dir, "rebased")
