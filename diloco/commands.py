@@ -616,7 +616,7 @@ TABLE: tuple[Command, ...] = (
         "part",
         choices=(
           *("island", "store", "merge", "takeover"),
-          *("bookkeeping", "fragments", "balance"),
+          *("bookkeeping", "fragments", "balance", "codec"),
         ),
         help="what to measure",
       ),

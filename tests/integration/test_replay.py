@@ -52,6 +52,7 @@ def run(tmp_path_factory):
       **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
       "staleness_kind": "hyperbolic",
       **{"codec": "int4", "codec_rounding": "stochastic"},
+      "error_feedback": True,
     },
     outer={
       **{"learning_rate": 0.9, "momentum": 0.5},

@@ -19,6 +19,7 @@ from diloco.fragments import partition
 from diloco.islands import encoding, kernels, packing, placement, swap
 from diloco.snapshots import layout, records, store
 from diloco.syncer import merge, outer_optimizer, packed, passes, round_merge
+from experiments.benchmarks import codec as bench
 
 LARGEST = {"int8": 127, "int4": 7, "int2": 1}
 KEY = packing.key_data(1, 2, 3)
@@ -354,3 +355,11 @@ def test_record_of_parts_that_do_not_tile_is_refused(tmp_path):
   record = dataclasses.replace(island.record, chunks=wrong)
   with pytest.raises(ValueError, match="do not tile"):
     island.merger._source(PLAN.fragments[0][1], record, 1)
+
+
+def test_bench_stores_no_more_than_three_percent_beside_the_arithmetic():
+  found = bench.run(num_elements=1 << 16, trials=1)
+  for name in codec_lib.NAMES:
+    assert 1 <= found[name]["stored_ratio"] < 1.03
+    assert found[name]["encode_gbps"] > 0
+  assert found["int4"]["bits_per_value"] == 4.125
