@@ -584,6 +584,12 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
 
 
 def _validate_outer(outer: OuterConfig) -> None:
+  _require(
+    outer.nesterov or outer.optimizer != "nesterov",
+    "config.outer.nesterov = False",
+    "config.outer.optimizer = 'nesterov' looks ahead",
+    "set config.outer.optimizer to 'heavy_ball' or 'sgd'",
+  )
   if outer.optimizer != "delayed_nesterov":
     return
   _require(

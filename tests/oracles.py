@@ -4,8 +4,7 @@ Plain and slow on purpose: lists of whole vectors, one symbol one variable.
 """
 
 import numpy as np
-
-E = 1e-9  # weights that meet in the middle do so up to rounding
+import scipy.stats
 
 
 def weight(tokens, steps, staleness, kind, decay):
@@ -18,8 +17,8 @@ def weight(tokens, steps, staleness, kind, decay):
   return tokens**2 / steps * damping[kind]
 
 
-def merge(vectors, weights, method, *, trim=0.25, shape=None):
-  """The formulas as the papers have them."""
+def merge(vectors, weights, method, *, shape=None):
+  """The formulas as the papers have them; weights are whole numbers."""
   vectors = [np.asarray(v, np.float64).ravel() for v in vectors]
   shares = np.asarray(weights, np.float64) / sum(weights)
   mean = sum(w * v for w, v in zip(shares, vectors, strict=True))
@@ -37,29 +36,12 @@ def merge(vectors, weights, method, *, trim=0.25, shape=None):
       return mean
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     return (values.mean() * left @ right).ravel()
-  columns = np.stack(vectors).T
+  # A whole weight is as many islands; four of each, so that none is cut.
+  many = np.repeat(vectors, 4 * np.array(weights, int), axis=0)
   if method == "median":
-    return np.array([weighted_median(c, shares) for c in columns])
+    return np.median(many, axis=0)
   assert method == "trimmed_mean"
-  return np.array([mean_between(c, shares, trim) for c in columns])
-
-
-def weighted_median(values, shares):
-  """Between the last value below the middle and the first above it."""
-  pairs = sorted(zip(values, shares, strict=True))
-  sums = np.cumsum([share for _, share in pairs])
-  lower = next(v for (v, _), s in zip(pairs, sums, strict=True) if s > 0.5 - E)
-  upper = next(v for (v, _), s in zip(pairs, sums, strict=True) if s > 0.5 + E)
-  return (lower + upper) / 2
-
-
-def mean_between(values, shares, trim):
-  """Mean of the quantile function from `trim` to 1 - trim, piece by piece."""
-  total = reached = 0.0
-  for value, share in sorted(zip(values, shares, strict=True)):
-    start, reached = reached, reached + share
-    total += max(0.0, min(reached, 1 - trim) - max(start, trim)) * value
-  return total / (1 - 2 * trim)
+  return scipy.stats.trim_mean(many, 0.25)
 
 
 def clipped(vectors, times):

@@ -16,6 +16,12 @@ THREE = [{"topology": "1"}] * 3
 
 # (values, what is named, the rule, the remedy)
 REFUSALS = {
+  "Nesterov that does not look ahead": (
+    {"outer": {"optimizer": "nesterov", "nesterov": False}},
+    "config.outer.nesterov = False",
+    "config.outer.optimizer = 'nesterov' looks ahead",
+    "set config.outer.optimizer to 'heavy_ball' or 'sgd'",
+  ),
   "correction by a momentum that is not there": (
     {"sync": {"merge_align": True}},
     "config.sync.merge_align = True",

@@ -224,19 +224,7 @@ def test_layers_stay_whole_and_go_by_their_numbers(by, expected):
     assert plan.num_params == sum(t.size for t in MODEL)
 
 
-def test_tensors_in_turn():
-  plan = partition.partition(MODEL, 5, by="tensor")
-  names = [t.name for t in MODEL]
-  names.sort(
-    key=lambda n: (
-      (n[:6], int(n[6:].split("/")[0]), n) if n[:6] == "layer_" else (n, 0, n)
-    )
-  )
-  expected = [sorted(names[p::5]) for p in range(5)]
-  assert [[t.name for t in f] for f in plan.fragments] == expected
-
-
-def test_lists_of_blocks_are_layers_too():
+def test_numbers_of_a_list_are_layers_and_numbers():
   leaves = [
     partition.Tensor(f"body/blocks/{i}/{w}", (2,), "rda")
     for i in range(11)
@@ -245,6 +233,10 @@ def test_lists_of_blocks_are_layers_too():
   plan = partition.partition(leaves, 11, by="layer")
   for i, fragment in enumerate(plan.fragments):
     assert [t.name for t in fragment] == [f"body/blocks/{i}/{w}" for w in "ab"]
+  plan = partition.partition(leaves, 4, by="tensor")
+  dealt = [t.name for t in leaves]
+  for p, fragment in enumerate(plan.fragments):
+    assert [t.name for t in fragment] == sorted(dealt[p::4])
 
 
 @pytest.mark.parametrize("by", ["balanced", "layer", "tensor", "strided"])

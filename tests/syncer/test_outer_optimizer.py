@@ -118,17 +118,6 @@ def test_every_step_is_that_of_its_formula(kind, mu, n, share, seed):
     np.testing.assert_allclose(theta, right, rtol=1e-4, atol=1e-4)
 
 
-def test_delay_of_one_is_nesterov():
-  gradients = np.random.default_rng(1).standard_normal((9, 4), np.float32)
-  delayed = trajectory(optimizer("delayed_nesterov", 0.7, 0.9, 1, 1), gradients)
-  plain = trajectory(optimizer("nesterov", 0.7, 0.9), gradients)
-  for (theta, (b, _)), (expected, (momentum,)) in zip(
-    delayed, plain, strict=True
-  ):
-    np.testing.assert_allclose(theta, expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(b, momentum, rtol=1e-6)
-
-
 @pytest.mark.parametrize("settings", [settings for settings, _ in GOLDEN])
 def test_scratch_changes_nothing(settings):
   outer = optimizer(*settings)
