@@ -53,6 +53,7 @@ class FleetConfig:
   slices: tuple[SliceConfig, ...] = (SliceConfig(),)
   num_islands: int = 0  # M; 0 takes every slice, fewer leaves spares
   pace_step_secs: float = 0.0  # emulated step time at relative speed 1; 0: off
+  jitter: float = 0.0  # of the emulated step time: deviation of its logarithm
 
   @property
   def islands(self) -> int:
@@ -179,6 +180,17 @@ class ControllerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class VirtualConfig:
+  """The world of a run with `engine` "virtual"."""
+
+  latency_secs: float = 0.0  # of an island's operation of the store
+  bytes_per_sec: float = 0.0  # between an island and the store; 0: no limit
+  mtbi_secs: float = 0.0  # mean time between deaths of an island; 0: never
+  repair_secs: float = 30.0  # mean time until it is back
+  trace: str = ""  # file of deaths, besides those that are drawn
+
+
+@dataclasses.dataclass(frozen=True)
 class FaultConfig:
   """A fault to inject: a real signal to a real process, or bad values."""
 
@@ -195,12 +207,14 @@ class RunConfig:
   seed: int = 0
   total_tokens: int = 1_000_000  # trained by all islands together
   init_from: str = ""  # file of the initial parameters; else from the seed
+  engine: Literal["process", "virtual"] = "process"  # where roles live
   task: TaskConfig = TaskConfig()
   fleet: FleetConfig = FleetConfig()
   sync: SyncConfig = SyncConfig()
   outer: OuterConfig = OuterConfig()
   programs: ProgramConfig = ProgramConfig()
   controller: ControllerConfig = ControllerConfig()
+  virtual: VirtualConfig = VirtualConfig()
   faults: tuple[FaultConfig, ...] = ()
 
   def to_dict(self) -> dict[str, Any]:
@@ -379,6 +393,11 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("outer.momentum", 0, 1),
   ("fleet.num_islands", 0, math.inf),
   ("fleet.pace_step_secs", 0, math.inf),
+  ("fleet.jitter", 0, 2),
+  ("virtual.latency_secs", 0, 60),
+  ("virtual.bytes_per_sec", 0, math.inf),
+  ("virtual.mtbi_secs", 0, math.inf),
+  ("virtual.repair_secs", 0, math.inf),
   ("programs.window_steps", 1, math.inf),
   ("programs.windows_ahead", 1, math.inf),
   ("programs.eval_every_tokens", 0, math.inf),
@@ -498,6 +517,12 @@ def _validate_open_ends(config: RunConfig) -> None:
 
 def _validate_times(config: RunConfig) -> None:
   times = config.controller
+  _require(
+    config.engine != "virtual" or config.fleet.pace_step_secs > 0,
+    "config.engine = 'virtual'",
+    "in virtual time a step takes config.fleet.pace_step_secs, which is 0",
+    "set it to the seconds of an inner step",
+  )
   _require(
     times.hang_limit_secs >= 2 * times.heartbeat_secs,
     f"config.controller.hang_secs = {times.hang_limit_secs}",

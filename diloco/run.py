@@ -19,12 +19,13 @@ from diloco.controller import outcome as outcome_lib
 from diloco.controller import outside, resources, restorer, roles, wind_down
 from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
-from diloco.islands import bootstrap, trial
+from diloco.islands import bootstrap, compilation, trial
 from diloco.report import html, live, liveness, summary
 from diloco.snapshots import portable, store
 from diloco.tape import events, reader
 from diloco.tasks import registry
 from diloco.tasks import task as task_lib
+from diloco.virtual import fleet
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ def train(
   run_dir = pathlib.Path(workdir).absolute()
   task, plan, given = preflight(config, run_dir)
   resumed = process.holds_run(run_dir)
+  if config.engine == "virtual":
+    return _train_in_virtual_time(config, run_dir, task, plan, given)
   before = process.read_config(run_dir) if resumed else config
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   if resumed:
@@ -118,6 +121,26 @@ def train(
     outcome = _run(controller, view)
   if outcome.user_error:
     raise outcome.user_error
+  return Result(outcome.status, *_conclude(run_dir, outcome))
+
+
+def _train_in_virtual_time(
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  task: task_lib.Task,
+  plan: partition.FragmentPlan,
+  given: portable.Params | None,
+) -> Result:
+  """Trains in this process; the same again gives the same again."""
+  if process.holds_run(run_dir):
+    raise errors.UserError(
+      f"--workdir={run_dir}",
+      "it holds a run, and one in virtual time cannot go on",
+      "name a new directory; from its configuration it is the same again",
+    )
+  compilation.use_cache(run_dir / "compilation_cache")
+  process.write_config(config, run_dir)
+  outcome = fleet.train(config, run_dir, task, plan, given)
   return Result(outcome.status, *_conclude(run_dir, outcome))
 
 

@@ -8,9 +8,11 @@ begins anew from the store.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+from diloco import pulse
 from diloco.snapshots import operations
 
 logger = logging.getLogger(__name__)
@@ -56,6 +58,11 @@ class Worker:
       raise WorkerError(
         f"the {self._name} thread has ended: {type(error).__name__}: {error}"
       ) from error
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether the thread has not ended."""
+    return self._thread.is_alive()
 
   def join(self) -> None:
     """Waits for the thread to end, however it does."""
@@ -164,6 +171,43 @@ class Loop:
 
 class _Closed(BaseException):
   """Ends a script from outside; none of its lines sees it."""
+
+
+class Threads:
+  """How a role does what goes on in its background, and what time it is.
+
+  These are threads of this process and its clocks. A role in virtual time is
+  given others (`diloco.virtual`), and is the same in all else.
+  """
+
+  def clock(self) -> float:
+    """Monotonic seconds."""
+    return time.monotonic()
+
+  def wall(self) -> float:
+    """Seconds since the epoch, for tapes."""
+    return time.time()
+
+  def loop(
+    self,
+    name: str,
+    script: operations.Script[None],
+    execute: Callable[[operations.Operation], Any],
+    *,
+    at_once: bool = False,
+  ) -> Loop:
+    """Prepares a loop; see `Loop`."""
+    return Loop(name, script, execute, at_once=at_once)
+
+  def pulse(
+    self, beat: Callable[[], None], every_secs: float, name: str
+  ) -> pulse.Pulse:
+    """Starts a pulse; see `pulse.Pulse`."""
+    return pulse.Pulse(beat, every_secs, name)
+
+  def once(self, name: str, work: Callable[[], None]) -> Worker:
+    """Starts work in the background that is done once."""
+    return Worker(name, work)
 
 
 class Retry:

@@ -33,7 +33,7 @@ ALLOWED = {
   "diloco.process": CONFIG,
   "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
-  "diloco.workers": {"diloco.snapshots"},
+  "diloco.workers": {"diloco.snapshots", "diloco.pulse"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
   "diloco.tape": BASE,
@@ -44,6 +44,15 @@ ALLOWED = {
   "diloco.replay": ROLE
   | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,
+  "diloco.virtual": ROLE
+  | {
+    "diloco.controller.outcome",
+    "diloco.controller.pilot",
+    "diloco.islands",
+    "diloco.planning.fleet.traces",
+    "diloco.syncer",
+    "diloco.tasks",
+  },
   "diloco.verification": STORE
   | {"diloco.islands", "diloco.syncer", "diloco.timing", "diloco.workers"},
   "diloco.planning.bandwidth": BASE | {"diloco.fragments", "diloco.arguments"},

@@ -7,7 +7,6 @@ between two steps.
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +58,7 @@ class Adopter:
     poll_secs: Callable[[], float],
     board: notices.NoticeBoard,
     notices_every_secs: float,
+    threads: workers.Threads = workers.Threads(),
   ):
     """Starts the thread.
 
@@ -71,14 +71,16 @@ class Adopter:
       poll_secs: gives the pause between two looks at the board.
       board: where notices are.
       notices_every_secs: time between two looks at them.
+      threads: gives the thread and its clock.
     """
     self._island = island
+    self._clock = threads.clock
     self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
     self._watch = watching.Watch(
       versions,
       board,
       self._take_in,
-      time.monotonic,
+      threads.clock,
       notices_every_secs=notices_every_secs,
       heads_every_secs=_HEADS_EVERY_SECS,
       failed=_log_failure,
@@ -87,7 +89,7 @@ class Adopter:
     self._board: records.Board | None = None
     self._notices = notices.Notices()
     self._reading_since = 0.0
-    self._loop = workers.Loop(
+    self._loop = threads.loop(
       "adopter",
       self._watch.watch(self._show, poll_secs),
       self._execute,
@@ -121,7 +123,7 @@ class Adopter:
 
   def _execute(self, operation: operations.Operation) -> Any:
     if isinstance(operation, operations.ReadPayload):
-      self._reading_since = time.monotonic()
+      self._reading_since = self._clock()
     return self._fetcher.execute(operation)
 
   def _show(self, seen: watching.Seen) -> None:
@@ -147,7 +149,7 @@ class Adopter:
       anchor,
       sum(value.nbytes for value in anchor.values()),
       head.digest,
-      time.monotonic() - self._reading_since,
+      self._clock() - self._reading_since,
       head.holes.get(str(self._island), ()),
     )
 

@@ -69,6 +69,7 @@ class Evaluator:
     progress: heartbeat.Progress,
     times: timing.Timing,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
   ):
     """Prepares; nothing is compiled or read before the first use.
 
@@ -80,6 +81,7 @@ class Evaluator:
       times: how long a compilation may take, and the store is left alone
         after it failed.
       sleep: waits so many seconds.
+      clock: monotonic seconds.
     """
     self._task = task
     self._num_fragments = trainer.plan.num_fragments
@@ -90,10 +92,8 @@ class Evaluator:
     self._compile_secs = times.start_secs
     self._retry_secs = times.retry_secs
     self._sleep = sleep
-    tree = trainer.tree
-    self._eval_fn = jax.jit(
-      lambda flat, batch: task.eval_loss(tree.unflatten(flat), batch)
-    )
+    self._clock = clock
+    self._eval_fn = trainer.tree.eval_fn
 
   def evaluate(
     self, params: inner_step.FlatParams | None, num_batches: int
@@ -113,7 +113,7 @@ class Evaluator:
       CorruptSnapshotError: a global version cannot be read, however often.
       OSError: the store cannot be reached.
     """
-    started = time.monotonic()
+    started = self._clock()
     result: dict[str, Any] = {}
     if params is None:
       params, versions = self._read_global()
@@ -124,7 +124,7 @@ class Evaluator:
       functools.partial(self._dispatch, params),
       moved=self._progress.moved,
     )
-    return result | found | {"secs": time.monotonic() - started}
+    return result | found | {"secs": self._clock() - started}
 
   def _dispatch(
     self, params: inner_step.FlatParams, batch: task_lib.Batch

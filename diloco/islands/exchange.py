@@ -8,13 +8,11 @@ adopter and saver. When to do what is in `diloco.islands.hands`.
 import dataclasses
 import logging
 import pathlib
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco import config as config_lib
-from diloco import crash, errors, timing
+from diloco import crash, errors, timing, workers
 from diloco.fragments import codec, schedule
 from diloco.islands import (
   adopter,
@@ -52,6 +50,7 @@ class Setting:
   tape: recorder.Recorder
   progress: heartbeat.Progress
   times: timing.Timing
+  threads: workers.Threads = dataclasses.field(default_factory=workers.Threads)
 
 
 class Exchange(hands.Hands):
@@ -71,6 +70,7 @@ class Exchange(hands.Hands):
       poll_secs: gives the pause between two looks at the syncer's board.
     """
     sync, who = setting.config.sync, setting.identity
+    threads = setting.threads
     self._setting = setting
     self._learner = setting.learner
     self._swap = setting.learner.swap
@@ -88,7 +88,7 @@ class Exchange(hands.Hands):
     self._cut = basis.standing.cut  # the last one taken part in
     self._saves = 0
     self._last_save: tuple[int, Sequence[core.Position]] | None = None
-    self._answerer: threading.Thread | None = None  # of a peer's call
+    self._answerer: workers.Worker | None = None  # of a peer's call
     self._offences = 0  # what the last resync is for
     self.at_hand: dict[int, adopter.Placed] = {}
     self._publisher = publisher.Publisher(
@@ -101,6 +101,7 @@ class Exchange(hands.Hands):
         self._swap.shardings,
       ),
       setting.tape,
+      threads,
     )
     self._saver = saver.Saver(
       setting.run_dir,
@@ -108,6 +109,7 @@ class Exchange(hands.Hands):
       setting.learner.plan,
       who,
       setting.tape,
+      threads,
     )
     self._adopter = adopter.Adopter(
       setting.snapshots,
@@ -122,9 +124,10 @@ class Exchange(hands.Hands):
         peer_protocol.turn_secs(
           setting.times.heartbeat_secs, peers.size_of(setting.learner.opt_state)
         ),
-        time.monotonic,
+        threads.clock,
       ),
       setting.times.heartbeat_secs,
+      threads,
     )
 
   @property
@@ -152,7 +155,7 @@ class Exchange(hands.Hands):
       thread.check()
     news = self._adopter.take()
     self.at_hand |= {f.fragment: f for f in news.fetched}
-    now = time.monotonic()
+    now = self._setting.threads.clock()
     self.act(self._learner.step, news.board, news.notices, now)
 
   def ready(self, found: adopter.Placed) -> core.Ready:
@@ -257,7 +260,7 @@ class Exchange(hands.Hands):
 
   def answer(self, request: records.PeerRequest, bases: Sequence[int]) -> None:
     """See `Hands`."""
-    if self._answerer is not None and self._answerer.is_alive():
+    if self._answerer is not None and self._answerer.is_alive:
       return
     who = self._setting.identity
     offer = peers.Offer(
@@ -267,13 +270,9 @@ class Exchange(hands.Hands):
       bases,
       self._learner.opt_state_copy(),
     )
-    self._answerer = threading.Thread(
-      target=_send,
-      args=(self._setting.snapshots, request, offer),
-      name="answerer",
-      daemon=True,
+    self._answerer = self._setting.threads.once(
+      "answerer", lambda: _send(self._setting.snapshots, request, offer)
     )
-    self._answerer.start()
 
   def save(self) -> int:
     """Starts saving the state as it is; returns which save it is.

@@ -8,7 +8,7 @@ do not depend on the main thread. Whether that gets on is told by its
 import contextlib
 from collections.abc import Callable, Iterator
 
-from diloco import pulse
+from diloco import workers
 from diloco.snapshots import keys, records, store
 
 
@@ -61,6 +61,7 @@ class Heartbeat:
     describe: Callable[[int], records.Member],
     every_secs: float,
     report: Callable[[records.Member], None] = lambda member: None,
+    threads: workers.Threads = workers.Threads(),
   ):
     """Starts beating.
 
@@ -70,13 +71,14 @@ class Heartbeat:
       every_secs: time between beats.
       report: called as often with what is true now, on a thread that never
         touches the store.
+      threads: gives the threads.
     """
     self._store = snapshots
     self._describe = describe
     self._report = report
     self._beat = 0
-    self._written = pulse.Pulse(self._write, every_secs, "heartbeat")
-    self._told = pulse.Pulse(self._tell, every_secs, "report")
+    self._written = threads.pulse(self._write, every_secs, "heartbeat")
+    self._told = threads.pulse(self._tell, every_secs, "report")
 
   def nudge(self) -> None:
     """Beats now: something that others wait for has changed."""

@@ -4,6 +4,7 @@ Parameters are held as a flat mapping from a '/'-joined path to an array, in
 which fragments are easy to name; the task sees its own pytree.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -98,6 +99,13 @@ class ParamTree:
   def unflatten(self, flat: Mapping[str, Any]) -> task_lib.Params:
     """Mapping to pytree."""
     return jax.tree.unflatten(self._treedef, [flat[n] for n in self._names])
+
+  @functools.cached_property
+  def eval_fn(self) -> Callable[[FlatParams, Any], tuple[Any, Any]]:
+    """The task's `eval_loss` of the mapping, compiled when first used."""
+    return jax.jit(
+      lambda flat, batch: self._task.eval_loss(self.unflatten(flat), batch)
+    )
 
   def init(self, placement: placement_lib.Placement) -> FlatParams:
     """Initial parameters, float32, on their devices; equal for equal seeds."""

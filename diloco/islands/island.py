@@ -13,12 +13,12 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from diloco import config as config_lib
-from diloco import timing
+from diloco import timing, workers
 from diloco.islands import (
   bootstrap,
   evaluation,
@@ -35,6 +35,8 @@ from diloco.snapshots import checkpoint, operations, records, store
 from diloco.tape import events, recorder
 from diloco.tasks import task as task_lib
 
+T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
 
 _POLL_SECS = (0.005, 0.05)  # of the board; a tenth of a step in between
@@ -50,6 +52,7 @@ class Spec:
   island: int
   incarnation: int
   slice: config_lib.SliceConfig
+  opened: store.SnapshotStore | None = None  # the store, if it is open
 
 
 class Island:
@@ -64,8 +67,10 @@ class Island:
     report: Callable[[records.Member, tuple[int, float]], None] = lambda *_: (
       None
     ),
+    threads: workers.Threads = workers.Threads(),
+    like: trainer_lib.Trainer | None = None,
   ):
-    """Joins the run: builds, restores, compiles, and starts the threads.
+    """Builds what trains; `join` brings it into the run.
 
     Args:
       spec: who this is.
@@ -75,29 +80,47 @@ class Island:
       report: called on a thread that never touches the store with every sign
         of life, and where the main thread stands:
         `heartbeat.Progress.standing`.
+      threads: gives its threads and their clock.
+      like: a trainer of this process on the same devices, which has not made a
+        step; what that compiled and computed is not done again.
 
     Raises:
-      UserError: the task does not fit the run's fragment plan or the mesh.
+      UserError: the task does not fit the mesh.
     """
+    self._threads = threads
+    self._clock = threads.clock
+    self._report = report
     self._spec = spec
     self._config = config
     self._task = task
     self._tape = recorder.Recorder(
-      spec.run_dir, f"island-{spec.island}", spec.incarnation
+      spec.run_dir, f"island-{spec.island}", spec.incarnation, threads.wall
     )
-    self._store = store.SnapshotStore(spec.store_url)
+    self._store = spec.opened or store.SnapshotStore(spec.store_url)
     self.times = timing.read(self._store, config.controller)
     self.progress = heartbeat.Progress()
     self._trainer = trainer_lib.Trainer(
-      config, task, spec.island, spec.slice.shape, devices
+      config, task, spec.island, spec.slice.shape, devices, like
     )
-    self._patiently(lambda: self._store.write_plan(self._trainer.plan))
-    self._join()
-    self._heartbeat = heartbeat.Heartbeat(
+    self._pace = step_log.Pace(
+      config.fleet.pace_step_secs / spec.slice.relative_speed,
+      config.fleet.jitter,
+      (config.seed, spec.island),
+    )
+    self._log = step_log.StepLog(
+      recorder.MetricLog(spec.run_dir, spec.island, threads.wall),
+      spec.incarnation,
+      task.tokens_per_batch,
+      self._clock,
+    )
+    self._recovery = recovery.Recovery(
+      spec.run_dir,
       self._store,
-      self._member,
+      self._trainer,
+      spec.island,
+      spec.incarnation,
       self.times.heartbeat_secs,
-      lambda member: report(member, self.progress.standing),
+      self._clock,
     )
 
   @property
@@ -110,18 +133,36 @@ class Island:
     """Shape of every parameter leaf."""
     return dict(self._trainer.tree.shapes)
 
-  def _join(self) -> None:
-    """Restores, compiles, starts the background threads, is on record."""
+  def join(self) -> None:
+    """Joins the run.
+
+    Raises:
+      UserError: the task does not fit the run's fragment plan.
+    """
+    self._perform(self.joining())
+
+  def _perform(self, script: operations.Script[T]) -> T:
+    return operations.perform(script, self._execute)
+
+  def _execute(self, operation: Any) -> Any:
+    if isinstance(operation, float):
+      return time.sleep(operation)
+    return self.execute(operation)
+
+  def execute(self, operation: operations.Operation) -> Any:
+    """Does one operation of this island's scripts."""
+    return self._recovery.execute(operation)
+
+  def joining(self) -> operations.Script[None]:
+    """Restores, compiles, starts the background threads, is on record.
+
+    Raises:
+      UserError: the task does not fit the run's fragment plan.
+    """
     spec, trainer = self._spec, self._trainer
-    self._patiently(self._publish_initial)
-    basis = recovery.Recovery(
-      spec.run_dir,
-      self._store,
-      trainer,
-      spec.island,
-      spec.incarnation,
-      self.times.heartbeat_secs,
-    ).run(self._config.sync.every)
+    yield from self._patiently(lambda: self._store.write_plan(trainer.plan))
+    yield from self._patiently(self._publish_initial)
+    basis = yield from self._recovery.recovering(self._config.sync.every)
     trainer.compile()
     self._evaluator = evaluation.Evaluator(
       self._task,
@@ -129,15 +170,9 @@ class Island:
       fetching.Fetcher(self._store, trainer.plan, trainer.swap.shardings),
       self.progress,
       self.times,
+      clock=self._clock,
     )
-    speed = spec.slice.relative_speed
-    self._pace_secs = self._config.fleet.pace_step_secs / speed
     tokens_per_step = self._task.tokens_per_batch
-    self._log = step_log.StepLog(
-      recorder.MetricLog(spec.run_dir, spec.island),
-      spec.incarnation,
-      tokens_per_step,
-    )
     self._present = False
     self._tape.record(
       events.STARTED,
@@ -145,8 +180,8 @@ class Island:
       kind=spec.slice.kind,
       topology=spec.slice.topology,
       devices=trainer.placement.num_devices,
-      relative_speed=speed,
-      paced_step_secs=self._pace_secs,
+      relative_speed=spec.slice.relative_speed,
+      paced_step_secs=self._pace.step_secs,
       share=[spec.island, self._config.fleet.islands],
       total_tokens=self._config.total_tokens,
       **surroundings.describe(),
@@ -164,17 +199,26 @@ class Island:
       self._tape,
       self.progress,
       self.times,
+      self._threads,
     )
     self._exchange = exchange.Exchange(setting, basis, self._poll_secs)
+    self._heartbeat = heartbeat.Heartbeat(
+      self._store,
+      self._member,
+      self.times.heartbeat_secs,
+      lambda member: self._report(member, self.progress.standing),
+      self._threads,
+    )
 
-  def _patiently(self, do: Callable[[], None]) -> None:
+  def _patiently(self, do: Callable[[], None]) -> operations.Script[None]:
     """Does it once the store answers: an outage is no death of an island."""
     while True:
       try:
-        return do()
+        yield operations.Compute(do)
+        return
       except OSError as error:
         logger.warning("start_waits error=%s", error)
-        time.sleep(self.times.retry_secs)
+        yield self.times.retry_secs
 
   def _publish_initial(self) -> None:
     spec, plan = self._spec, self._trainer.plan
@@ -217,16 +261,22 @@ class Island:
     Returns:
       Steps done now and in all, and the last training loss in nats.
     """
+    return self._perform(self.training(num_steps, interrupted))
+
+  def training(
+    self, num_steps: int, interrupted: Callable[[], bool]
+  ) -> operations.Script[dict[str, Any]]:
+    """See `train`."""
     started_at = self._exchange.step
     self._present = True
-    slot = time.monotonic()
+    slot = self._clock()
     for _ in range(num_steps):
       self._one_step()
-      self._wait_for_answers(interrupted)
-      if self._pace_secs:
+      yield from self._wait_for_answers(interrupted)
+      if self._pace.step_secs:
         self._log.finish()
-        slot = max(slot + self._pace_secs, time.monotonic())
-        time.sleep(slot - time.monotonic() if slot > time.monotonic() else 0)
+        slot = max(slot + self._pace.next_secs(self.step), self._clock())
+        yield max(0.0, slot - self._clock())
       if interrupted():
         break
     self._log.finish()
@@ -240,21 +290,21 @@ class Island:
 
   def _one_step(self) -> None:
     batch = self._trainer.take_batch()
-    dispatched_secs = time.monotonic()
+    dispatched_secs = self._clock()
     metrics = self._trainer.do_step(batch)
     self._exchange.between_steps()
     self._log.dispatched(self._trainer.step, metrics, dispatched_secs)
     self.progress.moved()
 
-  def _wait_for_answers(self, interrupted: Callable[[], bool]) -> None:
+  def _wait_for_answers(
+    self, interrupted: Callable[[], bool]
+  ) -> operations.Script[None]:
     """As a synchronous method does, if the run is configured to."""
-    exchange, clock = self._exchange, time.monotonic
+    exchange, clock = self._exchange, self._clock
     if not exchange.core.holds(clock()):
       return
     self._log.pause()
-    operations.perform(
-      exchange.wait(clock, self._look, interrupted, _POLL_SECS[0]), time.sleep
-    )
+    yield from exchange.wait(clock, self._look, interrupted, _POLL_SECS[0])
     if exchange.core.unanswered:
       logger.warning("no_answer step=%d", self.step)
 
@@ -282,18 +332,23 @@ class Island:
     Returns:
       `flushed`: whether all of it reached the store in time.
     """
+    return self._perform(self.draining(timeout_secs))
+
+  def draining(self, timeout_secs: float) -> operations.Script[dict[str, Any]]:
+    """See `drain`."""
     self._log.pause()
-    deadline = time.monotonic() + timeout_secs
+    clock, poll_secs = self._clock, _POLL_SECS[0]
+    deadline = clock() + timeout_secs
     shortest, longest = _IN_FLIGHT_SECS
     patience = min(max(4 * self._log.step_secs, shortest), longest)
-    in_flight_until = min(deadline, time.monotonic() + patience)
-    while self._exchange.in_flight and time.monotonic() < in_flight_until:
+    in_flight_until = min(deadline, clock() + patience)
+    while self._exchange.in_flight and clock() < in_flight_until:
       self._look()
-      time.sleep(_POLL_SECS[0])
+      yield poll_secs
     self._exchange.publish_all()
-    left_secs = max(0.0, deadline - time.monotonic())
-    with self.progress.may_take(left_secs):
-      flushed = self._exchange.flush(left_secs)
+    with self.progress.may_take(max(0.0, deadline - clock())):
+      while not (flushed := self._exchange.flush(0.0)) and clock() < deadline:
+        yield poll_secs
     self._present = False
     self._heartbeat.nudge()
     return {"flushed": flushed, "step": self._exchange.step}
@@ -331,13 +386,13 @@ class Island:
     """
     if wait:
       self._log.pause()
-    started = time.monotonic()
+    started = self._clock()
     serial = self._exchange.save()
     durable = wait and self._wait_saved(serial)
     return {
       "step": self.step,
       "durable": durable,
-      "secs": time.monotonic() - started,
+      "secs": self._clock() - started,
     }
 
   def _wait_saved(self, serial: int) -> bool:
@@ -350,6 +405,12 @@ class Island:
     self._trainer.poison(fragment)
     self._tape.record(events.POISONED, fragment=fragment, step=self.step)
     return {"step": self.step}
+
+  def abandon(self) -> None:
+    """Releases the files of a life that has no threads any more."""
+    self._trainer.close()
+    self._tape.close()
+    self._log.close()
 
   def close(self, reason: str) -> None:
     """Leaves the run: ends all threads and releases all files."""

@@ -84,6 +84,7 @@ def _run(args: argparse.Namespace) -> int:
     devices.of_slice(indices, jax.devices()),
     report=report,
   )
+  island.join()
   # All that start-up made stays. Every full collection would look at it again,
   # which stops a step for a tenth of a second and more.
   gc.collect()

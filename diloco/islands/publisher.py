@@ -8,7 +8,6 @@ same fragment, which contains it, takes its place (`diloco.islands.outbox`).
 
 import dataclasses
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,6 +50,7 @@ class Publisher:
     identity: Identity,
     encoder: encoding.Encoder,
     tape: recorder.Recorder,
+    threads: workers.Threads = workers.Threads(),
   ):
     """Starts the thread."""
     self.identity = identity
@@ -58,8 +58,9 @@ class Publisher:
     self._plan = plan
     self._encoder = encoder
     self._tape = tape
+    self._clock = threads.clock
     self._outbox = outbox.Outbox()
-    self._loop = workers.Loop(
+    self._loop = threads.loop(
       "publisher",
       self._outbox.send_all(
         self._publish, lambda given_up: self._record([given_up]), _log_failure
@@ -105,7 +106,7 @@ class Publisher:
   def _publish(
     self, action: core.Publish, publication: Publication
   ) -> operations.Procedure[None]:
-    started = time.monotonic()
+    started = self._clock()
     who = self.identity
     encoded = yield operations.Compute(lambda: self._encode(publication))
     record = records.Contribution(
@@ -140,7 +141,7 @@ class Publisher:
       codec=record.codec,
       trigger=action.trigger,
       key=record.key,
-      secs=time.monotonic() - started,
+      secs=self._clock() - started,
     )
 
   def _encode(self, publication: Publication) -> encoding.Encoded:

@@ -95,22 +95,19 @@ class Recovery(protocol.Search):
     island: int,
     incarnation: int,
     heartbeat_secs: float,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
   ):
-    """Args: where things are, what goes on, who it is, how to wait."""
-    super().__init__(island, incarnation, time.monotonic)
+    """Args: where things are, what goes on, who it is, monotonic seconds."""
+    super().__init__(island, incarnation, clock)
     self._run_dir = run_dir.absolute()
     self._store = snapshots
     self._trainer = trainer
     self._heartbeat_secs = heartbeat_secs
-    self._sleep = sleep
 
-  def run(self, sync_every: int) -> protocol.Basis:
+  def recovering(self, sync_every: int) -> operations.Script[protocol.Basis]:
     """Brings the trainer there; `sync_every` is H."""
     trainer = self._trainer
-    basis = operations.perform(
-      self.find(trainer.plan.num_fragments, sync_every), self._execute
-    )
+    basis = yield from self.find(trainer.plan.num_fragments, sync_every)
     for reason in basis.passed_over:
       logger.warning("passed_over reason=%s", reason)
     plan, state, heard = basis.plan, basis.state, basis.heard
@@ -133,13 +130,11 @@ class Recovery(protocol.Search):
     heard = heard and heard._replace(content=None)
     return basis._replace(state=None, heard=heard)
 
-  def _execute(self, operation: Any) -> Any:
+  def execute(self, operation: operations.Operation) -> Any:
+    """Does one operation of `recovering`."""
     trainer = self._trainer
-    match operation:
-      case float(secs):
-        return self._sleep(secs)
-      case operations.ReadState(state):
-        return peers.read(self._store, state, trainer.state.opt_state)
+    if isinstance(operation, operations.ReadState):
+      return peers.read(self._store, operation.state, trainer.state.opt_state)
     fetcher = fetching.Fetcher(
       self._store, trainer.plan, trainer.swap.shardings
     )

@@ -8,7 +8,6 @@ import logging
 import os
 import pathlib
 import shutil
-import time
 
 import orbax.checkpoint as ocp
 
@@ -33,6 +32,7 @@ class Saver(saving.Saves):
     plan: partition.FragmentPlan,
     identity: publisher.Identity,
     tape: recorder.Recorder,
+    threads: workers.Threads = workers.Threads(),
   ):
     """Starts the thread; `identity` is whose states they are."""
     super().__init__()
@@ -42,10 +42,11 @@ class Saver(saving.Saves):
     self._store = snapshots
     self._plan = plan
     self._tape = tape
+    self._clock = threads.clock
     self._writer = ocp.StandardCheckpointer()
     self._saved: set[int] = set()  # serials of complete checkpoints
     self._started = 0.0
-    self._loop = workers.Loop("saver", self.save_all(), self._store.execute)
+    self._loop = threads.loop("saver", self.save_all(), self._store.execute)
     self._loop.start()
 
   def save(self, job: saving.Job) -> None:
@@ -88,7 +89,7 @@ class Saver(saving.Saves):
     self, job: saving.Job
   ) -> operations.Procedure[checkpoint.Checkpoint]:
     """See `Saves`."""
-    self._started = time.monotonic()
+    self._started = self._clock()
     marker: checkpoint.Checkpoint = yield operations.Compute(
       lambda: self._write(job)
     )
@@ -151,7 +152,7 @@ class Saver(saving.Saves):
       events.CHECKPOINTED,
       step=job.snapshot.step,
       serial=job.serial,
-      secs=time.monotonic() - self._started,
+      secs=self._clock() - self._started,
       durable=not reason,
       bytes=num_bytes,
       cut=job.cut if job.part else 0,

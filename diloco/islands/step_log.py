@@ -6,14 +6,37 @@ holds the device up.
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from diloco.tape import recorder
 
 _SPEED_WEIGHT = 0.1  # of the newest step in the moving average
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+  """How long an island's steps take, where that is emulated.
+
+  Attributes:
+    step_secs: median time of a step; 0 where it is not emulated.
+    jitter: standard deviation of the logarithm of a step's time.
+    seed: of the jitter; a step takes as long in every life.
+  """
+
+  step_secs: float
+  jitter: float
+  seed: Sequence[int]
+
+  def next_secs(self, step: int) -> float:
+    """Time that a step takes."""
+    if not self.jitter:
+      return self.step_secs
+    drawn = np.random.default_rng([*self.seed, step]).standard_normal()
+    return self.step_secs * float(np.exp(self.jitter * drawn))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +50,14 @@ class StepLog:
   """Writes one metric line per finished step and keeps the pace."""
 
   def __init__(
-    self, log: recorder.MetricLog, incarnation: int, tokens_per_step: int
+    self,
+    log: recorder.MetricLog,
+    incarnation: int,
+    tokens_per_step: int,
+    clock: Callable[[], float] = time.monotonic,
   ):
-    """Args: where to write, and what every line repeats."""
+    """Args: where to write, what every line repeats, monotonic seconds."""
+    self._clock = clock
     self._log = log
     self._incarnation = incarnation
     self._tokens_per_step = tokens_per_step
@@ -52,7 +80,7 @@ class StepLog:
       return
     # All in one transfer, which waits for the step.
     metrics = jax.tree.map(_short, jax.device_get(dict(pending.metrics)))
-    now = time.monotonic()
+    now = self._clock()
     started = pending.dispatched_secs
     gap_secs = None
     if self._finished_secs is not None:

@@ -26,7 +26,19 @@ from diloco.tasks import task as task_lib
 
 
 class Trainer(learner.Learner):
-  """Trains one island's share of the data; see the module."""
+  """Trains one island's share of the data; see the module.
+
+  Attributes:
+    task: what it trains.
+    placement: on which mesh, and how divided.
+    tree: between the task's parameters and named leaves.
+    state: what a step consumes and produces.
+  """
+
+  placement: placement_lib.Placement
+  tree: inner_step.ParamTree
+  state: inner_step.TrainState
+  _compiled: dict[int, inner_step.Step]  # by the steps of the schedule in it
 
   def __init__(
     self,
@@ -35,6 +47,7 @@ class Trainer(learner.Learner):
     island: int,
     topology: Sequence[int],
     devices: Sequence[jax.Device],
+    like: "Trainer | None" = None,
   ):
     """Starts from the run's initial parameters, which are version 0.
 
@@ -44,28 +57,25 @@ class Trainer(learner.Learner):
       island: which share of the data to take.
       topology: devices along each axis of the mesh.
       devices: at least as many as the topology holds.
+      like: another one for this configuration, task, topology and devices, that
+        has made no step; its programs and initial values are used again.
 
     Raises:
       UserError: the task does not fit the topology or the fragments.
     """
     self.task = task
-    self.placement = placement_lib.Placement(
-      topology, devices, placement_lib.Rules.of(task)
-    )
-    self.tree = inner_step.ParamTree(task, config.seed)
-    self.plan = self.tree.plan(config.sync)
     self._schedule_steps = schedule_steps(config, task, island)
     self._optimizer = task.optimizer(self._schedule_steps)
-    params = self.tree.init(self.placement)
-    self.state = inner_step.TrainState(
-      params,
-      inner_step.init_opt_state(self._optimizer, params, self.placement),
-      jax.device_put(_step_array(0), self.placement.replicated()),
-    )
+    if like is None:
+      self._make(config, topology, devices)
+    else:
+      self.placement, self.tree = like.placement, like.tree
+      self.plan, self._compiled = like.plan, like._compiled
+      self.state = jax.tree.map(jnp.copy, like.state)
     self.step = 0
     self.swap = swap.Swap(
       self.plan,
-      params,
+      self.state.params,
       config.sync.adoption,
       config.sync.blend_alpha,
       packing.of(config.sync),
@@ -79,8 +89,35 @@ class Trainer(learner.Learner):
       seed=config.seed,
     )
 
+  def _make(
+    self,
+    config: config_lib.RunConfig,
+    topology: Sequence[int],
+    devices: Sequence[jax.Device],
+  ) -> None:
+    """Computes the initial state, and what it is divided by."""
+    task = self.task
+    self.placement = placement_lib.Placement(
+      topology, devices, placement_lib.Rules.of(task)
+    )
+    self.tree = inner_step.ParamTree(task, config.seed)
+    self.plan = self.tree.plan(config.sync)
+    params = self.tree.init(self.placement)
+    self.state = inner_step.TrainState(
+      params,
+      inner_step.init_opt_state(self._optimizer, params, self.placement),
+      jax.device_put(_step_array(0), self.placement.replicated()),
+    )
+    self._compiled = {}
+
   @functools.cached_property
   def _step_fn(self) -> inner_step.Step:
+    steps = self._schedule_steps
+    if steps not in self._compiled:
+      self._compiled[steps] = self._compile_step()
+    return self._compiled[steps]
+
+  def _compile_step(self) -> inner_step.Step:
     position = self._stream.position
     batch = self.take_batch()
     self._stream.seek(position)

@@ -172,6 +172,8 @@ class SnapshotStore:
         return self.delete_tree(prefix)
       case operations.Names(prefix):
         return self.names(prefix)
+      case operations.Compute(work):
+        return work()
       case operations.Point(name):
         return crash.point(name)
     raise TypeError(f"this store does not do {type(operation).__name__}")

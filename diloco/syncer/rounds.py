@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +37,7 @@ class Rounds(leader.Leader):
     tape: recorder.Recorder,
     orders: Orders,
     parts: leader.Parts,
+    threads: workers.Threads = workers.Threads(),
   ):
     """Does nothing yet.
 
@@ -47,13 +47,14 @@ class Rounds(leader.Leader):
       tape: where decisions go.
       orders: whom to ask.
       parts: what it works with.
+      threads: gives the thread that merges, and its clock.
     """
-    super().__init__(parts, time.monotonic)
+    super().__init__(parts, threads.clock)
     self._plan = plan
     self._merger = merger
     self._tape = tape
     self._orders = orders
-    self._merges = workers.Loop("merger", self.merge(), self._merge)
+    self._merges = threads.loop("merger", self.merge(), self._merge)
     self._closing_since = 0.0
     self._present: set[int] = set()
     self._told: dict[int, str] = {}  # of fragments that stand still, and why
@@ -118,7 +119,7 @@ class Rounds(leader.Leader):
     self, close: core.Close, weights: Sequence[float], merged: Any
   ) -> heads_lib.Content:
     """See `Leader`; the head keeps what the tape will say, for a successor."""
-    secs = time.monotonic() - self._closing_since
+    secs = self._clock() - self._closing_since
     # Heads keep the facts of one version: those of the last are on the tape.
     self._tape.flush()
     self.check()
@@ -154,7 +155,7 @@ class Rounds(leader.Leader):
       case core.Open():
         self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
       case core.Close():
-        self._closing_since = time.monotonic()
+        self._closing_since = self._clock()
       case core.Discard():
         self._discards(action)
       case core.Quarantine():

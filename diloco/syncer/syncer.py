@@ -8,7 +8,6 @@ takes over from the store alone.
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,6 +71,7 @@ class Syncer(leadership.Leadership):
     tape: recorder.Recorder,
     owner: str,
     stranger: Callable[[str], bool] = lambda owner: False,
+    threads: workers.Threads = workers.Threads(),
   ):
     """Knows its store; takes no lease yet.
 
@@ -82,7 +82,9 @@ class Syncer(leadership.Leadership):
       owner: name of this process; another, in a container with the same
         names and numbers or in this very process, may have the same.
       stranger: whether the process of that name does not belong to this run.
+      threads: gives its threads and their clock.
     """
+    self._threads = threads
     self._config = config
     self._tape = tape
     self._times = timing.read(snapshots, config.controller)
@@ -96,7 +98,7 @@ class Syncer(leadership.Leadership):
         weighting.Weighting.of(config.sync),
       ),
       cutting.CutKeeper(),
-      time.monotonic,
+      threads.clock,
       stranger,
     )
     self._plan: partition.FragmentPlan | None = None
@@ -112,7 +114,9 @@ class Syncer(leadership.Leadership):
   def hold(self, renewing: operations.Script[None]) -> None:
     """See `Leadership`."""
     self._tape.record(events.LEASE_ACQUIRED, token=self.token)
-    self._renewals = workers.Loop("lease", renewing, self._unwatched.execute)
+    self._renewals = self._threads.loop(
+      "lease", renewing, self._unwatched.execute
+    )
     self._renewals.start()
 
   def num_fragments(self) -> operations.Procedure[int]:
@@ -155,13 +159,13 @@ class Syncer(leadership.Leadership):
     )
     if parts is None:
       return False
-    self._tell_again(parts.heads.records)
-    self._lead(parts)
+    self._begin(parts)
     return True
 
-  def _lead(self, parts: leader.Parts) -> None:
+  def _begin(self, parts: leader.Parts) -> None:
     """Makes what surrounds the core."""
     assert self._plan is not None
+    self._tell_again(parts.heads.records)
     parts.core.configure(settings(self._config))  # changed while it waited?
     merger = round_merge.RoundMerger.of(
       self._unwatched.watched(self.merge_gets_on), self._plan, self._config
@@ -170,8 +174,9 @@ class Syncer(leadership.Leadership):
       self._plan,
       merger,
       self._tape,
-      rounds.Orders(self._drain.is_set, self._over, self._woken.set),
+      rounds.Orders(self._drain.is_set, self._over, self.wake),
       parts,
+      self._threads,
     )
 
   def _tell_again(self, heads: list[records.Head]) -> None:
@@ -204,10 +209,19 @@ class Syncer(leadership.Leadership):
     Raises:
       FencedError: another syncer leads now.
     """
-    assert self._rounds is not None
     self._channel = channel
+    return operations.perform(self._leading(), self._execute)
+
+  def _leading(self) -> operations.Script[str]:
+    assert self._rounds is not None
     self._rounds.start()
-    return operations.perform(self._rounds.lead(), self._execute)
+    return (yield from self._rounds.lead())
+
+  def serving(self) -> operations.Script[None]:
+    """Waits for the lease and the heads, then leads until told to stop."""
+    if (parts := (yield from self.taking_over(lambda: True))) is not None:
+      self._begin(parts)
+      yield from self._leading()
 
   def _execute(self, operation: Any) -> Any:
     match operation:
@@ -239,10 +253,20 @@ class Syncer(leadership.Leadership):
     """From now on closes every round as soon as its quorum allows."""
     self._drain.set()
 
+  @property
+  def idle(self) -> bool:
+    """Whether it leads, and no round is open or being merged."""
+    rounds = self._rounds
+    return rounds is not None and rounds.core.idle and not rounds.is_merging
+
+  def wake(self) -> None:
+    """Ends the pause between two turns."""
+    self._woken.set()
+
   def stop(self) -> None:
     """Makes `run` return."""
     self._stop.set()
-    self._woken.set()
+    self.wake()
 
   def close(self) -> None:
     """Gives the lease up."""

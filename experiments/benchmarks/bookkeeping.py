@@ -94,6 +94,7 @@ def measure(
       registry.make_task(config.task.name, config.task.options),
       jax.devices(),
     )
+    island.join()
     with island_bench.running_syncer(run_dir):
       island.train(48)  # every fragment has been around twice
       lines.install()

@@ -106,6 +106,7 @@ def measure(
       task,
       jax.devices(),
     )
+    island.join()
     num_params = sum(int(np.prod(s)) for s in island.param_shapes.values())
     with running_syncer(run_dir):
       rates = _measure(island, block_steps, trials)

@@ -77,7 +77,7 @@ def running_syncer(config, run_dir, incarnation=1):
 
 def make_island(config, run_dir, island=0, incarnation=1):
   hardware = config.fleet.slices[island]
-  return island_lib.Island(
+  made = island_lib.Island(
     island_lib.Spec(
       run_dir, process.store_url(run_dir), island, incarnation, hardware
     ),
@@ -85,3 +85,5 @@ def make_island(config, run_dir, island=0, incarnation=1):
     registry.make_task(config.task.name, config.task.options),
     jax.devices()[: hardware.num_devices],
   )
+  made.join()
+  return made

@@ -58,7 +58,7 @@ def evaluator(run):
     swap=types.SimpleNamespace(
       assemble=lambda tensors: tensors,
     ),
-    tree=types.SimpleNamespace(unflatten=lambda flat: flat),
+    tree=types.SimpleNamespace(eval_fn=jax.jit(Task().eval_loss)),
   )
   waited, progress = [], heartbeat.Progress()
   made = evaluation.Evaluator(

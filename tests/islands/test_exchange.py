@@ -89,7 +89,9 @@ def test_peer_is_answered_on_a_thread_of_its_own(monkeypatch):
   monkeypatch.setattr(peers, "answer", answer)
   island = types.SimpleNamespace(
     _setting=types.SimpleNamespace(
-      identity=types.SimpleNamespace(island=0, incarnation=1), snapshots=None
+      identity=types.SimpleNamespace(island=0, incarnation=1),
+      snapshots=None,
+      threads=workers.Threads(),
     ),
     _learner=types.SimpleNamespace(step=9, opt_state_copy=dict),
     _answerer=None,
@@ -242,6 +244,7 @@ class Island:
       tape=types.SimpleNamespace(record=self._record),
       times=types.SimpleNamespace(heartbeat_secs=1.0, start_secs=60.0),
       progress=heartbeat.Progress(),
+      threads=workers.Threads(),
     )
     basis = protocol.Basis(plan, protocol.Standing(0, None, 0, known, []))
     self.exchange = exchange.Exchange(life, basis, lambda: 1.0)

@@ -259,7 +259,7 @@ def test_island_that_starts_waits_for_a_store_that_fails(
   waits = []
   clock = types.SimpleNamespace(sleep=waits.append)
   monkeypatch.setattr(island_lib, "time", clock)
-  monkeypatch.setattr(recovery.Recovery, "run", recover)
+  monkeypatch.setattr(recovery.Recovery, "recovering", recover)
   names = ("write_plan", "read_for_update", "compare_and_set")
   failed = [failing_once(name) for name in names]
   config = make_config(tmp_path)

@@ -24,12 +24,8 @@ class Lines:
 
 
 @pytest.fixture
-def clock(monkeypatch):
-  made = types.SimpleNamespace(secs=0.0)
-  monkeypatch.setattr(
-    step_log, "time", types.SimpleNamespace(monotonic=lambda: made.secs)
-  )
-  return made
+def clock():
+  return types.SimpleNamespace(secs=0.0)
 
 
 @pytest.fixture
@@ -38,8 +34,8 @@ def lines():
 
 
 @pytest.fixture
-def log(lines):
-  return step_log.StepLog(lines, incarnation=3, tokens_per_step=10)
+def log(lines, clock):
+  return step_log.StepLog(lines, 3, 10, clock=lambda: clock.secs)
 
 
 def test_step_takes_from_the_end_of_the_one_before_it(clock, log, lines):

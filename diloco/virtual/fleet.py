@@ -1,0 +1,416 @@
+"""A run whose islands really train, in one thread and in virtual time.
+
+Islands, syncer, exchange, merges and tapes are those of a live run; what stands
+around them is here: instead of processes and a controller, a schedule of events
+that a seed determines to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from diloco import config as config_lib
+from diloco import errors, process, timing, workers
+from diloco.controller import outcome as outcome_lib
+from diloco.controller import pilot
+from diloco.fragments import partition
+from diloco.islands import bootstrap, trainer
+from diloco.islands import island as island_lib
+from diloco.planning.fleet import traces
+from diloco.snapshots import operations, portable, store
+from diloco.syncer import syncer as syncer_lib
+from diloco.tape import events, recorder
+from diloco.tasks import task as task_lib
+from diloco.virtual import memory, scheduler
+
+logger = logging.getLogger(__name__)
+
+_FOREVER_SECS = float(10**12)
+_MERGE_SECS = 60.0  # that the last merges may take
+_IDLE_SECS = 0.05
+_LOOK_SECS = 0.2  # in which the syncer has looked around
+
+
+def train(
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  task: task_lib.Task,
+  plan: partition.FragmentPlan,
+  given: portable.Params | None,
+) -> outcome_lib.Outcome:
+  """Trains from the beginning to the end.
+
+  Args:
+    config: of the run.
+    run_dir: where its tapes go, and at the end its store.
+    task: what to train; all islands share it.
+    plan: of the parameters' fragments.
+    given: parameters to start from, or None for those of the seed.
+  """
+  fleet = Fleet(config, run_dir, task, plan, given)
+  outcome = fleet.run()
+  fleet.snapshots.keep(store.SnapshotStore(process.store_url(run_dir)))
+  return outcome
+
+
+class Fleet:
+  """All roles of a run, and the time that they live in.
+
+  Attributes:
+    snapshots: the store.
+  """
+
+  def __init__(
+    self,
+    config: config_lib.RunConfig,
+    run_dir: pathlib.Path,
+    task: task_lib.Task,
+    plan: partition.FragmentPlan,
+    given: portable.Params | None,
+  ):
+    """Makes the store and what the islands have in common.
+
+    Raises:
+      UserError: a slice has more devices than this process sees.
+    """
+    self._config = config
+    self._run_dir = run_dir
+    self._task = task
+    self._time = scheduler.Scheduler()
+    self.snapshots = memory.MemoryStore()
+    self.snapshots.write_plan(plan)
+    if given is not None:
+      bootstrap.keep_given(self.snapshots, plan, given)
+    self._link = scheduler.Link(
+      config.virtual.latency_secs,
+      config.virtual.bytes_per_sec,
+      tuple(4 * plan.size(p) for p in range(plan.num_fragments)),
+    )
+    self._times = timing.derive(config.controller, 0.0, plan.num_fragments)
+    self.snapshots.write(timing.KEY, self._times)
+    self._tape = recorder.Recorder(
+      run_dir, "controller", 1, lambda: self._time.now
+    )
+    self.pilot = pilot.Pilot(config, task.tokens_per_batch)
+    self._faults = list(config.faults)
+    self._islands = [Seat(self, m) for m in range(config.fleet.islands)]
+    for entry in _trace(config):
+      self._time.after(entry.secs, functools.partial(self._suffer, entry))
+    self._syncer: Syncer | None = None
+    self._num_syncers = 0
+
+  @functools.cache  # noqa: B019
+  def like(self, topology: Sequence[int]) -> trainer.Trainer:
+    """What islands of a topology have in common; it never makes a step."""
+    return trainer.Trainer(
+      self._config, self._task, 0, topology, self.devices(topology)
+    )
+
+  def devices(self, topology: Sequence[int]) -> list[jax.Device]:
+    """Devices for an island; all islands share them.
+
+    Raises:
+      UserError: this process has too few.
+    """
+    wanted, found = int(np.prod(topology)), jax.devices()
+    if wanted > len(found):
+      raise errors.UserError(
+        f"a slice of {wanted} devices in virtual time",
+        f"all islands train in this process, which sees {len(found)}",
+        "use smaller slices, or set XLA_FLAGS="
+        f"--xla_force_host_platform_device_count={wanted}",
+      )
+    return found[:wanted]
+
+  def run(self) -> outcome_lib.Outcome:
+    """Trains until the budget is spent, and winds down."""
+    config = self._config
+    self._tape.record(
+      events.RUN_STARTED,
+      method="decoupled_diloco",
+      islands=config.fleet.islands,
+      total_tokens=config.total_tokens,
+    )
+    self.start_syncer()
+    for seat in self._islands:
+      seat.start()
+    try:
+      return self._train_and_wind_down()
+    finally:
+      for seat in self._islands:
+        seat.kill("run ended", told=False)
+      self._tape.close()
+
+  def _train_and_wind_down(self) -> outcome_lib.Outcome:
+    seats, time = self._islands, self._time
+    time.run(lambda: self.pilot.budget_spent, _FOREVER_SECS)
+    reason = "token budget trained"
+    self._tape.record(events.RUN_STOPPING, reason=reason)
+    there = [seat for seat in seats if seat.ready]
+    time.run(lambda: all(s.drained or not s.ready for s in there), _MERGE_SECS)
+    time.run(lambda: self._syncer is not None, _FOREVER_SECS)
+    assert self._syncer is not None
+    self._syncer.drain()
+    time.run(lambda: False, _LOOK_SECS)
+    time.run(lambda: bool(self._syncer and self._syncer.idle), _MERGE_SECS)
+    final = self._evaluate([seat for seat in there if seat.ready])
+    for seat in there:
+      seat.leave()
+    self._syncer.close()
+    outcome = outcome_lib.conclude(final)
+    self._tape.record(
+      events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
+    )
+    return outcome
+
+  def _evaluate(self, seats: list[Seat]) -> dict[str, Any]:
+    if not seats:
+      return {"error": "no island is left that could"}
+    batches = self._config.programs.final_eval_batches
+    island = seats[0].island
+    assert island is not None
+    return island.evaluate("global", batches)
+
+  def start_syncer(self) -> None:
+    """Starts the next life of the syncer."""
+    self._num_syncers += 1
+    self._syncer = Syncer(
+      self.snapshots,
+      self._config,
+      recorder.Recorder(
+        self._run_dir, "syncer", self._num_syncers, lambda: self._time.now
+      ),
+      scheduler.Process(self._time, scheduler.Link()),
+    )
+    self._tape.record(events.SYNCER_STARTED, pid=0, seat="syncer")
+
+  def moved(self, seat: Seat) -> bool:
+    """An island has made a step; says whether the budget is spent."""
+    assert seat.island is not None
+    self.pilot.observe(seat.number, seat.island.step)
+    spent = self.pilot.tokens / self._config.total_tokens
+    for fault in list(self._faults):
+      if spent >= fault.at_fraction and self._strike(fault):
+        self._faults.remove(fault)
+    return self.pilot.budget_spent
+
+  def _strike(self, fault: config_lib.FaultConfig) -> bool:
+    """Injects a fault; says whether that could be done."""
+    secs = self._config.controller.restart_base_secs
+    seat = None
+    if fault.target.startswith("island-"):
+      seat = self._islands[int(fault.target.removeprefix("island-"))]
+    if seat and not seat.ready:
+      return False
+    self._tape.record(
+      events.FAULT_INJECTED,
+      kind=fault.kind,
+      target=fault.target,
+      at_tokens=self.pilot.tokens,
+    )
+    if seat is None:
+      self._replace_syncer(secs)
+    elif fault.kind == "poison":
+      assert seat.island is not None
+      seat.island.poison(0)
+    else:
+      # Not in the middle of what its thread is doing.
+      self._time.after(0.0, lambda: seat.die(secs))
+    return True
+
+  def _replace_syncer(self, secs: float) -> None:
+    """Kills the syncer, and starts the next one after that time."""
+    if self._syncer is None:
+      return
+    self._syncer.kill()
+    self._syncer = None
+    died = {"cause": "SIGKILL", "seat": "syncer", "led": True}
+    self._tape.record(events.SYNCER_DIED, **died)
+    self._time.after(secs, self.start_syncer)
+
+  def _suffer(self, entry: traces.Entry) -> None:
+    """A failure of the trace."""
+    repair_secs = entry.repair_secs
+    if repair_secs is None:
+      repair_secs = self._config.virtual.repair_secs
+    if entry.island is None:
+      self._replace_syncer(repair_secs)
+    else:
+      self._islands[entry.island].die(repair_secs)
+
+
+def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
+  """The trace of the configuration.
+
+  Raises:
+    UserError: it cannot be read, or strikes what the run does not have.
+  """
+  path = config.virtual.trace
+  found = traces.read(path) if path else ()
+  for entry in found:
+    known = entry.service == "syncer" or (
+      entry.island is not None and entry.island < config.fleet.islands
+    )
+    if not known:
+      raise errors.UserError(
+        f"config.virtual.trace = {path!r}",
+        f"at {entry.secs:g} s it strikes what is neither the syncer nor one of"
+        f" {config.fleet.islands} islands",
+        "name island-<m> or syncer",
+      )
+  return found
+
+
+class Seat:
+  """An island's place, with the life that fills it.
+
+  Attributes:
+    number: m.
+    island: its life, if it has one.
+    ready: whether it has joined, and lives.
+    drained: whether it has published all it has.
+  """
+
+  def __init__(self, fleet: Fleet, number: int):
+    """Is empty."""
+    config = fleet._config
+    self.number = number
+    self.island: island_lib.Island | None = None
+    self.ready = self.drained = False
+    self._fleet = fleet
+    self._slice = config.fleet.slices[number]
+    self._lives = 0
+    self._process: scheduler.Process | None = None
+    self._random = np.random.default_rng([config.seed, 1, number])
+
+  def start(self) -> None:
+    """Starts its next life."""
+    fleet, slice_ = self._fleet, self._slice
+    self._lives += 1
+    self._process = scheduler.Process(fleet._time, fleet._link)
+    self.island = island_lib.Island(
+      island_lib.Spec(
+        fleet._run_dir,
+        process.store_url(fleet._run_dir),
+        self.number,
+        self._lives,
+        slice_,
+        fleet.snapshots,
+      ),
+      fleet._config,
+      fleet._task,
+      fleet.devices(slice_.shape),
+      threads=self._process,
+      like=fleet.like(slice_.shape),
+    )
+    self._tell(events.ISLAND_STARTED, pid=0, cores=[])
+    steps = self._process.loop("steps", self._live(), self.island.execute)
+    steps.start()
+    if mtbi_secs := fleet._config.virtual.mtbi_secs:
+      secs = float(self._random.exponential(mtbi_secs))
+      repair_secs = float(
+        self._random.exponential(fleet._config.virtual.repair_secs)
+      )
+      self._process.after(secs, lambda: self.die(repair_secs))
+
+  def _tell(self, event: str, **fields: Any) -> None:
+    self._fleet._tape.record(
+      event, island=self.number, island_incarnation=self._lives, **fields
+    )
+
+  def _live(self) -> operations.Script[None]:
+    """What its main thread does."""
+    island, fleet = self.island, self._fleet
+    assert island is not None
+    yield from island.joining()
+    self.ready = True
+    fleet.pilot.joined(self.number, island.step)
+    self._tell(events.ISLAND_READY, step=island.step)
+    yield 0.0  # all that start together join before the first step
+    while not fleet.pilot.budget_spent:
+      for name, args in self._wanted():
+        match name:
+          case "train":
+            yield from island.training(
+              args["num_steps"], lambda: fleet.moved(self)
+            )
+          case "evaluate":
+            island.evaluate(**args)
+          case "checkpoint":
+            island.checkpoint(**args)
+    yield from island.draining(fleet._times.drain_secs)
+    self.drained = True
+    while True:
+      yield _IDLE_SECS
+      island.idle()
+
+  def _wanted(self) -> list[tuple[str, Any]]:
+    """Programs for it, up to the next train window."""
+    fleet = self._fleet
+    ahead = fleet._config.programs.windows_ahead
+    queued = {seat.number: ahead for seat in fleet._islands if seat.ready}
+    wanted = fleet.pilot.wanted(queued | {self.number: ahead - 1})
+    return [(w.name, w.args) for w in wanted if w.island == self.number]
+
+  def die(self, repair_secs: float) -> None:
+    """Is killed, and comes back after that time."""
+    if self.island is None or self._fleet.pilot.budget_spent:
+      return
+    self.kill("SIGKILL")
+    self._fleet._time.after(repair_secs, self._come_back)
+
+  def _come_back(self) -> None:
+    if not self._fleet.pilot.budget_spent:
+      self.start()
+
+  def kill(self, cause: str, *, told: bool = True) -> None:
+    """Ends its life where it is."""
+    if self.island is None:
+      return
+    assert self._process is not None
+    self._process.kill()
+    self.island.abandon()
+    self.island, self.ready, self.drained = None, False, False
+    if told:
+      self._tell(events.ISLAND_DIED, cause=cause)
+
+  def leave(self) -> None:
+    """Ends its life in order."""
+    if self.island is not None:
+      self.island.close("run ended")
+      self.island = None
+
+
+class Syncer(syncer_lib.Syncer):
+  """A life of the syncer in virtual time."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    config: config_lib.RunConfig,
+    tape: recorder.Recorder,
+    threads: scheduler.Process,
+  ):
+    """Starts it."""
+    super().__init__(snapshots, config, tape, "syncer", threads=threads)
+    self._process = threads
+    self._main: workers.Loop = threads.loop(
+      "syncer", self.serving(), snapshots.execute
+    )
+    self._main.start()
+
+  def wake(self) -> None:
+    """See `syncer.Syncer`."""
+    self._main.wake()
+
+  def kill(self) -> None:
+    """Ends its life where it is."""
+    self._process.kill()
+    self._tape.close()

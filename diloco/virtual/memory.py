@@ -1,0 +1,210 @@
+"""A snapshot store in the memory of one process, without a byte of encoding.
+
+It keeps records and arrays as they are, so it costs next to nothing, and it
+never fails. `keep` writes what is in it to a store that others can open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from diloco.fragments import partition
+from diloco.snapshots import arrays, records, store
+
+
+class MemoryStore(store.SnapshotStore):
+  """See `store.SnapshotStore`; for one thread."""
+
+  def __init__(self) -> None:
+    """Is empty."""
+    self.url = "memory://"
+    self.tree = Tree()
+    self.arrays = MemoryArrays(self.tree)  # type: ignore[assignment]
+    self._plan: partition.FragmentPlan | None = None
+
+  def watched(self, beat: Callable[[], None]) -> MemoryStore:
+    """Returns itself: nothing in it takes so long that it could hang."""
+    return self
+
+  def _beat(self) -> None:
+    pass
+
+  def read_for_update(self, key: str, kind: Any) -> tuple[Any, bytes]:
+    """See `SnapshotStore`."""
+    found: tuple[Any, bytes] = self.tree.found.get(key, (None, b""))
+    return found
+
+  def write(self, key: str, record: records.Record) -> None:
+    """See `SnapshotStore`."""
+    self.tree.put(key, record)
+
+  def compare_and_set(
+    self, key: str, record: records.Record, generation: bytes
+  ) -> bool:
+    """See `SnapshotStore`."""
+    if self.tree.found.get(key, (None, b""))[1] != generation:
+      return False
+    self.tree.put(key, record)
+    return True
+
+  def keys(self, prefix: str) -> list[str]:
+    """See `SnapshotStore`."""
+    start = prefix + "/"
+    below = self.tree.below(prefix)
+    return sorted(key[len(start) :] for key in below)
+
+  def names(self, prefix: str) -> list[str]:
+    """See `SnapshotStore`."""
+    return sorted(self.tree.children.get(prefix, ()))
+
+  def delete(self, key: str) -> None:
+    """See `SnapshotStore`."""
+    self.tree.remove(key)
+
+  def delete_tree(self, prefix: str) -> None:
+    """See `SnapshotStore`."""
+    for key in self.tree.below(prefix):
+      self.tree.remove(key)
+
+  def write_plan(self, plan: partition.FragmentPlan) -> None:
+    """See `SnapshotStore`."""
+    self._plan = plan
+
+  def read_plan(self) -> partition.FragmentPlan | None:
+    """See `SnapshotStore`."""
+    return self._plan
+
+  def keep(self, other: store.SnapshotStore) -> None:
+    """Writes all of it to another store."""
+    if self._plan is not None:
+      other.write_plan(self._plan)
+    tensors: dict[str, list[arrays.Tensor]] = {}
+    written: dict[str, records.Record] = {}
+    for key, (value, _) in self.tree.found.items():
+      if isinstance(value, MemoryArray):
+        prefix, _, _ = key.rpartition("/")
+        found = arrays.Tensor(value.name, value.layout, [(None, value.values)])
+        tensors.setdefault(prefix, []).append(found)
+      else:
+        written[key] = value
+    for prefix, below in tensors.items():
+      other.arrays.write(prefix, below)
+    for key, record in written.items():
+      other.write(key, record)
+
+
+class Tree:
+  """Values by keys, and what is directly below each prefix.
+
+  Attributes:
+    found: value and generation by key.
+    children: names by prefix; those of keys, and of prefixes of keys.
+  """
+
+  def __init__(self) -> None:
+    """Is empty."""
+    self.found: dict[str, tuple[Any, bytes]] = {}
+    self.children: dict[str, dict[str, None]] = {}
+    self._generation = 0
+
+  def put(self, key: str, value: Any) -> None:
+    """Puts a value under a key."""
+    self._generation += 1
+    if key not in self.found:
+      path = key
+      while "/" in path:
+        path, _, name = path.rpartition("/")
+        siblings = self.children.setdefault(path, {})
+        if name in siblings:
+          break
+        siblings[name] = None
+    self.found[key] = value, b"%d" % self._generation
+
+  def remove(self, key: str) -> None:
+    """Removes a key, if it is there."""
+    if self.found.pop(key, None) is None:
+      return
+    path = key
+    while "/" in path:
+      path, _, name = path.rpartition("/")
+      siblings = self.children[path]
+      del siblings[name]
+      if siblings:
+        break
+      del self.children[path]
+
+  def below(self, prefix: str) -> list[str]:
+    """All keys below a prefix."""
+    keys = []
+    for name in self.children.get(prefix, ()):
+      path = f"{prefix}/{name}"
+      keys += [path] if path in self.found else []
+      keys += self.below(path)
+    return keys
+
+
+class MemoryArray:
+  """One tensor; as `arrays.StoredArray`."""
+
+  def __init__(self, name: str, layout: arrays.Layout, values: np.ndarray):
+    """Args: its name as it was given, its layout, its values."""
+    self.name = name
+    self.layout = layout
+    self.values = values
+
+  def begin_read(
+    self, out: np.ndarray, index: arrays.Index | None = None
+  ) -> MemoryArray:
+    """See `arrays.StoredArray`."""
+    out[...] = self.values[self.layout.box(index)]
+    return self
+
+  def finish(self) -> None:
+    """See `arrays.Read`."""
+
+  def read(
+    self, index: arrays.Index | None = None, out: np.ndarray | None = None
+  ) -> np.ndarray:
+    """See `arrays.StoredArray`."""
+    found = self.values[self.layout.box(index)]
+    if out is None:
+      return found.copy()
+    out[...] = found
+    return out
+
+
+class MemoryArrays:
+  """Arrays of a memory store; as `arrays.ArrayStore`."""
+
+  def __init__(self, tree: Tree):
+    """Args: where they are."""
+    self._tree = tree
+
+  def write(self, prefix: str, tensors: Iterable[arrays.Tensor]) -> None:
+    """See `arrays.ArrayStore`."""
+    for name, layout, pieces in tensors:
+      values = np.empty(layout.shape, layout.numpy_dtype)
+      for index, piece in pieces:
+        values[layout.box(index)] = piece
+      key = f"{prefix}/{name.replace('/', '%2F')}"
+      self._tree.put(key, MemoryArray(name, layout, values))
+
+  def open(
+    self, prefix: str, name: str, layout: arrays.Layout | None = None
+  ) -> MemoryArray:
+    """See `arrays.ArrayStore`."""
+    key = f"{prefix}/{name.replace('/', '%2F')}"
+    found: MemoryArray = self._tree.found[key][0]
+    return found
+
+  def read(self, prefix: str, name: str) -> np.ndarray:
+    """See `arrays.ArrayStore`."""
+    return self.open(prefix, name).read()
+
+  def delete(self, prefix: str) -> None:
+    """See `arrays.ArrayStore`."""
+    for key in self._tree.below(prefix):
+      self._tree.remove(key)
