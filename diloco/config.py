@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from diloco import errors, typed
+from diloco import errors, methods, typed
 from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
 
@@ -89,7 +89,9 @@ class SyncConfig:
   gate_factor: float = 20.0  # times the median norm: an outlier; 0: no gate
   suspend_after: int = 3  # refusals of an island in a row
   follow: bool = True
+  every_by_speed: bool = False  # islands do H times their relative speed steps
   wait_secs: float = 0.0  # for an answer, at most, before the next step
+  wait_after: int = 0  # steps that may be done before that
   codec: str = "bf16"
   codec_block: int = codec_lib.BLOCK  # values that share a scale
   codec_rounding: Literal["nearest", "stochastic"] = "nearest"
@@ -208,6 +210,7 @@ class RunConfig:
   total_tokens: int = 1_000_000  # trained by all islands together
   init_from: str = ""  # file of the initial parameters; else from the seed
   engine: Literal["process", "virtual"] = "process"  # where roles live
+  method: str = "decoupled"  # see `diloco.methods`
   task: TaskConfig = TaskConfig()
   fleet: FleetConfig = FleetConfig()
   sync: SyncConfig = SyncConfig()
@@ -220,6 +223,17 @@ class RunConfig:
   def to_dict(self) -> dict[str, Any]:
     """Returns plain JSON values."""
     return typed.plain(dataclasses.asdict(self))
+
+  @property
+  def replicas(self) -> int:
+    """Slices that an island's batch is for."""
+    return len(self.fleet.slices) if self.method == "data_parallel" else 1
+
+  def sync_every(self, island: int) -> int:
+    """Steps of an island between two publications of a fragment."""
+    speeds = [s.relative_speed for s in self.fleet.slices][: self.fleet.islands]
+    share = speeds[island] / max(speeds) if self.sync.every_by_speed else 1.0
+    return max(self.sync.num_fragments, int(self.sync.every * share))
 
   def speed_share(self, island: int) -> float:
     """Share of the run's tokens an island of this speed should train."""
@@ -244,7 +258,8 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
     UserError: an unknown field (names the nearest), a wrong type, or values
       that cannot work together.
   """
-  config = _with_rate_of_islands(typed.build(RunConfig, values, "config"))
+  whole = methods.completed(values)
+  config = _with_rate_of_islands(typed.build(RunConfig, whole, "config"))
   _validate(config)
   return config
 
@@ -385,6 +400,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("sync.gate_factor", 0, math.inf),
   ("sync.suspend_after", 1, math.inf),
   ("sync.wait_secs", 0, math.inf),
+  ("sync.wait_after", 0, math.inf),
   ("sync.staleness_decay", 0, 1),
   ("sync.blend_alpha", 0, 1),
   ("sync.merge_trim", 0, 0.5),
@@ -599,6 +615,13 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
     f"to the power of config.sync.max_staleness = {sync.max_staleness} nothing"
     " of it is left: a merge of such contributions alone would weigh nothing",
     "raise staleness_decay or lower max_staleness",
+  )
+  _require(
+    sync.wait_after < sync.every,
+    f"config.sync.wait_after = {sync.wait_after}",
+    "a fragment must be answered before it leaves again, config.sync.every ="
+    f" {sync.every}",
+    "lower config.sync.wait_after or raise config.sync.every",
   )
   _require(
     sync.grace == "adaptive" or fixed_grace_secs(sync.grace) is not None,

@@ -176,7 +176,9 @@ def preflight(
   _check_directory(run_dir, config)
   resources.check_fits(config, resources.available_cores())
   channel.check_port(config.controller.port)
-  task = registry.make_task(config.task.name, config.task.options)
+  task = registry.make_task(
+    config.task.name, config.task.options, config.replicas
+  )
   tree = trial.check(task, config)
   plan = tree.plan(config.sync)
   timing.derive(config.controller, 0.0)  # how fast the store is comes later

@@ -143,7 +143,7 @@ class Controller:
     self._announce()
     self.tape.record(
       events.RUN_STARTED,
-      method="decoupled_diloco",
+      method=self.config.method,
       islands=self.config.fleet.islands,
       total_tokens=self.config.total_tokens,
     )

@@ -222,6 +222,7 @@ class IslandCore:
     origins: Sequence[Origin],
     cut: int = 0,
     wait_secs: float = 0.0,
+    wait_after: int = 0,
   ):
     """Starts after `step`.
 
@@ -236,6 +237,7 @@ class IslandCore:
       cut: the last cut this island has taken part in.
       wait_secs: how long an answer to what a step has published is waited for
         before the next step, at most: one that is lost stops nobody.
+      wait_after: steps that may be done before that.
     """
     self._when = when
     self._island = island
@@ -250,6 +252,7 @@ class IslandCore:
     self._off_grid: dict[int, list[int]] = {}  # step -> fragments due then
     self._cut = cut
     self._wait_secs = wait_secs
+    self._wait_after = wait_after
     self._held_until = -math.inf
     self._resyncing = False
     self._just_told = False  # what is ready was fetched before
@@ -283,8 +286,8 @@ class IslandCore:
 
   @property
   def unanswered(self) -> bool:
-    """Whether what was published after this very step has no answer yet."""
-    step = self._step
+    """Whether what was published `wait_after` steps ago has no answer yet."""
+    step = self._step - self._wait_after
     return any(f.published and f.published[-1] == step for f in self._fragments)
 
   def holds(self, now: float) -> bool:

@@ -76,7 +76,9 @@ class Exchange(hands.Hands):
     self._swap = setting.learner.swap
     self._tape = setting.tape
     self.core = core.IslandCore(
-      schedule.Schedule(sync.every, sync.num_fragments),
+      schedule.Schedule(
+        setting.config.sync_every(who.island), sync.num_fragments
+      ),
       who.island,
       sync.adoption,
       follow=sync.follow,
@@ -84,6 +86,7 @@ class Exchange(hands.Hands):
       origins=basis.plan.origins,
       cut=basis.standing.cut,
       wait_secs=sync.wait_secs,
+      wait_after=sync.wait_after,
     )
     self._cut = basis.standing.cut  # the last one taken part in
     self._saves = 0

@@ -102,10 +102,8 @@ class Island:
     self._trainer = trainer_lib.Trainer(
       config, task, spec.island, spec.slice.shape, devices, like
     )
-    self._pace = step_log.Pace(
-      config.fleet.pace_step_secs / spec.slice.relative_speed,
-      config.fleet.jitter,
-      (config.seed, spec.island),
+    self._pace = step_log.Pace.of(
+      config, spec.island, spec.slice, self._trainer.plan.num_params
     )
     self._log = step_log.StepLog(
       recorder.MetricLog(spec.run_dir, spec.island, threads.wall),
@@ -162,7 +160,9 @@ class Island:
     spec, trainer = self._spec, self._trainer
     yield from self._patiently(lambda: self._store.write_plan(trainer.plan))
     yield from self._patiently(self._publish_initial)
-    basis = yield from self._recovery.recovering(self._config.sync.every)
+    basis = yield from self._recovery.recovering(
+      self._config.sync_every(spec.island)
+    )
     trainer.compile()
     self._evaluator = evaluation.Evaluator(
       self._task,
@@ -285,7 +285,9 @@ class Island:
 
   def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Goes on by other settings, those of `config.LIVE`."""
-    self._exchange.reschedule(settings["sync.every"])
+    self._config = config_lib.with_live(self._config, settings)
+    every = self._config.sync_every(self._spec.island)
+    self._exchange.reschedule(every)
     return {"step": self._exchange.step}
 
   def _one_step(self) -> None:

@@ -70,7 +70,9 @@ def _run(args: argparse.Namespace) -> int:
       }
     )
 
-  task = registry.make_task(config.task.name, config.task.options)
+  task = registry.make_task(
+    config.task.name, config.task.options, config.replicas
+  )
   island = island_lib.Island(
     island_lib.Spec(
       run_dir=args.run_dir,

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from diloco import config as config_lib
 from diloco.tape import recorder
 
 _SPEED_WEIGHT = 0.1  # of the newest step in the moving average
@@ -22,21 +23,61 @@ class Pace:
   """How long an island's steps take, where that is emulated.
 
   Attributes:
-    step_secs: median time of a step; 0 where it is not emulated.
-    jitter: standard deviation of the logarithm of a step's time.
-    seed: of the jitter; a step takes as long in every life.
+    median_secs: median time of a step on each of the slices that do it
+      together; 0 where it is not emulated.
+    jitter: standard deviation of the logarithm of a step's time on a slice.
+    seeds: of each slice's jitter; a step takes as long in every life.
+    reduce_secs: what the slices take to add their gradients.
   """
 
-  step_secs: float
+  median_secs: Sequence[float]
   jitter: float
-  seed: Sequence[int]
+  seeds: Sequence[Sequence[int]]
+  reduce_secs: float = 0.0
+
+  @classmethod
+  def of(
+    cls,
+    config: config_lib.RunConfig,
+    island: int,
+    hardware: config_lib.SliceConfig,
+    num_params: int,
+  ) -> "Pace":
+    """That of an island on a slice; of a data-parallel job on all slices.
+
+    In virtual time such a job adds its gradients, `num_params` of float32, by
+    a ring over the links that islands would have to the store.
+    """
+    slices, reduce_secs = [(island, hardware)], 0.0
+    if config.replicas > 1:
+      slices = list(enumerate(config.fleet.slices))
+      share = 2 * (len(slices) - 1) / len(slices)
+      reduce_secs = 2 * config.virtual.latency_secs
+      if config.virtual.bytes_per_sec:
+        reduce_secs += share * 4 * num_params / config.virtual.bytes_per_sec
+    pace_secs = config.fleet.pace_step_secs
+    return cls(
+      [pace_secs / s.relative_speed for _, s in slices],
+      config.fleet.jitter,
+      [(config.seed, m) for m, _ in slices],
+      reduce_secs,
+    )
+
+  @property
+  def step_secs(self) -> float:
+    """Time of a step of which each slice's is its median."""
+    return max(self.median_secs) + self.reduce_secs
 
   def next_secs(self, step: int) -> float:
-    """Time that a step takes."""
+    """Time that a step takes: the slowest slice's."""
     if not self.jitter:
       return self.step_secs
-    drawn = np.random.default_rng([*self.seed, step]).standard_normal()
-    return self.step_secs * float(np.exp(self.jitter * drawn))
+    drawn = [
+      np.random.default_rng([*seed, step]).standard_normal()
+      for seed in self.seeds
+    ]
+    secs = np.array(self.median_secs) * np.exp(self.jitter * np.array(drawn))
+    return float(secs.max()) + self.reduce_secs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,9 @@ class Performer:
     self._config = config
     self._life = life
     self._scratch = scratch_lib.Scratch(folder)
-    self._task = registry.make_task(config.task.name, config.task.options)
+    self._task = registry.make_task(
+      config.task.name, config.task.options, config.replicas
+    )
     self._trainer = trainer_lib.Trainer(
       config, self._task, life.island, topology, jax.devices()
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from diloco import errors
-from diloco.tasks import language_model, task, vision
+from diloco.tasks import language_model, replicated, task, vision
 
 _TASKS: dict[str, tuple[type, Callable[[Any], task.Task]]] = {
   "language_model": (
@@ -22,13 +22,16 @@ _REQUIRED = (
 )
 
 
-def make_task(name: str, options: Mapping[str, Any]) -> task.Task:
+def make_task(
+  name: str, options: Mapping[str, Any], replicas: int = 1
+) -> task.Task:
   """Builds the task called `name`.
 
   Args:
     name: "language_model", "vision", or "package.module:Factory" for a task of
       the user's own; the factory is called with `options` and returns the task.
     options: for a named task, fields of its config.
+    replicas: shares whose batches make one batch.
 
   Returns:
     The task.
@@ -37,8 +40,11 @@ def make_task(name: str, options: Mapping[str, Any]) -> task.Task:
     UserError: the name, the factory or an option is unknown, an option's
       value cannot work, or the factory's product is no task.
   """
-  if ":" in name:
-    return _make_custom(name, options)
+  made = _make_custom(name, options) if ":" in name else _make(name, options)
+  return made if replicas == 1 else replicated.Replicated(made, replicas)
+
+
+def _make(name: str, options: Mapping[str, Any]) -> task.Task:
   if name not in _TASKS:
     raise errors.UserError(
       f"task={name!r}",

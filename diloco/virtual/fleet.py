@@ -134,7 +134,7 @@ class Fleet:
     config = self._config
     self._tape.record(
       events.RUN_STARTED,
-      method="decoupled_diloco",
+      method=config.method,
       islands=config.fleet.islands,
       total_tokens=config.total_tokens,
     )
@@ -243,7 +243,8 @@ class Fleet:
     if entry.island is None:
       self._replace_syncer(repair_secs)
     else:
-      self._islands[entry.island].die(repair_secs)
+      # One synchronous job dies with any of its slices.
+      self._islands[entry.island % len(self._islands)].die(repair_secs)
 
 
 def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
@@ -254,15 +255,16 @@ def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
   """
   path = config.virtual.trace
   found = traces.read(path) if path else ()
+  slices = config.replicas * config.fleet.islands
   for entry in found:
     known = entry.service == "syncer" or (
-      entry.island is not None and entry.island < config.fleet.islands
+      entry.island is not None and entry.island < slices
     )
     if not known:
       raise errors.UserError(
         f"config.virtual.trace = {path!r}",
         f"at {entry.secs:g} s it strikes what is neither the syncer nor one of"
-        f" {config.fleet.islands} islands",
+        f" {slices} islands",
         "name island-<m> or syncer",
       )
   return found
@@ -314,6 +316,8 @@ class Seat:
     steps = self._process.loop("steps", self._live(), self.island.execute)
     steps.start()
     if mtbi_secs := fleet._config.virtual.mtbi_secs:
+      # One synchronous job dies with any of its slices.
+      mtbi_secs /= fleet._config.replicas
       secs = float(self._random.exponential(mtbi_secs))
       repair_secs = float(
         self._random.exponential(fleet._config.virtual.repair_secs)

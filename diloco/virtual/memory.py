@@ -185,9 +185,10 @@ class MemoryArrays:
 
   def write(self, prefix: str, tensors: Iterable[arrays.Tensor]) -> None:
     """See `arrays.ArrayStore`."""
-    for name, layout, pieces in tensors:
+    for tensor in tensors:
+      name, layout = tensor.name, tensor.layout
       values = np.empty(layout.shape, layout.numpy_dtype)
-      for index, piece in pieces:
+      for index, piece in tensor.pieces:
         values[layout.box(index)] = piece
       key = f"{prefix}/{name.replace('/', '%2F')}"
       self._tree.put(key, MemoryArray(name, layout, values))

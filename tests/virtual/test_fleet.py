@@ -9,7 +9,6 @@ import pytest
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.fragments import partition
 from diloco.islands import inner_step
 from diloco.report import summary
 from diloco.snapshots import keys, records, store
@@ -40,7 +39,7 @@ def run(config, folder):
   """Trains; returns the outcome and the store that is left."""
   task = quadratic.Task()
   tree = inner_step.ParamTree(task, config.seed)
-  plan = partition.partition(tree.tensors(), config.sync.num_fragments)
+  plan = tree.plan(config.sync)
   outcome = fleet.train(config, folder, task, plan, None)
   return outcome, store.SnapshotStore((folder / "snapshots").as_uri())
 

@@ -1,0 +1,138 @@
+"""Methods of the DiLoCo family, as policies: each is some fields of a config.
+
+No method has a loop of its own. It says when to publish, whom to wait for, how
+to weigh, merge and adopt; what it leaves open is the configuration's.
+
+    decoupled         whatever the configuration says
+    diloco            all islands, the whole model, everybody waits
+    streaming         fragments; the next step waits only `overlap_steps` later
+    async_local_sgd   every arrival is merged at once and its island waits for
+                      it; slower islands do fewer steps between two
+    data_parallel     one synchronous job: an island whose batch is that of all
+                      slices together, as slow as the slowest of them
+
+References: DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512;
+Asynchronous Local-SGD, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco import errors, typed
+
+METHODS = (
+  "decoupled",
+  "diloco",
+  "streaming",
+  "async_local_sgd",
+  "data_parallel",
+)
+
+_GROUPS = ("fleet", "sync", "outer")
+_FOR_EVER_SECS = 3600.0  # that an answer is waited for, unless it is lost
+_ANY_STALENESS = 1_000_000
+_WAITS = {
+  "sync.wait_secs": _FOR_EVER_SECS,
+  "sync.grace": "0",
+  "sync.follow": False,
+}
+# What a method is: another value makes it another method.
+_FIXED: Mapping[str, Mapping[str, Any]] = {
+  "decoupled": {},
+  "diloco": {
+    **_WAITS,
+    "sync.num_fragments": 1,
+    "sync.adoption": "overwrite",
+  },
+  "streaming": _WAITS,
+  "async_local_sgd": {
+    **_WAITS,
+    "sync.num_fragments": 1,
+    "sync.adoption": "overwrite",
+    "sync.quorum": 1,
+  },
+  "data_parallel": {
+    "fleet.num_islands": 1,
+    "sync.num_fragments": 1,
+    "sync.quorum": 1,
+    "sync.adoption": "carry",
+    "sync.wait_secs": 0.0,
+    "outer.learning_rate": 1.0,
+    "outer.momentum": 0.0,
+  },
+}
+# What its paper does, and a configuration may change.
+_USUAL: Mapping[str, Mapping[str, Any]] = {
+  "decoupled": {},
+  "diloco": {
+    "sync.merge": "mean",
+    "outer.learning_rate": 0.7,
+    "outer.momentum": 0.9,
+  },
+  "streaming": {
+    "sync.merge": "mean",
+    "sync.adoption": "blend",
+    "outer.learning_rate": 0.4,
+    "outer.momentum": 0.9,
+  },
+  "async_local_sgd": {
+    "sync.merge": "mean",
+    "sync.every_by_speed": True,
+    "sync.max_staleness": _ANY_STALENESS,
+    "sync.staleness_kind": "none",
+    "outer.optimizer": "delayed_nesterov",
+    "outer.learning_rate": 0.7,
+    "outer.momentum": 0.9,
+  },
+  "data_parallel": {"sync.merge": "mean"},
+}
+
+
+def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
+  """A configuration with what its method says and it leaves out.
+
+  Args:
+    values: nested mappings.
+
+  Raises:
+    UserError: the method is unknown, or a given field contradicts it.
+  """
+  if not isinstance(values, Mapping) or "method" not in values:
+    return values  # whether it is a configuration at all, others say
+  method = values["method"]
+  if method not in METHODS:
+    raise errors.UserError(
+      f"config.method = {typed.show(method)}",
+      "there is no such method",
+      f"choose one of {', '.join(METHODS)}",
+    )
+  found: dict[str, Any] = typed.plain(values)
+  if not all(isinstance(found.setdefault(g, {}), dict) for g in _GROUPS):
+    return values
+  fixed, usual = dict(_FIXED[method]), dict(_USUAL[method])
+  if method in ("diloco", "streaming"):
+    fixed["sync.quorum"] = _num_islands(found["fleet"])
+  if method == "streaming":
+    usual["sync.wait_after"] = found["sync"].get("overlap_steps", 2)
+  for name, value in fixed.items():
+    given = _of(found, name, value)
+    if given != value:
+      raise errors.UserError(
+        f"config.{name} = {typed.show(given)}",
+        f"config.method = {method!r} has {typed.show(value)}",
+        "leave it out, or choose another method",
+      )
+  for name, value in (usual | fixed).items():
+    _of(found, name, value)
+  return found
+
+
+def _of(values: dict[str, Any], name: str, default: Any) -> Any:
+  """A field's value, which is set unless it is there."""
+  group, _, field = name.partition(".")
+  return values[group].setdefault(field, default)
+
+
+def _num_islands(fleet: Mapping[str, Any]) -> Any:
+  slices = fleet.get("slices") or [{}]
+  return fleet.get("num_islands") or len(slices)

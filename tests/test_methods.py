@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors, methods
+from diloco.islands import step_log
+from diloco.tasks import replicated
+from tests.islands import quadratic
+
+
+def build(method, **fields):
+  slices = [{"relative_speed": s} for s in (1.0, 0.5, 0.25)]
+  values = {"method": method, "fleet": {"slices": slices}}
+  for name, value in fields.items():
+    group, _, field = name.partition("__")
+    values.setdefault(group, {})[field] = value
+  return config_lib.from_mapping(values)
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_what_a_method_says_can_be_said_again(method):
+  config = build(method)
+  again = config_lib.from_mapping(config.to_dict())
+  assert again == config and again.method == method
+
+
+@pytest.mark.parametrize(
+  ("method", "field", "value"),
+  [
+    ("diloco", "sync__quorum", 2),
+    ("diloco", "sync__num_fragments", 4),
+    ("streaming", "sync__follow", True),
+    ("async_local_sgd", "sync__quorum", 3),
+    ("data_parallel", "outer__momentum", 0.9),
+    ("data_parallel", "fleet__num_islands", 3),
+  ],
+)
+def test_field_that_contradicts_its_method_is_named(method, field, value):
+  name = field.replace("__", ".")
+  with pytest.raises(errors.UserError) as refused:
+    build(method, **{field: value})
+  assert f"config.{name} = " in str(refused.value) and method in str(
+    refused.value
+  )
+
+
+def test_method_that_is_none_is_refused():
+  with pytest.raises(errors.UserError, match="choose one of decoupled"):
+    build("federated")
+
+
+def test_method_leaves_what_is_given():
+  config = build("diloco", outer__learning_rate=0.4)
+  assert config.outer.learning_rate == 0.4 and config.outer.momentum == 0.9
+
+
+def test_slower_islands_do_fewer_steps_between_two_publications():
+  config = build("async_local_sgd", sync__every=24)
+  assert [config.sync_every(m) for m in range(3)] == [24, 12, 6]
+  assert build("diloco", sync__every=24).sync_every(2) == 24
+
+
+def test_one_job_sees_the_rows_of_all_shares():
+  task = replicated.Replicated(quadratic.Task(), 3)
+  assert task.tokens_per_batch == 30
+  joined = task.batches("train", share=0, num_shares=1, seed=0)
+  alone = [
+    quadratic.Task().batches("train", share=m, num_shares=3, seed=0)
+    for m in range(3)
+  ]
+  for _ in range(2):
+    rows = np.concatenate([next(stream)["x"] for stream in alone])
+    assert np.array_equal(next(joined)["x"], rows)
+  joined.seek(7)
+  assert next(joined)["x"].tolist() == [8, 8, 108, 108, 208, 208]
+  joined.close()
+  assert all(stream.closed for stream in joined._streams)
+
+
+def test_one_job_is_as_slow_as_the_slowest_and_adds_its_gradients():
+  config = config_lib.from_mapping(
+    {
+      "method": "data_parallel",
+      "fleet": {
+        "slices": [{"relative_speed": s} for s in (1.0, 0.5)],
+        "pace_step_secs": 0.1,
+        "jitter": 0.3,
+      },
+      "virtual": {"latency_secs": 0.01, "bytes_per_sec": 1000.0},
+    }
+  )
+  pace = step_log.Pace.of(config, 0, config.fleet.slices[0], 25)
+  assert pace.step_secs == pytest.approx(0.2 + 0.02 + 0.1)
+  drawn = [
+    np.random.default_rng([config.seed, m, 5]).standard_normal() for m in (0, 1)
+  ]
+  slowest = max(0.1 * np.exp(0.3 * drawn[0]), 0.2 * np.exp(0.3 * drawn[1]))
+  assert pace.next_secs(5) == pytest.approx(slowest + 0.12)

@@ -1,0 +1,177 @@
+"""Methods in virtual time, against loops of a few lines in plain optax."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from diloco import config as config_lib
+from diloco.islands import inner_step
+from diloco.report import summary
+from diloco.snapshots import keys, records, store
+from diloco.tasks import replicated
+from diloco.virtual import fleet
+
+M, H, ROUNDS, RATE = 3, 4, 5, 0.05
+
+
+class Task:
+  """Least squares of a two-layer network, on rows that a share determines."""
+
+  tokens_per_batch = 8
+
+  def init(self, rng):
+    first, second = jax.random.split(rng)
+    return {
+      "w": jax.random.normal(first, (4, 6)) / 2,
+      "v": jax.random.normal(second, (6, 1)) / 2,
+    }
+
+  def loss(self, params, batch):
+    hidden = jnp.tanh(batch["x"] @ params["w"])
+    error = hidden @ params["v"] - batch["y"]
+    return jnp.mean(jnp.square(error)), {}
+
+  def eval_loss(self, params, batch):
+    return self.loss(params, batch)[0] * 8, jnp.float32(8)
+
+  def optimizer(self, schedule_steps):
+    return optax.adamw(RATE)
+
+  def batches(self, split, *, share, num_shares, seed):
+    return Rows(share)
+
+  def is_embedding(self, path):
+    return False
+
+
+class Rows:
+  def __init__(self, share):
+    self.position, self._share = 0, share
+
+  def __next__(self):
+    self.position += 1
+    rng = np.random.default_rng([self._share, self.position])
+    x = rng.standard_normal((8, 4)).astype(np.float32)
+    return {"x": x, "y": np.sin(x.sum(1, keepdims=True))}
+
+  def seek(self, position):
+    self.position = position
+
+  def close(self):
+    pass
+
+
+def train(folder, method, islands=M, steps=H * ROUNDS, speeds=None, **fields):
+  """A run of the method; its last global parameters, by leaf."""
+  slices = [{"relative_speed": s} for s in speeds or [1.0] * islands]
+  config = config_lib.from_mapping(
+    {
+      "method": method,
+      "engine": "virtual",
+      "total_tokens": islands * steps * Task.tokens_per_batch,
+      "fleet": {"slices": slices, "pace_step_secs": 0.1},
+      "programs": {"checkpoint_every_steps": 0, "final_eval_batches": 1},
+    }
+    | {"sync": {"every": H, "codec": "f32"} | fields.pop("sync", {})}
+    | fields
+  )
+  task = Task()
+  if config.replicas > 1:
+    task = replicated.Replicated(task, config.replicas)
+  tree = inner_step.ParamTree(task, config.seed)
+  plan = tree.plan(config.sync)
+  outcome = fleet.train(config, folder, task, plan, None)
+  assert outcome.status == "finished"
+  found = summary.summarise(folder)
+  assert found["tokens_unaccounted"] == 0 and not found["violations"]
+  snapshots = store.SnapshotStore((folder / "snapshots").as_uri())
+  params = {}
+  for fragment, tensors in enumerate(plan.fragments):
+    head = snapshots.read(keys.head_key(fragment), records.Head)
+    for tensor in tensors:
+      name = tensor.name
+      params[name] = snapshots.arrays.read(f"{head.payload}/params", name)
+  return params
+
+
+def inner_loop(params, opt_state, batches):
+  optimizer = optax.adamw(RATE)
+  for batch in batches:
+    grads = jax.grad(lambda p, b=batch: Task().loss(p, b)[0])(params)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    params = optax.apply_updates(params, updates)
+  return params, opt_state
+
+
+def close(found, expected):
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=2e-6)
+
+
+def test_diloco_is_the_loop_of_its_paper(tmp_path):
+  params = Task().init(jax.random.key(0))
+  outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+  outer_state = outer.init(params)
+  streams = [Rows(m) for m in range(M)]
+  states = [optax.adamw(RATE).init(params)] * M
+  for _ in range(ROUNDS):
+    ends = []
+    for m in range(M):
+      batches = itertools.islice(iter(streams[m].__next__, None), H)
+      end, states[m] = inner_loop(params, states[m], batches)
+      ends.append(end)
+    grads = jax.tree.map(lambda a, *e: a - sum(e) / M, params, *ends)
+    updates, outer_state = outer.update(grads, outer_state, params)
+    params = optax.apply_updates(params, updates)
+  close(train(tmp_path, "diloco"), params)
+
+
+def test_data_parallel_is_one_loop_over_the_joint_batch(tmp_path):
+  params = Task().init(jax.random.key(0))
+  streams = [Rows(m) for m in range(M)]
+  batches = []
+  for _ in range(H * ROUNDS):
+    rows = [next(stream) for stream in streams]
+    batches.append({n: np.concatenate([r[n] for r in rows]) for n in "xy"})
+  params, _ = inner_loop(params, optax.adamw(RATE).init(params), batches)
+  close(train(tmp_path, "data_parallel"), params)
+
+
+def test_one_asynchronous_island_is_diloco_with_delayed_nesterov(tmp_path):
+  start = params = Task().init(jax.random.key(0))
+  momentum = delta = jax.tree.map(jnp.zeros_like, start)
+  stream, state, rate, mu, delay = Rows(0), None, 0.7, 0.9, 4
+  state = optax.adamw(RATE).init(params)
+  for arrival in range(1, ROUNDS + 1):
+    batches = itertools.islice(iter(stream.__next__, None), H)
+    end, state = inner_loop(params, state, batches)
+    grads = jax.tree.map(jnp.subtract, params, end)
+    delta = jax.tree.map(jnp.add, delta, grads)
+    step = jax.tree.map(lambda g: g / delay, grads)
+    if arrival % delay == 0:
+      momentum = jax.tree.map(lambda m, d: mu * m + d / delay, momentum, delta)
+      step = jax.tree.map(lambda s, m: s + mu * m, step, momentum)
+      delta = jax.tree.map(jnp.zeros_like, delta)
+    params = jax.tree.map(lambda p, s: p - rate * s, params, step)
+  close(train(tmp_path, "async_local_sgd", islands=1), params)
+
+
+@pytest.mark.parametrize(
+  ("method", "fields"),
+  [
+    ("decoupled", {"sync": {"num_fragments": 2}}),
+    ("streaming", {"sync": {"num_fragments": 2, "overlap_steps": 1}}),
+    ("async_local_sgd", {}),
+    ("diloco", {"outer": {"momentum": 0.0}}),
+    ("data_parallel", {}),
+  ],
+)
+def test_every_method_learns_on_unequal_islands(tmp_path, method, fields):
+  found = train(tmp_path, method, steps=160, speeds=(1.0, 0.5, 0.3), **fields)
+  batch = next(Rows(99))
+  before = Task().loss(Task().init(jax.random.key(0)), batch)[0]
+  assert Task().loss(found, batch)[0] < 0.5 * before
