@@ -21,12 +21,13 @@ quickstart: $(READY)
 	$(BIN)/diloco train --config=experiments/configs/quickstart.py \
 	  --workdir=$(WORKDIR)
 
+# Types are checked in what whole runs leave idle. pytest has the last word.
 test: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest --numprocesses=2 \
-	  --dist=loadfile --no-loadscope-reorder
+	@nice $(MAKE) --no-print-directory lint & lint=$$!; \
+	  $(BIN)/python -m pytest --numprocesses=2 \
+	    --dist=loadfile --no-loadscope-reorder; tests=$$?; \
+	  wait $$lint || { echo "make lint failed: see above" >&2; exit 1; }; \
+	  exit $$tests
 
 docs: $(READY)
 	$(BIN)/sphinx-build -q -W --keep-going docs build/site

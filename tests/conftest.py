@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import tempfile
 
+import jax
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -20,6 +21,16 @@ if _OWNS_CACHE:
   os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="diloco-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+
+def pytest_configure(config):
+  """Compiles quickly in this process, and as users do in those it starts."""
+  if config.getoption("numprocesses", None):
+    return  # workers do the tests
+  flags = os.environ["XLA_FLAGS"]
+  os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+  jax.devices()  # reads them, once and for all
+  os.environ["XLA_FLAGS"] = flags
 
 
 def pytest_unconfigure():

@@ -123,7 +123,7 @@ class Run:
         tails = {p.name: p.read_text()[-2000:] for p in logs}
         self.kill_everything()
         raise AssertionError(f"timed out; logs: {tails}")
-      time.sleep(0.05)
+      time.sleep(0.2)  # to look reads all tapes, which takes a while
 
   def summary(self):
     return json.loads((self.dir / "summary.json").read_text())
@@ -132,6 +132,11 @@ class Run:
     if not self.dir.exists():
       return []
     return [e for e in reader.read(self.dir).events if e["event"] == name]
+
+  def losses(self):
+    """Held-out losses of the global parameters, in nats, as they were found."""
+    found = [e for e in self.events("evaluated") if e["target"] == "global"]
+    return [e["loss"] for e in sorted(found, key=lambda e: e["wall_secs"])]
 
   def check_books(self):
     """The summary's tokens, against counts that know nothing of the ledger."""

@@ -15,12 +15,6 @@ from diloco.report import summary
 from diloco.snapshots import keys, records, store
 
 
-def losses(run):
-  """Held-out losses of the global parameters, in nats, as they were found."""
-  found = [e for e in run.events("evaluated") if e["target"] == "global"]
-  return [e["loss"] for e in sorted(found, key=lambda e: e["wall_secs"])]
-
-
 def damage_tensors(run, fragment):
   """Cuts every stored chunk of every version of a fragment short."""
   folder = run.dir / "snapshots" / "globals" / f"{fragment:04d}"
@@ -43,16 +37,16 @@ def run(tmp_path_factory):
     },
   ) as run:
     run.start()
-    run.wait_for(lambda: len(losses(run)) >= 4)
+    run.wait_for(lambda: len(run.losses()) >= 4)
     for m in (0, 1):
       os.kill(run.pid(f"island-{m}"), signal.SIGKILL)
-    run.killed = [len(losses(run))]
-    run.wait_for(lambda: len(losses(run)) >= run.killed[0] + 3)
+    run.killed = [len(run.losses())]
+    run.wait_for(lambda: len(run.losses()) >= run.killed[0] + 3)
     run.kill_everything()
-    run.killed.append(len(losses(run)))
+    run.killed.append(len(run.losses()))
     run.start()
-    run.wait_for(lambda: len(losses(run)) >= run.killed[1] + 3)
-    run.learnt = losses(run)
+    run.wait_for(lambda: len(run.losses()) >= run.killed[1] + 3)
+    run.learnt = run.losses()
     yield run
     run.kill_everything()
 

@@ -58,7 +58,7 @@ def finished(tmp_path_factory):
     run.wait_for(lambda: len(run.events("cut_completed")) > 2)
     run.process.send_signal(signal.SIGINT)
     run.told = run.finish()
-    run.ended = run.summary()
+    run.ended, run.left = run.summary(), run.alive()
     yield run
 
 
@@ -70,6 +70,13 @@ def test_islands_of_different_meshes_adopt_bit_equal_values(finished):
   started = {e["role"]: e["devices"] for e in first}
   assert started == {"island-0": 4, "island-1": 1}
   assert all(one == other for one, other in adopted_by_both(finished))
+
+
+def test_interrupted_run_drains_and_saves(finished):
+  assert finished.ended["status"] == "stopped"
+  assert finished.left == []
+  saved = {e["role"] for e in finished.events("checkpointed")}
+  assert saved == {"island-0", "island-1"}
 
 
 def test_poisoned_island_is_refused_told_and_trains_on(finished):
@@ -86,8 +93,7 @@ def test_poisoned_island_is_refused_told_and_trains_on(finished):
   assert {e["island"] for e in of("quarantined")} == {1}
   resynced = of("resynced")
   assert {e["role"] for e in resynced} == {"island-1"}
-  assert facts["status"] == "stopped"
-  losses = [e["loss"] for e in of("evaluated") if e["target"] == "global"]
+  losses = finished.losses()
   assert len(losses) > 2 and all(map(math.isfinite, losses))
   assert facts["islands"]["1"]["restarts"] == 0
   assert facts["tokens_discarded"]["not_finite"] > 0

@@ -26,12 +26,6 @@ def damage_newest(run, fragment):
   return head.version
 
 
-def losses(run):
-  """Held-out losses of the global parameters, in nats, as they were found."""
-  found = [e for e in run.events("evaluated") if e["target"] == "global"]
-  return [e["loss"] for e in sorted(found, key=lambda e: e["wall_secs"])]
-
-
 def versions(run, fragment):
   merged = [e for e in run.events("merged") if e["fragment"] == fragment]
   return [e["version"] for e in merged]
@@ -56,7 +50,7 @@ def run(tmp_path_factory):
     (run.healed,) = run.events("restored")
     newest = run.healed["version_to"][1] + 2
     run.wait_for(lambda: max(versions(run, 1)) > newest)
-    run.before = losses(run)
+    run.before = run.losses()
     run.kill_everything()
     run.first = run.finish()
     run.deaths = run.events("island_died") + run.events("syncer_died")
@@ -103,4 +97,4 @@ def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(run):
   facts = run.summary()
   assert (facts["status"], facts["sessions"]) == ("stopped", 2)
   run.check_books()
-  assert losses(run)[len(run.before)] < run.before[0]  # it did not begin anew
+  assert run.losses()[len(run.before)] < run.before[0]  # it did not begin anew
