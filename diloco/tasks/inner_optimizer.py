@@ -24,18 +24,12 @@ from diloco.tasks import task
 # one learning rate and one weight decay serve both (2502.16982, section 2.2).
 _MUON_RMS = 0.2
 
-_RULES = (
-  options_lib.not_negative("warmup_steps", "weight_decay"),
-  options_lib.positive("learning_rate", "eps", "clip_norm"),
-  options_lib.Rule(
-    ("b1", "b2", "muon_momentum"),
-    lambda x: 0 <= x < 1,
-    "at least 0 and below 1",
-  ),
-  options_lib.Rule(
-    ("final_lr_fraction",), lambda x: 0 <= x <= 1, "between 0 and 1"
-  ),
-)
+_RANGES = {
+  "at least 0": ("warmup_steps", "weight_decay"),
+  "greater than 0": ("learning_rate", "eps", "clip_norm"),
+  "at least 0 and below 1": ("b1", "b2", "muon_momentum"),
+  "between 0 and 1": ("final_lr_fraction",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +52,7 @@ class Options:
   clip_norm: float = 1.0  # of the gradient of all leaves together
 
   def __post_init__(self):
-    options_lib.check_types(self)
-    options_lib.check_ranges(self, _RULES)
-    options_lib.check_choice(self, "optimizer", tuple(_DIRECTIONS))
+    options_lib.check(self, _RANGES, {"optimizer": _DIRECTIONS})
 
 
 def learning_rate(options: Options, schedule_steps: int) -> optax.Schedule:

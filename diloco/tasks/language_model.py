@@ -13,18 +13,13 @@ from diloco import errors
 from diloco.tasks import inner_optimizer, options, streams, task, text
 from diloco.tasks.models import experts, transformer
 
-_RULES = (
-  options.at_least_one(
-    "d_model", "num_layers", "num_heads", "d_ff", "seq_len", "batch_size"
+_RANGES = {
+  "at least 1": (
+    *("seq_len", "batch_size", "experts_per_token", "capacity_factor"),
   ),
-  options.at_least_one("experts_per_token", "capacity_factor"),
-  options.not_negative(
-    "num_experts", "z_loss", "balance_loss", "router_z_loss"
-  ),
-  options.Rule(
-    ("heldout_fraction",), lambda x: 0 < x < 1, "between 0 and 1, exclusive"
-  ),
-)
+  "at least 0": ("num_experts", "z_loss", "balance_loss", "router_z_loss"),
+  "between 0 and 1, exclusive": ("heldout_fraction",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +54,8 @@ class LanguageModelConfig(inner_optimizer.Options):
 
   def __post_init__(self):
     super().__post_init__()
-    options.check_ranges(self, _RULES)
-    options.check_choice(self, "mlp", tuple(transformer.ACTIVATIONS))
-    options.check_choice(self, "compute_dtype", transformer.COMPUTE_DTYPES)
-    transformer.check_heads(self.d_model, self.num_heads)
+    options.check(self, _RANGES, {})
+    transformer.TransformerConfig.of(self)
     _check_model(self)
 
 
@@ -178,15 +171,7 @@ def _models(
   config: LanguageModelConfig,
 ) -> tuple[transformer.Transformer, transformer.Transformer]:
   """One that drops no token, and the one that is trained, which may."""
-  sizes = transformer.TransformerConfig(
-    vocab=config.vocab,
-    d_model=config.d_model,
-    num_layers=config.num_layers,
-    num_heads=config.num_heads,
-    d_ff=config.d_ff,
-    mlp=config.mlp,
-    compute_dtype=config.compute_dtype,
-  )
+  sizes = transformer.TransformerConfig.of(config)
   if not config.num_experts:
     dense = transformer.Transformer(sizes)
     return dense, dense

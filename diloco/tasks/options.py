@@ -1,83 +1,62 @@
 """Checks of a task's options, which come from files and command lines."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from diloco import errors
 
-
-class Rule(NamedTuple):
-  """What the numbers of some options must be.
-
-  Attributes:
-    names: of the options.
-    holds: whether a value is allowed.
-    words: what it must be, after "it must be".
-  """
-
-  names: tuple[str, ...]
-  holds: Callable[[Any], bool]
-  words: str
+_INFINITE = float("inf")
+_RANGES = {
+  "at least 1": lambda x: 1 <= x < _INFINITE,
+  "at least 0": lambda x: 0 <= x < _INFINITE,
+  "greater than 0": lambda x: 0 < x < _INFINITE,
+  "at least 0 and below 1": lambda x: 0 <= x < 1,
+  "between 0 and 1": lambda x: 0 <= x <= 1,
+  "between 0 and 1, exclusive": lambda x: 0 < x < 1,
+}
 
 
-def at_least_one(*names: str) -> Rule:
-  """At least 1, and finite."""
-  return Rule(names, lambda x: 1 <= x < float("inf"), "at least 1")
+def check(
+  options: Any,
+  ranges: Mapping[str, Collection[str]],
+  choices: Mapping[str, Collection[str]],
+) -> None:
+  """Checks the values of a dataclass of options.
 
-
-def not_negative(*names: str) -> Rule:
-  """At least 0, and finite."""
-  return Rule(names, lambda x: 0 <= x < float("inf"), "at least 0")
-
-
-def positive(*names: str) -> Rule:
-  """Greater than 0, and finite."""
-  return Rule(names, lambda x: 0 < x < float("inf"), "greater than 0")
-
-
-def check_types(options: Any) -> None:
-  """Compares a dataclass's values with the types of its defaults.
+  Args:
+    options: its fields have defaults, whose types the values must have.
+    ranges: from what numbers must be, as `_RANGES` says it, to their names.
+    choices: from the names of other options to what they may be.
 
   Raises:
-    UserError: one has another type.
+    UserError: a value is of another type, out of range or unknown.
   """
   for field in dataclasses.fields(options):
-    value = getattr(options, field.name)
-    wanted = type(field.default)
-    # JSON and command lines write 1.0 as 1.
-    accepted = (int, float) if wanted is float else (wanted,)
-    if isinstance(value, bool) or not isinstance(value, accepted):
+    if field.default is not dataclasses.MISSING:
+      _check_type(field.name, getattr(options, field.name), type(field.default))
+  for words, names in ranges.items():
+    for name in names:
+      value = getattr(options, name)
+      if not _RANGES[words](value):
+        raise errors.UserError(
+          f"{name}={value}", f"it must be {words}", f"change {name}"
+        )
+  for name, known in choices.items():
+    value = getattr(options, name)
+    if value not in known:
       raise errors.UserError(
-        f"{field.name}={value!r}",
-        f"it is a {type(value).__name__}, not a {wanted.__name__}",
-        f"give a {wanted.__name__}",
+        f"{name}={value!r}", "it is not known", f"use one of {', '.join(known)}"
       )
 
 
-def check_ranges(options: Any, rules: Iterable[Rule]) -> None:
-  """Compares values with rules.
-
-  Raises:
-    UserError: one does not keep to its rule.
-  """
-  for rule in rules:
-    for name in rule.names:
-      value = getattr(options, name)
-      if not rule.holds(value):
-        raise errors.UserError(
-          f"{name}={value}", f"it must be {rule.words}", f"change {name}"
-        )
-
-
-def check_choice(options: Any, name: str, choices: Collection[str]) -> None:
-  """Looks an option's value up.
-
-  Raises:
-    UserError: it is not among the choices.
-  """
-  value = getattr(options, name)
-  if value not in choices:
+def _check_type(name: str, value: Any, wanted: type) -> None:
+  # JSON and command lines write 1.0 as 1.
+  accepted = (int, float) if wanted is float else (wanted,)
+  is_number = not isinstance(value, bool) or wanted is bool
+  if not is_number or not isinstance(value, accepted):
     raise errors.UserError(
-      f"{name}={value!r}", "it is not known", f"use one of {', '.join(choices)}"
+      f"{name}={value!r}",
+      f"it is a {type(value).__name__}, not a {wanted.__name__}",
+      f"give a {wanted.__name__}",
     )

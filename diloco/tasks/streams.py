@@ -7,7 +7,7 @@ of them.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import grain
 import numpy as np
@@ -30,18 +30,6 @@ class Rows(Protocol):
   def __getitem__(self, index: int) -> Mapping[str, Any]:
     """Returns a row's numpy arrays, by name."""
     ...
-
-
-class Words(NamedTuple):
-  """How errors speak of rows.
-
-  Attributes:
-    rows: what they are, after "shares of".
-    remedy: what else to do where there are too few.
-  """
-
-  rows: str
-  remedy: str
 
 
 class Stream:
@@ -81,7 +69,8 @@ class Stream:
 
 def stream(
   rows: Rows,
-  words: Words,
+  of: str,
+  remedy: str,
   *,
   shuffled: bool,
   batch_size: int,
@@ -93,7 +82,8 @@ def stream(
 
   Args:
     rows: of one split.
-    words: for errors.
+    of: what they are, for errors, after "shares of".
+    remedy: what else to do where there are too few of them.
     shuffled: by the seed and anew in each epoch, as training is; otherwise in
       the one order of held-out rows.
     batch_size: rows per batch.
@@ -111,16 +101,16 @@ def stream(
   each = len(rows) // num_shares
   if not each:
     raise errors.UserError(
-      f"{num_shares} shares of {words.rows}",
+      f"{num_shares} shares of {of}",
       f"there are only {len(rows)} rows",
-      f"{words.remedy} or fewer islands",
+      f"{remedy} or fewer islands",
     )
   if shuffled and batch_size > _MOST_REPEATS * each:
     raise errors.UserError(
       f"batch_size={batch_size}",
-      f"each of {num_shares} shares of {words.rows} has {each}, and a batch"
+      f"each of {num_shares} shares of {of} has {each}, and a batch"
       f" would hold them all more than {_MOST_REPEATS} times",
-      f"use a smaller batch_size, or {words.remedy}",
+      f"use a smaller batch_size, or {remedy}",
     )
   # A sequence mixes seed and share well: neighbouring seeds of neighbouring
   # epochs never meet in the same order.

@@ -222,10 +222,8 @@ def stream(
     )
   return streams.stream(
     RowSource(data, seq_len),
-    streams.Words(
-      f"the {split} text in rows of {seq_len} tokens",
-      "more text, a smaller seq_len",
-    ),
+    f"the {split} text in rows of {seq_len} tokens",
+    "more text, a smaller seq_len",
     shuffled=split == "train",
     batch_size=batch_size,
     share=share,

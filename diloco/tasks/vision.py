@@ -11,14 +11,10 @@ from diloco import errors
 from diloco.tasks import glyphs, inner_optimizer, options, streams, task
 from diloco.tasks.models import transformer, vit
 
-_RULES = (
-  options.at_least_one(
-    "d_model", "num_layers", "num_heads", "d_ff", "patch", "batch_size"
-  ),
-  options.Rule(
-    ("heldout_fraction",), lambda x: 0 < x < 1, "between 0 and 1, exclusive"
-  ),
-)
+_RANGES = {
+  "at least 1": ("patch", "batch_size"),
+  "between 0 and 1, exclusive": ("heldout_fraction",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +36,8 @@ class VisionConfig(inner_optimizer.Options):
 
   def __post_init__(self):
     super().__post_init__()
-    options.check_ranges(self, _RULES)
-    options.check_choice(self, "mlp", tuple(transformer.ACTIVATIONS))
-    options.check_choice(self, "compute_dtype", transformer.COMPUTE_DTYPES)
-    transformer.check_heads(self.d_model, self.num_heads)
+    options.check(self, _RANGES, {})
+    transformer.TransformerConfig.of(self, vocab=1)
     if glyphs.SIZE % self.patch:
       raise errors.UserError(
         f"patch={self.patch}",
@@ -74,15 +68,8 @@ class Vision:
     self.tokens_per_batch = config.batch_size
     self._glyphs = glyphs.load(config.heldout_fraction)
     self._model = vit.VisionTransformer(
-      transformer.TransformerConfig(
-        vocab=len(self._glyphs.kinds),
-        d_model=config.d_model,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        d_ff=config.d_ff,
-        mlp=config.mlp,
-        compute_dtype=config.compute_dtype,
-        causal=False,
+      transformer.TransformerConfig.of(
+        config, vocab=len(self._glyphs.kinds), causal=False
       ),
       config.patch,
     )
@@ -121,7 +108,8 @@ class Vision:
     """Returns share `share` of `num_shares` disjoint, seeded streams."""
     return streams.stream(
       self._glyphs.rows(split),
-      streams.Words(f"the {split} glyphs", "another heldout_fraction"),
+      f"the {split} glyphs",
+      "another heldout_fraction",
       shuffled=split == "train",
       batch_size=self.config.batch_size,
       share=share,

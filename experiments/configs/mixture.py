@@ -8,8 +8,9 @@ expert's share of the tokens (`expert_<e>_share`), and what was dropped.
 Command: `diloco train --config=experiments/configs/mixture.py --workdir=DIR`.
 An island on two devices of its own, four experts on each:
 `--config.fleet.slices[0].topology=1x2`.
-Cost: not measured.
-Expected: not measured.
+Cost: four minutes on two cores.
+Expected: 2.42 held-out bits per byte (one run), and almost nothing dropped in
+the end.
 Reference: Switch Transformers, arXiv 2101.03961, for the loss that balances.
 
 Variants: `:smoke` trains a tiny model for half a minute.

@@ -7,8 +7,9 @@ characters, script and category; a token here is one image.
 Command: `diloco train --config=experiments/configs/vision.py --workdir=DIR`;
 afterwards `diloco evaluate DIR` tells the loss on unseen characters and on
 unseen fonts, each for itself.
-Cost: not measured.
-Expected: not measured.
+Cost: five minutes on two cores.
+Expected: 1.7 held-out nats an image, 1.4 of unseen characters and 1.8 of unseen
+fonts (one run); the frequencies of kinds alone cost 3.5.
 Reference: ViT, arXiv 2010.11929, for the model.
 
 Variants: `:smoke` trains a tiny model for half a minute.
@@ -39,7 +40,9 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       ),
     )
   )
-  config.total_tokens = 12_000 if smoke else 400_000
+  # Five times through the glyphs; beyond it the held-out loss rises.
+  config.total_tokens = 12_000 if smoke else 200_000
   config.fleet.pace_step_secs = 0.03
-  config.programs.eval_every_tokens = 4_000 if smoke else 40_000
+  config.programs.eval_every_tokens = 4_000 if smoke else 20_000
+  config.programs.final_eval_batches = 8 if smoke else 128
   return config

@@ -89,9 +89,10 @@ def test_proposal_is_the_soonest_of_all(plan, capsys):
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_shape_has_the_parameters_of_its_name(name):
-  found = shape.of(f"{CONFIGS / 'shapes.py'}:{name}")
-  assert found.params == pytest.approx(shapes.SHAPES[name].params, rel=0.03)
-  assert found.tokens == pytest.approx(20 * found.params, rel=0.03)
+  params, layers, tokens = shape.of(f"{CONFIGS / 'shapes.py'}:{name}")
+  assert params == pytest.approx(shapes.SHAPES[name].params, rel=0.03)
+  assert tokens == pytest.approx(20 * params, rel=0.03)
+  assert layers == shapes.SHAPES[name].num_layers
 
 
 def test_config_gives_the_model_of_a_plan(capsys):

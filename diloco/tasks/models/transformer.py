@@ -23,6 +23,7 @@ import numpy as np
 from flax import linen as nn
 
 from diloco import errors
+from diloco.tasks import options as options_lib
 
 _MAX_WAVELENGTH = 10_000.0
 _NORM_EPSILON = 1e-6
@@ -31,7 +32,7 @@ _NORM_EPSILON = 1e-6
 _QUERY_BLOCKS = 4
 _MIN_QUERY_BLOCK = 64
 
-COMPUTE_DTYPES = ("float32", "bfloat16")
+_COMPUTE_DTYPES = ("float32", "bfloat16")
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "geglu": functools.partial(nn.gelu, approximate=True),
   "swiglu": nn.silu,
@@ -40,7 +41,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Sizes of a `Transformer`."""
+  """Sizes of a `Transformer`.
+
+  Raises `UserError` when built from values that cannot work.
+  """
 
   vocab: int
   d_model: int
@@ -48,29 +52,37 @@ class TransformerConfig:
   num_heads: int
   d_ff: int
   mlp: str = "geglu"  # a key of `ACTIVATIONS`
-  compute_dtype: str = "float32"  # or another of `COMPUTE_DTYPES`
+  compute_dtype: str = "float32"  # or "bfloat16"
   # Whether positions have an order, each knowing those before it alone; without
   # one all know all, and what is where the model's input must say.
   causal: bool = True
+
+  def __post_init__(self):
+    sizes = ("vocab", "d_model", "num_layers", "num_heads", "d_ff")
+    choices = {"mlp": ACTIVATIONS, "compute_dtype": _COMPUTE_DTYPES}
+    options_lib.check(self, {"at least 1": sizes}, choices)
+    if self.d_model % (2 * self.num_heads):
+      raise errors.UserError(
+        f"d_model={self.d_model} with num_heads={self.num_heads}",
+        "every head needs the same even number of features",
+        f"make d_model a multiple of {2 * self.num_heads}",
+      )
+
+  @classmethod
+  def of(cls, options: Any, **others: Any) -> "TransformerConfig":
+    """Takes what a task's options have of the same names, and others."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    return cls(
+      **{
+        n: getattr(options, n) for n in names - {*others} if hasattr(options, n)
+      },
+      **others,
+    )
 
   @property
   def dtype(self) -> Any:
     """The dtype activations and matrix products are computed in."""
     return jnp.dtype(self.compute_dtype)
-
-
-def check_heads(d_model: int, num_heads: int) -> None:
-  """Compares a width with a number of heads.
-
-  Raises:
-    UserError: heads cannot have the same even number of features.
-  """
-  if d_model % (2 * num_heads):
-    raise errors.UserError(
-      f"d_model={d_model} with num_heads={num_heads}",
-      "every head needs the same even number of features",
-      f"make d_model a multiple of {2 * num_heads}",
-    )
 
 
 def rotate(x_BxNxLxK: jax.Array) -> jax.Array:
