@@ -209,6 +209,7 @@ class RunConfig:
   seed: int = 0
   total_tokens: int = 1_000_000  # trained by all islands together
   init_from: str = ""  # file of the initial parameters; else from the seed
+  store: str = ""  # URL of the snapshot store; else in the run directory
   engine: Literal["process", "virtual"] = "process"  # where roles live
   method: str = "decoupled"  # see `diloco.methods`
   task: TaskConfig = TaskConfig()

@@ -271,10 +271,20 @@ def print_error(error: Exception) -> None:
   print(f"error: {line}", file=sys.stderr)
 
 
-def store_url(run_dir: str | os.PathLike[str]) -> str:
-  """URL of a run's snapshot store."""
-  path = pathlib.Path(run_dir).absolute() / STORE
-  return path.as_uri() + "/"
+def store_url(
+  run_dir: str | os.PathLike[str], config: config_lib.RunConfig | None = None
+) -> str:
+  """URL of a run's snapshot store.
+
+  Args:
+    run_dir: directory of the run.
+    config: its configuration; by default the one in the directory, if any.
+  """
+  held = map(_intact, () if config else _config_paths(run_dir))
+  fields = next(filter(None, held), {})
+  url: str = config.store if config else fields.get("store", "")
+  default = pathlib.Path(run_dir).absolute() / STORE
+  return url or default.as_uri() + "/"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from diloco import channel, crash, errors, process, timing
+from diloco import channel, crash, errors, process, promises, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
@@ -21,7 +21,7 @@ from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
 from diloco.islands import bootstrap, compilation, trial
 from diloco.report import html, live, liveness, summary
-from diloco.snapshots import portable, store
+from diloco.snapshots import locations, portable, store
 from diloco.tape import events, reader
 from diloco.tasks import registry
 from diloco.tasks import task as task_lib
@@ -78,7 +78,7 @@ def train(
   if config.engine == "virtual":
     return _train_in_virtual_time(config, run_dir, task, plan, given)
   before = process.read_config(run_dir) if resumed else config
-  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  snapshots = store.SnapshotStore(process.store_url(run_dir, config))
   if resumed:
     restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
@@ -176,6 +176,8 @@ def preflight(
   _check_directory(run_dir, config)
   resources.check_fits(config, resources.available_cores())
   channel.check_port(config.controller.port)
+  if config.store:
+    _check_store(config.store, known=process.holds_run(run_dir))
   task = registry.make_task(
     config.task.name, config.task.options, config.replicas
   )
@@ -183,6 +185,35 @@ def preflight(
   plan = tree.plan(config.sync)
   timing.derive(config.controller, 0.0)  # how fast the store is comes later
   return task, plan, _given(config, run_dir, tree.shapes, plan)
+
+
+def _check_store(url: str, *, known: bool) -> None:
+  """Refuses a store of the user's that is out of reach, or unsafe.
+
+  Args:
+    url: of the store.
+    known: whether the run is in it already.
+  """
+  locations.check(url)
+  what = f"config.store = {url!r}"
+  try:
+    broken = promises.broken(url)
+    held = not known and store.SnapshotStore(url).read_plan() is not None
+  except (OSError, errors.CorruptSnapshotError) as error:
+    why = " ".join(str(error).partition(" [")[0].split())
+    raise errors.UserError(
+      what,
+      f"it cannot be reached, read or written ({why})",
+      "check the URL, and that endpoint, bucket and credentials are right",
+    ) from error
+  if broken:
+    raise errors.UserError(what, broken[0].text, broken[0].advice)
+  if held:
+    raise errors.UserError(
+      what,
+      "there is a run in it, and it is not that of this --workdir",
+      "name another prefix, or the --workdir of that run",
+    )
 
 
 def _given(

@@ -12,6 +12,8 @@ import tempfile
 import jax
 import pytest
 
+from experiments.benchmarks import s3_server
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -36,6 +38,18 @@ def pytest_configure(config):
 def pytest_unconfigure():
   if _OWNS_CACHE:
     shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def s3():
+  """A real S3 server, and credentials that processes inherit."""
+  mine = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "secret"}
+  before = {name: os.environ.get(name) for name in mine}
+  os.environ |= mine
+  with s3_server.serving() as server:
+    yield server
+  for name, value in before.items():
+    os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 # Two workers take whole files, in this order: whole runs, which wait for their

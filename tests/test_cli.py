@@ -1,5 +1,6 @@
 """The command line: bad input costs one line and leaves no trace."""
 
+import functools
 import json
 import os
 import pathlib
@@ -10,11 +11,20 @@ import socket
 import subprocess
 import sys
 
+import bad_stores
 import numpy as np
 import pytest
 
 import diloco
-from diloco import channel, cli, commands, errors, launch, process
+from diloco import (
+  channel,
+  cli,
+  commands,
+  errors,
+  launch,
+  process,
+  promises,
+)
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.fragments import partition
@@ -326,6 +336,52 @@ BAD_INPUT = {
   "bench of nothing": (["bench"], ["diloco bench", "part"]),
   "bench of an unknown part": (["bench", "islnad"], ["islnad", "island"]),
 }
+
+
+BAD_STORES = {
+  "runs/store": ["'runs/store'", "no URL", "s3://bucket/prefix"],
+  "ftp://host/x": ["no URL of a store"],
+  "file://host/x": ["no directory"],
+  "file:///proc/nowhere": ["reached, read or written", "/proc/nowhere"],
+  "s3:///x": ["no bucket"],
+  "s3://B/x": ["Invalid S3 bucket name"],
+  "s3://[/x": ["no URL of a store"],
+  "gs://bucket/x?endpoint=y": ["'endpoint' is no option of 'gs'"],
+  "s3://bucket/x?endpoint=y": ["reached, read or written", "scheme"],
+  "s3://me:secret@bucket/x": ["credentials", "AWS_SECRET_ACCESS_KEY"],
+  "s3://bucket/x?endpoint=http://127.0.0.1:1": ["reached", "Could not connect"],
+}
+
+
+@pytest.mark.parametrize("url", BAD_STORES)
+def test_store_that_cannot_be_used_is_refused(url, place, capsys, monkeypatch):
+  monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+  monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+  argv = train(f"store={url}")
+  line = check_refused(place, capsys, argv, "config.store", *BAD_STORES[url])
+  assert "me:secret" not in line
+
+
+def test_s3_that_breaks_a_promise_is_refused_by_its_name(
+  s3, place, capsys, monkeypatch
+):
+  url = s3.place(place.name)
+  broken = train(f"store={url.replace('bucket', 'no-such-bucket', 1)}")
+  check_refused(place, capsys, broken, "NoSuchBucket")
+  held = store.SnapshotStore(url)
+  monkeypatch.setattr(
+    promises,
+    "broken",
+    functools.partial(promises.broken, open_store=bad_stores.losing),
+  )
+  told = ["create-once: races without one winner", "conditional writes"]
+  check_refused(place, capsys, train(f"store={url}"), *told)
+  monkeypatch.undo()
+  monkeypatch.chdir(place)
+  tensor = partition.Tensor("of another model", (3,), "rda")
+  held.write_plan(partition.partition([tensor], 1))
+  check_refused(place, capsys, train(f"store={url}"), "there is a run in it")
+  assert store.SnapshotStore(s3.place("")).keys(place.name) == ["plan"]
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from diloco import config as config_lib
-from diloco import errors
+from diloco import errors, process
 from diloco.fragments import partition
 from diloco.replay import schedule, script, stage, weights
 from diloco.replay import scratch as scratch_lib
@@ -282,8 +282,7 @@ class Replayer:
 
 
 def _open_store(run_dir: pathlib.Path) -> store.SnapshotStore:
-  url = (run_dir / "snapshots").absolute().as_uri()
-  return store.SnapshotStore(url)
+  return store.SnapshotStore(process.store_url(run_dir))
 
 
 def head_facts(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:

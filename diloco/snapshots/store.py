@@ -10,9 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-import pathlib
 import shutil
-import urllib.parse
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,10 +18,15 @@ import tensorstore as ts
 
 from diloco import crash, errors
 from diloco.fragments import partition
-from diloco.snapshots import arrays, operations, records
+from diloco.snapshots import arrays, locations, operations, records
 
 R = TypeVar("R", bound=records.Record)
 T = TypeVar("T")
+
+
+# Longer than TensorStore tries again for; what hangs then, hangs. Tensors have
+# no such limit: their memory may be let go of only when TensorStore has.
+_PATIENCE_SECS = 60.0
 
 
 def _finish(future: Any) -> Any:
@@ -32,7 +35,10 @@ def _finish(future: Any) -> Any:
   It raises ValueError for a full disk and other failures of the store.
   """
   try:
-    return future.result()
+    return future.result(timeout=_PATIENCE_SECS)
+  except TimeoutError as error:
+    text = f"no answer of the snapshot store within {_PATIENCE_SECS:g} s"
+    raise OSError(text) from error
   except ValueError as error:
     raise OSError(f"the snapshot store failed: {error}") from error
 
@@ -44,18 +50,26 @@ class SnapshotStore:
     """Opens a store.
 
     Args:
-      url: TensorStore key-value store URL, `file:///.../` or `memory://.../`.
+      url: see `locations`, or `memory://`.
+
+    Raises:
+      OSError: it cannot be opened. Many a store opens and then fails.
     """
-    self.url = url if url.endswith("/") else url + "/"
-    parts = urllib.parse.urlsplit(self.url)
-    self._root = (
-      pathlib.Path(urllib.parse.unquote(parts.path))
-      if parts.scheme == "file"
-      else None
-    )
-    self.arrays = arrays.ArrayStore(self.url)
+    self.url = url
+    self._root = locations.directory(url)
     self._beat: Callable[[], None] = lambda: None
-    self._kvs = ts.KvStore.open(self.url, context=self.arrays.context).result()
+    locations.bound_requests(url)
+    place = locations.kvstore(url)
+    once = locations.kvstore(url, once=True)
+    try:
+      self.arrays = arrays.ArrayStore(place)
+      context = self.arrays.context
+      self._kvs = ts.KvStore.open(place, context=context).result()
+      self._once: Any = None  # for writes on a condition, if another
+      if once != place:
+        self._once = ts.KvStore.open(once, context=context).result()
+    except ValueError as error:
+      raise OSError(f"{url} cannot be opened: {error}") from error
 
   def watched(self, beat: Callable[[], None]) -> SnapshotStore:
     """The same store; `beat` is called as procedures and tensors get on."""
@@ -103,7 +117,8 @@ class SnapshotStore:
       OSError: the store failed; the record may be there.
     """
     data = record.to_bytes()
-    stamp = _finish(self._kvs.write(key, data, if_equal=generation))
+    kvs = self._once or self._kvs
+    stamp = _finish(kvs.write(key, data, if_equal=generation))
     if not stamp.generation:
       return False
     found = _finish(self._kvs.read(key)).value

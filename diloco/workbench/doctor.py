@@ -31,7 +31,7 @@ import numpy as np
 from packaging import requirements, specifiers
 
 from diloco import config as config_lib
-from diloco import errors, launch, process, timing
+from diloco import errors, launch, process, promises, timing
 from diloco import run as run_lib
 from diloco.controller import resources as machine
 from diloco.islands import trainer
@@ -40,7 +40,6 @@ from diloco.planning.planner import exchange, resources
 from diloco.snapshots import arrays, store
 from diloco.syncer import grace
 from diloco.tasks import task as task_lib
-from diloco.workbench import promises
 
 Finding = promises.Finding
 

@@ -9,10 +9,13 @@ from diloco.fragments import partition
 from diloco.snapshots import arrays, keys, lease, records, store
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=["file", "memory", "s3"])
 def snapshots(request, tmp_path):
   if request.param == "file":
     return store.SnapshotStore((tmp_path / "with space").as_uri())
+  if request.param == "s3":
+    s3 = request.getfixturevalue("s3")
+    return store.SnapshotStore(s3.place(f"{tmp_path.name}/with%20space"))
   return store.SnapshotStore("memory://")
 
 
@@ -199,14 +202,14 @@ def test_lease_taken_without_our_knowing_is_taken_again_at_once(snapshots):
 def test_failing_store_is_an_os_error_whatever_it_raises(snapshots, call):
   # TensorStore raises ValueError for a full disk.
   class Failing:
-    def result(self):
+    def result(self, timeout):
       raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
 
   class FailingStore:
     def __getattr__(self, name):
       return lambda *args, **kwargs: Failing()
 
-  snapshots._kvs = FailingStore()
+  snapshots._kvs = snapshots._once = FailingStore()
   with pytest.raises(OSError, match="RESOURCE_EXHAUSTED"):
     call(snapshots)
 
@@ -243,13 +246,13 @@ class Overtaken:
 def test_of_two_writers_that_both_were_told_yes_one_has_won(snapshots):
   _, absent = snapshots.read_for_update("k", records.Lease)
   theirs = records.Lease("theirs", 1, 0)
-  snapshots._kvs = Overtaken(snapshots._kvs, theirs.to_bytes())
+  snapshots._once = Overtaken(snapshots._kvs, theirs.to_bytes())
   mine = records.Lease("mine", 1, 0)
   assert not snapshots.compare_and_set("k", mine, absent)
 
 
 def test_record_that_is_damaged_as_it_is_written_is_lost_to_nobody(snapshots):
   _, absent = snapshots.read_for_update("k", records.Lease)
-  snapshots._kvs = Overtaken(snapshots._kvs, b"torn")
+  snapshots._once = Overtaken(snapshots._kvs, b"torn")
   with pytest.raises(OSError, match="damaged"):
     snapshots.compare_and_set("k", records.Lease("mine", 1, 0), absent)

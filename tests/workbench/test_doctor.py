@@ -6,10 +6,10 @@ import json
 import bad_stores
 import pytest
 
-from diloco import cli, commands
+from diloco import cli, commands, promises
 from diloco import config as config_lib
 from diloco.snapshots import store
-from diloco.workbench import doctor, promises
+from diloco.workbench import doctor
 
 EFFORT = promises.Effort(rounds=6, small=5, large_bytes=1 << 20)
 CONFIG = """
@@ -50,8 +50,9 @@ def test_store_that_loses_updates_is_found(tmp_path, capsys):
   code, told, _ = diagnose(capsys, argv, bad_stores.losing)
   assert code == 1
   lost = {"create-once", "compare-and-set", "contention"}
-  assert {f"store, {what}" for what in lost} & failures(told)
-  assert "conditional writes" in told["store, compare-and-set"]["advice"]
+  found = {f"store, {what}" for what in lost} & failures(told)
+  assert found  # which of them, is chance
+  assert all("conditional writes" in told[what]["advice"] for what in found)
   assert not list(tmp_path.iterdir())
 
 

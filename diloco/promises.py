@@ -7,17 +7,19 @@ islands and syncers use.
 """
 
 import multiprocessing
+import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from multiprocessing import connection
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from diloco import errors, timing
-from diloco.snapshots import arrays, records, store
+from diloco.snapshots import arrays, locations, records, store
 
 OpenStore = Callable[[str], store.SnapshotStore]
 Level = Literal["ok", "note", "warn", "FAIL"]
@@ -59,6 +61,7 @@ class Effort(NamedTuple):
 
 
 QUICK = Effort(rounds=20, small=50, large_bytes=8 << 20)
+_BRIEF = Effort(rounds=2, small=2)
 
 
 class _Client:
@@ -71,6 +74,12 @@ class _Client:
   ):
     self.number, self.effort = number, effort
     self.store, self.meet = snapshots, meet
+
+  def records(self) -> Seen:
+    """All that is done with records."""
+    races = {name: self.race(name) for name in ("create", "update")}
+    rest = {"count": self.count(), "overwrite": self.overwrite()}
+    return {**races, **rest, "small": self.small()}
 
   def race(self, name: str) -> list[tuple[bool, str]]:
     """All write one key at once: whether this one won, and who did."""
@@ -176,9 +185,7 @@ def _run(
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # the doctor ends its clients
   try:
     one = _Client(number, effort, open_store(url), barrier.wait)
-    races = {name: one.race(name) for name in ("create", "update")}
-    rest = {"count": one.count(), "overwrite": one.overwrite()}
-    results.send({**races, **rest, "small": one.small(), "large": one.large()})
+    results.send({**one.records(), "large": one.large()})
   except Exception as error:
     barrier.abort()
     broken = isinstance(error, threading.BrokenBarrierError)
@@ -220,6 +227,46 @@ def observe(url: str, effort: Effort, open_store: OpenStore) -> list[Seen]:
   return seen
 
 
+def broken(
+  url: str, open_store: OpenStore = store.SnapshotStore
+) -> list[Finding]:
+  """Promises about records that a store breaks, tried by a few threads.
+
+  What is written is below a name of its own, and deleted; what else is in the
+  store may be a run.
+
+  Raises:
+    OSError: the store cannot be reached, read or written.
+  """
+  room, probe = f"probe.{secrets.token_hex(8)}", records.Lease("probe", 0, 0)
+  whole = open_store(url)
+  # Without a bucket a read finds nothing and a conditional write is too late.
+  whole.write(f"{room}/probe", probe)
+  barrier = threading.Barrier(CLIENTS, timeout=_LONGEST_WAIT_SECS)
+
+  def attempt(number: int) -> Seen:
+    try:
+      inner = open_store(locations.below(url, room))
+      return _Client(number, _BRIEF, inner, barrier.wait).records()
+    except BaseException:
+      barrier.abort()
+      raise
+
+  try:
+    if whole.read(f"{room}/probe", records.Lease) != probe:
+      raise OSError("what was written a moment ago is not there")
+    with futures.ThreadPoolExecutor(CLIENTS) as pool:
+      tries = [pool.submit(attempt, i) for i in range(CLIENTS)]
+    failures = [one.exception() for one in tries]
+    for error in failures:
+      if error and not isinstance(error, threading.BrokenBarrierError):
+        raise error
+    seen = [one.result() for one in tries]
+  finally:
+    whole.delete_tree(room)
+  return [one for one in judge(seen, _BRIEF) if one.level == "FAIL"]
+
+
 def judge(seen: Sequence[Seen], effort: Effort) -> Iterator[Finding]:
   """What the clients have seen, against the promises."""
   unsafe = "versions would be lost: use a store with conditional writes"
@@ -230,7 +277,7 @@ def judge(seen: Sequence[Seen], effort: Effort) -> Iterator[Finding]:
   never = CLIENTS * effort.rounds - len(told)
   old, torn = (sum(one["overwrite"][i] for one in seen) for i in (0, 1))
   unlisted, left = (max(abs(s["small"][i]) for s in seen) for i in (0, 1))
-  wrong = sum(not one["large"]["sound"] for one in seen[1:])
+  wrong = sum(not one["large"]["sound"] for one in seen[1:] if "large" in one)
   for what, broken, advice in (
     ("create-once: races without one winner", _lost(seen, "create"), unsafe),
     ("compare-and-set: the same", _lost(seen, "update"), unsafe),

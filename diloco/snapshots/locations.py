@@ -1,0 +1,152 @@
+"""Where a snapshot store is: URLs, and what TensorStore makes of them.
+
+    file:///directory
+    s3://bucket/prefix?endpoint=https://host:port&region=name
+    gs://bucket/prefix
+
+What an `s3` URL leaves out is taken from the environment as other clients of
+S3 take it: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or
+AWS_DEFAULT_REGION. Credentials are never in a URL, which every log may show.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+import tensorstore as ts
+
+from diloco import errors
+
+_SHAPES = "file:///directory, s3://bucket/prefix or gs://bucket/prefix"
+_QUERY = frozenset(["endpoint", "region"])
+# What can be asked again without harm is, some seconds in all and with jitter.
+# After that it is an error, and up to the procedure that asked.
+_RETRIES = {"max_retries": 4, "initial_delay": "100ms", "max_delay": "1s"}
+_ONCE = {"max_retries": 0}
+# A request that gets no answer ends, and lets go of the memory it was to fill.
+_LIMITS = {
+  "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "5",
+  "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS": "10",
+  "TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES": "256",
+}
+
+
+def bound_requests(url: str) -> None:
+  """Gives every request to a store over a network its deadline.
+
+  TensorStore reads its limits from this process's environment, when it first
+  needs them; what is set there already counts.
+  """
+  if urllib.parse.urlsplit(url).scheme in ("s3", "gs"):
+    for name, limit in _LIMITS.items():
+      os.environ.setdefault(name, limit)
+
+
+def check(url: str) -> None:
+  """Refuses what is no URL of a store; touches nothing.
+
+  Raises:
+    UserError: it cannot be parsed, or names no kind of store there is.
+  """
+  what = f"config.store = {url!r}"
+  try:
+    parts = urllib.parse.urlsplit(url)
+  except ValueError as error:
+    why = f"it is no URL of a store ({error})"
+    raise errors.UserError(what, why, f"write {_SHAPES}") from error
+  if parts.username is not None or parts.password is not None:
+    raise errors.UserError(
+      f"config.store = '{parts.scheme}://...@{parts.hostname}{parts.path}'",
+      "credentials are not given in a URL, which every log may show",
+      "leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    )
+  why = ""
+  if parts.scheme not in ("file", "s3", "gs"):
+    why = "it is no URL of a store"
+  elif parts.scheme == "file" and (parts.netloc or not parts.path[1:]):
+    why = "it names no directory"
+  elif parts.scheme != "file" and not parts.netloc:
+    why = "it names no bucket"
+  elif strange := set(urllib.parse.parse_qs(parts.query)) - (
+    _QUERY if parts.scheme == "s3" else set()
+  ):
+    why = f"{sorted(strange)[0]!r} is no option of {parts.scheme!r} stores"
+  elif parts.fragment:
+    why = "'#' cannot be in it"
+  else:
+    try:
+      ts.KvStore.Spec(kvstore(url))
+    except ValueError as error:
+      why = errors.one_line(error)
+  if why:
+    raise errors.UserError(what, why, f"write {_SHAPES}")
+
+
+def below(url: str, name: str) -> str:
+  """URL of what is at `name/` in the store at a URL."""
+  parts = urllib.parse.urlsplit(url)
+  path = f"{parts.path.rstrip('/')}/{name}/"
+  return urllib.parse.urlunsplit(parts._replace(path=path))
+
+
+def directory(url: str) -> pathlib.Path | None:
+  """Where a store is in the file system; None if it is elsewhere."""
+  parts = urllib.parse.urlsplit(url)
+  if parts.scheme != "file":
+    return None
+  return pathlib.Path(urllib.parse.unquote(parts.path))
+
+
+def kvstore(
+  url: str,
+  *,
+  once: bool = False,
+  environ: Mapping[str, str] = os.environ,
+) -> Any:
+  """What TensorStore opens for a URL; keys begin right below it.
+
+  Args:
+    url: of a store.
+    once: every operation is asked for once. A write on a condition that is
+      asked for again finds the condition broken by itself.
+    environ: where to look for what the URL leaves out.
+  """
+  parts = urllib.parse.urlsplit(url)
+  retries = _ONCE if once else _RETRIES
+  path = urllib.parse.unquote(parts.path).strip("/")
+  place = {"bucket": parts.netloc, "path": f"{path}/" if path else ""}
+  if parts.scheme == "gs":
+    return {"driver": "gcs", **place, "gcs_request_retries": retries}
+  if parts.scheme != "s3":
+    return url if url.endswith("/") else url + "/"
+  query = dict(urllib.parse.parse_qsl(parts.query))
+  endpoint = query.get("endpoint") or _first(
+    environ, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
+  )
+  region = query.get("region") or _first(
+    environ, "AWS_REGION", "AWS_DEFAULT_REGION"
+  )
+  spec: dict[str, Any] = {
+    "driver": "s3",
+    **place,
+    # Else TensorStore asks first and writes then, on endpoints it knows not.
+    "use_conditional_write": True,
+    "s3_request_retries": retries,
+  }
+  if endpoint:
+    spec["endpoint"] = endpoint.rstrip("/")
+    region = region or "us-east-1"  # most others than Amazon's have none
+  if region:
+    spec["aws_region"] = region
+  if "AWS_ACCESS_KEY_ID" in environ:
+    # It would look for files first, and complain of each that is not there.
+    spec["aws_credentials"] = {"type": "environment"}
+  return spec
+
+
+def _first(environ: Mapping[str, str], *names: str) -> str:
+  return next((environ[name] for name in names if environ.get(name)), "")

@@ -1,0 +1,64 @@
+"""A real run on a real S3 server, and what can be asked of it afterwards."""
+
+import json
+
+import pytest
+from real_run import Run
+
+from diloco import cli, process
+from diloco.snapshots import store
+
+
+@pytest.fixture(scope="module")
+def done(s3, tmp_path_factory):
+  """A finished run, and what it printed; an island was killed in it."""
+  run = Run(
+    tmp_path_factory.mktemp("object_store"),
+    store=s3.place("run"),
+    total_tokens=24_000,
+    faults=[{"target": "island-1", "at_fraction": 0.25}],
+  )
+  return run, run.start().finish()
+
+
+def test_run_on_s3_goes_on_when_an_island_is_killed(done):
+  run, (code, _, err) = done
+  assert code == 0, err
+  run.check_books()
+  (died,) = run.events("island_died")
+  assert (died["island"], died["cause"]) == (1, "SIGKILL")
+
+
+def test_nothing_of_the_store_is_in_the_run_directory(done):
+  run, _ = done
+  assert [p.name for p in (run.dir / "snapshots").iterdir()] == ["config"]
+  snapshots = store.SnapshotStore(process.store_url(run.dir))
+  assert snapshots.url == run.values["store"]
+  assert snapshots.names("heads") == ["0000", "0001", "0002", "0003"]
+
+
+@pytest.mark.parametrize(
+  ("argv", "told"),
+  [
+    (["status"], "finished"),
+    (["report"], "report.html"),
+    (["explain", "--fragment=0", "--version=1"], "version 1"),
+    (["replay", "--json"], ""),
+    (["evaluate", "--batches=1"], ""),
+  ],
+)
+def test_run_on_s3_is_asked_as_any_other(done, capsys, argv, told):
+  run, _ = done
+  assert cli.main([argv[0], str(run.dir), *argv[1:]]) == 0
+  out = capsys.readouterr().out
+  assert told in out
+  if argv[0] == "replay":
+    found = json.loads(out)
+    assert found["difference"] is None and found["arrays_compared"]
+
+
+def test_run_on_s3_goes_on_in_its_own_store_only(done, capsys):
+  run, _ = done
+  argv = ["resume", str(run.dir), "--config.store=file:///elsewhere"]
+  assert cli.main(argv) == 2
+  assert "cannot change within a run" in capsys.readouterr().err
