@@ -34,6 +34,7 @@ from diloco.controller import (
 from diloco.controller import outside as outside_lib
 from diloco.controller import roles as roles_lib
 from diloco.report import liveness
+from diloco.snapshots import requests
 from diloco.tape import events
 
 logger = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class Controller:
     self._on_tick = outside.on_tick
     self._server = outside.server
     self.tape = outside_lib.Tape(run_dir, "controller", incarnation)
+    self.requests = requests.Counter(process.store_url(run_dir, config))
     self.roles = roles_lib.Roles(config, run_dir, outside.engine, self.tape)
     self.islands = self.roles.islands
     self.supervisor = supervisor.Supervisor(

@@ -33,13 +33,19 @@ def run(controller: controller_lib.Controller) -> outcome_lib.Outcome:
   except Exception as error:
     # A mistake in here is no reason to kill a fleet that trains.
     controller.leave()
+    _tell_requests(controller)
     controller.tape.close()
     raise _detached(controller, error) from error
+  _tell_requests(controller)
   controller.tape.record(
     events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
   )
   controller.tape.close()
   return outcome
+
+
+def _tell_requests(controller: controller_lib.Controller) -> None:
+  controller.tape.record(events.STORE_REQUESTS, **controller.requests.made())
 
 
 def _detached(

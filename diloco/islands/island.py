@@ -31,7 +31,7 @@ from diloco.islands import (
   surroundings,
 )
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, operations, records, store
+from diloco.snapshots import checkpoint, operations, records, requests, store
 from diloco.tape import events, recorder
 from diloco.tasks import task as task_lib
 
@@ -120,6 +120,14 @@ class Island:
       self.times.heartbeat_secs,
       self._clock,
     )
+    self._requests = None
+    if spec.opened is None:  # else others of this process ask through it too
+      counter = requests.Counter(spec.store_url, self._clock)
+      self._requests = threads.pulse(
+        lambda: self._tape.record(events.STORE_REQUESTS, **counter.made()),
+        requests.EVERY_SECS,
+        "requests",
+      )
 
   @property
   def step(self) -> int:
@@ -420,6 +428,8 @@ class Island:
     self._exchange.close()
     self._heartbeat.close()
     self._trainer.close()
+    if self._requests is not None:
+      self._requests.close()
     self._tape.record(events.STOPPED, step=self._exchange.step, reason=reason)
     self._tape.close()
     self._log.close()

@@ -9,7 +9,15 @@ import math
 import os
 import pathlib
 
-from diloco.report import charts, figures, narrative, page, summary, tables
+from diloco.report import (
+  charts,
+  costs,
+  figures,
+  narrative,
+  page,
+  summary,
+  tables,
+)
 
 FILE_NAME = "report.html"
 
@@ -195,6 +203,17 @@ def _tables(run: summary.Run) -> list[str]:
       + tables.goodput(run),
     ),
   ]
+  if run.view.requests:
+    read, write, _ = costs.LIST_PRICES
+    parts += [
+      "<h2>What was asked of the store</h2>",
+      page.panel(
+        tables.requests(run),
+        note="Of all lives. Tensors' chunks are requests too; to delete counts"
+        " as to write. In a bucket a thousand reads are listed at"
+        f" ${read:g}, a thousand writes or listings at ${write:g}.",
+      ),
+    ]
   return parts
 
 

@@ -7,9 +7,9 @@ import os
 import pathlib
 from typing import Any
 
+from diloco.report import costs, liveness, totals, waste
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
-from diloco.report import liveness, totals, waste
 from diloco.report import view as view_lib
 from diloco.tape import ledger as ledger_lib
 from diloco.tape import reader
@@ -162,6 +162,11 @@ def summary_of(run: Run) -> dict[str, Any]:
       "starts": len(view.syncer_starts),
       "takeovers": view.takeovers,
       "standby_deaths": len(view.standby_deaths),
+    },
+    "store": {
+      "requests_by_role": costs.by_role(view),
+      "requests_per_sec_per_island": costs.per_island(view),
+      "usd_per_hour": costs.usd_per_hour(view),
     },
     "cuts": {"complete": view.cuts, "last": view.last_cut},
     "rollbacks": [

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from diloco.report import charts, figures, narrative, page, summary
+from diloco.report import charts, costs, figures, narrative, page, summary
 from diloco.tape import ledger as ledger_lib
 
 _MERGED_COLOUR = charts.PALETTE[2]
@@ -47,6 +47,21 @@ def islands(run: summary.Run) -> str:
       ]
     )
   return page.table(heads, rows, words=3)
+
+
+def requests(run: summary.Run) -> str:
+  """Returns the table of what the roles have asked of the store."""
+  heads = ["role", "reads", "writes", "lists", "a second", "US$ an hour"]
+  rows = [
+    [
+      page.text(role),
+      *(f"{facts[kind]:,}" for kind in ("reads", "writes", "lists")),
+      figures.number(facts["per_sec"], 2),
+      figures.number(facts["usd_per_hour"], 4),
+    ]
+    for role, facts in costs.by_role(run.view).items()
+  ]
+  return page.table(heads, rows, words=1)
 
 
 def incidents(run: summary.Run) -> str:

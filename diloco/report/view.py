@@ -132,6 +132,8 @@ class RunView:
     self.made_from: dict[str, int] = {}  # sound lines by file
     self._stood_still: list[str] = []
     self._broken: dict[pathlib.Path, str] = {}  # files, and what is wrong
+    # By role and life: reads, writes, lists, and in how many seconds.
+    self.requests: dict[str, list[float]] = {}
     self.changes: list[dict[str, Any]] = []  # of settings while it was on
     self.last_wall_secs = 0.0
     self._total_tokens = 0
@@ -163,6 +165,7 @@ class RunView:
       events.NOT_RESTORED: self._not_restored,
       events.QUARANTINED: self._quarantined,
       events.RESYNCED: self._resynced,
+      events.STORE_REQUESTS: self._store_requests,
     }
 
   def update(self, record: reader.Record) -> None:
@@ -269,6 +272,11 @@ class RunView:
 
   def _resynced(self, line: reader.Line) -> None:
     self.resyncs.append((line["wall_secs"], history.island_of(line)))
+
+  def _store_requests(self, line: reader.Line) -> None:
+    life = f"{line['role']}.{line['incarnation']}"
+    fields = ("reads", "writes", "lists", "over_secs")
+    self.requests[life] = [line[name] for name in fields]
 
   def suspended_secs(self, island: int, now: float) -> float:
     """How long contributions of an island are still refused unseen, at `now`.

@@ -16,9 +16,9 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import errors, process, pulse, timing, workers
-from diloco.snapshots import store
+from diloco.snapshots import requests, store
 from diloco.syncer import syncer as syncer_lib
-from diloco.tape import recorder
+from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,12 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
   waiting.ready(token=0)
   tape = recorder.Recorder(run_dir, role, incarnation)
   snapshots = store.SnapshotStore(process.store_url(run_dir))
+  counter = requests.Counter(snapshots.url)
+  requesting = pulse.Pulse(
+    lambda: tape.record(events.STORE_REQUESTS, **counter.made()),
+    requests.EVERY_SECS,
+    "requests",
+  )
   with contextlib.suppress(OSError, errors.CorruptSnapshotError):
     snapshots.read_plan()  # now, so that nothing is done first when it leads
   syncer = syncer_lib.Syncer(
@@ -81,6 +87,7 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
   logger.info("leaving reason=%s", reason)
   syncer.close()
   reports.close()
+  requesting.close()
   channel.close()
   tape.close()
   return 0

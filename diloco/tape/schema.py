@@ -127,6 +127,10 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   events.HEAD_HEALED: _VERSION,
   events.MEMBER_JOINED: {"island": _is_island},
   events.MEMBER_LOST: {"island": _is_island},
+  events.STORE_REQUESTS: {
+    **dict.fromkeys(("reads", "writes", "lists"), _is_count),
+    "over_secs": _is_secs,
+  },
 }
 
 # Of these, a field that is missing or null is no fault.

@@ -6,7 +6,7 @@ import pytest
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.snapshots import arrays, keys, lease, records, store
+from diloco.snapshots import arrays, keys, lease, records, requests, store
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
@@ -100,6 +100,26 @@ def test_list_is_confined_to_its_prefix_and_sorted(snapshots):
   snapshots.delete_tree("a")
   assert snapshots.keys("a") == []
   assert snapshots.keys("ab") == ["3"]
+
+
+def test_requests_are_counted_as_the_server_counts_them(s3, tmp_path):
+  snapshots = store.SnapshotStore(s3.place(tmp_path.name))
+  before, counter = s3.counts(), requests.Counter(snapshots.url)
+  _, absent = snapshots.read_for_update("k", records.Lease)
+  assert snapshots.compare_and_set("k", records.Lease("", 1, 0), absent)
+  snapshots.arrays.write(
+    "a", [arrays.Tensor.whole("x", np.zeros((4, 4), np.float32))]
+  )
+  snapshots.arrays.read("a", "x")
+  assert snapshots.names("a") == ["x"]
+  snapshots.delete_tree("a")
+  after = s3.counts()
+  served = {kind: after[kind] - before.get(kind, 0) for kind in after}
+  made = counter.made()
+  assert made["over_secs"] > 0
+  assert made["reads"] == served["GET"] == 4
+  assert made["writes"] == served["PUT"] + served["DELETE"] == 5
+  assert made["lists"] == served["LIST"] == 2
 
 
 def test_deleted_tree_leaves_no_directories_behind(tmp_path):

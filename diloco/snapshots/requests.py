@@ -1,0 +1,44 @@
+"""How often a process has asked its store, by kind of request.
+
+TensorStore counts what it does, tensors' chunks included: a store is asked by
+more than its records' readers. On a file system saved states count too.
+"""
+
+from __future__ import annotations
+
+import time
+import urllib.parse
+from collections.abc import Callable
+from typing import Any
+
+import tensorstore as ts
+
+EVERY_SECS = 60.0  # a role tells of its own
+_DRIVERS = {"gs": "gcs"}
+# By TensorStore's name for them; to delete is to write.
+KINDS = {"reads": "batch_read", "writes": "write", "lists": "list"}
+
+
+class Counter:
+  """Counts the requests to one kind of store from now on."""
+
+  def __init__(self, url: str, clock: Callable[[], float] = time.monotonic):
+    """Args: where the store is; monotonic seconds."""
+    scheme = urllib.parse.urlsplit(url).scheme
+    self._place = f"/tensorstore/kvstore/{_DRIVERS.get(scheme, scheme)}/"
+    self._clock = clock
+    self._since = clock()
+    self._before = self._counts()
+
+  def made(self) -> dict[str, Any]:
+    """Reads, writes and lists since then, and `over_secs` how many seconds."""
+    now = self._counts()
+    made = {kind: now[kind] - self._before[kind] for kind in KINDS}
+    return {**made, "over_secs": self._clock() - self._since}
+
+  def _counts(self) -> dict[str, int]:
+    found = {
+      one["name"].removeprefix(self._place): one["values"][0].get("value", 0)
+      for one in ts.experimental_collect_matching_metrics(self._place)
+    }
+    return {kind: int(found.get(name, 0)) for kind, name in KINDS.items()}
