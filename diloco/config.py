@@ -151,11 +151,14 @@ class ProgramConfig:
   cut_every_secs: float = 300.0  # 0: only on demand
 
 
+TAKEOVER_SECS = 1.5  # unless it is chosen, or the store needs more
+
+
 @dataclasses.dataclass(frozen=True)
 class ControllerConfig:
   """Supervision. Figures that are 0 are derived by `diloco.timing`."""
 
-  takeover_secs: float = 1.5  # how soon a dead syncer is replaced
+  takeover_secs: float = 0.0  # how soon a dead syncer is replaced
   standbys: int = 1  # syncers that wait for the leading one to die
   heartbeat_secs: float = 0.0
   port: int = 0  # 0 lets the system choose
@@ -173,7 +176,7 @@ class ControllerConfig:
   @property
   def patience_secs(self) -> float:
     """Of waits for work done; compiling takes its time whatever is chosen."""
-    return max(60.0, 40 * self.takeover_secs)
+    return max(60.0, 40 * (self.takeover_secs or TAKEOVER_SECS))
 
   @property
   def hang_limit_secs(self) -> float:
@@ -422,7 +425,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("programs.final_eval_batches", 1, math.inf),
   ("programs.checkpoint_every_steps", 0, math.inf),
   ("programs.cut_every_secs", 0, math.inf),
-  ("controller.takeover_secs", 0.1, 600),
+  ("controller.takeover_secs", 0, 600),
   ("controller.standbys", 0, 8),
   ("controller.port", 0, 65535),
   ("controller.gather_secs", 0, math.inf),
@@ -435,6 +438,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 
 # Zero derives these.
 _OVERRIDES: tuple[tuple[str, float], ...] = (
+  ("controller.takeover_secs", 0.1),
   ("controller.heartbeat_secs", 0.05),
   ("controller.start_secs", 1),
   ("controller.hang_secs", 1),

@@ -9,7 +9,11 @@ first and R the second,
     deposed     6 h                  a replaced leader so long silent is killed
     membership  8 h                  an island that is silent so long is gone
     standby     h / 5                between two looks at the lease
-    the rest of T                    for fencing P heads: (2 P + 16) R
+    the rest of T                    for fencing P heads: (2 P + 16) R, or in a
+                                     bucket, where W are fenced side by side,
+                                     (2 P / W + 16) R
+
+T is 1.5 s if nobody chooses it, or what R needs.
 
 What waits for work and not for a sign of life (starting, compiling, draining)
 has a floor of its own: a machine compiles no faster for a small T. The
@@ -20,6 +24,7 @@ birth, so that all of them judge by the same figures, each by its own clock.
 
 import dataclasses
 import logging
+import math
 import os
 import statistics
 import time
@@ -37,6 +42,8 @@ _BEATS_A_TAKEOVER = 6
 _LEASE_BEATS = 4
 _MEMBER_BEATS = 8
 _LOOKS_A_BEAT = 5
+# Of a takeover, what watching leaves for the work.
+_SHARE_OF_WORK = 1 - (_LEASE_BEATS + 2 / _LOOKS_A_BEAT) / _BEATS_A_TAKEOVER
 _LEAST_LEASE_BEATS = 2  # one renewal may come late
 _TRIPS_A_BEAT = 4  # or a slow moment of the store would look like a death
 _TRIPS_A_HEAD = 2  # to fence it
@@ -74,6 +81,7 @@ def derive(
   chosen: config_lib.ControllerConfig,
   round_trip_secs: float,
   num_fragments: int = 1,
+  width: int = 1,
 ) -> Timing:
   """Computes all timeouts of a run.
 
@@ -81,11 +89,21 @@ def derive(
     chosen: what the user says; a field that is 0 is derived.
     round_trip_secs: of the store, as measured.
     num_fragments: P, heads a successor has to fence.
+    width: W, of them side by side.
 
   Raises:
     UserError: the store is too slow for what was chosen, or two figures
       contradict each other.
   """
+  work_trips = _TRIPS_A_HEAD * math.ceil(num_fragments / width)
+  work_secs = (work_trips + _TRIPS_A_TAKEOVER) * round_trip_secs
+  if not chosen.takeover_secs:
+    secs = max(
+      config_lib.TAKEOVER_SECS,
+      float(_up(work_secs / _SHARE_OF_WORK)),
+      float(_up(_TRIPS_A_BEAT * _BEATS_A_TAKEOVER * round_trip_secs)),
+    )
+    chosen = dataclasses.replace(chosen, takeover_secs=secs)
   takeover = chosen.takeover_secs
   heartbeat = chosen.heartbeat_secs or takeover / _BEATS_A_TAKEOVER
   beat = takeover / _BEATS_A_TAKEOVER
@@ -104,13 +122,13 @@ def derive(
     drain_secs=chosen.drain_secs or chosen.patience_secs,
     foreign_secs=max(10 * lease_ttl, 10.0),
   )
-  _check_store(timing, chosen, num_fragments)
+  _check_store(timing, chosen, work_secs)
   _check_overrides(timing)
   return timing
 
 
 def _check_store(
-  timing: Timing, chosen: config_lib.ControllerConfig, num_fragments: int
+  timing: Timing, chosen: config_lib.ControllerConfig, work: float
 ) -> None:
   """Refuses a store that is too slow for the chosen figures."""
   trip = timing.round_trip_secs
@@ -122,7 +140,6 @@ def _check_store(
       f"{measured}, and a heartbeat lasts {_TRIPS_A_BEAT} of them or more",
       f"raise it to {_up(least)} or more, or use a faster store",
     )
-  work = (_TRIPS_A_HEAD * num_fragments + _TRIPS_A_TAKEOVER) * trip
   watching = timing.lease_ttl_secs + 2 * timing.standby_poll_secs
   left = timing.takeover_secs - watching
   if work > left:
@@ -204,7 +221,9 @@ def settle(
   """
   known = None if anew else _stored(snapshots)
   trip = known.round_trip_secs if known else measure(snapshots)
-  timing = derive(config.controller, trip, config.sync.num_fragments)
+  timing = derive(
+    config.controller, trip, config.sync.num_fragments, snapshots.width
+  )
   if timing != known:
     snapshots.write(KEY, timing)
   return timing

@@ -73,7 +73,7 @@ def test_a_field_that_is_set_overrides_what_is_derived(name, value):
 # remedy.
 REFUSED = {
   "store too slow for a takeover": (
-    {},
+    {"takeover_secs": 1.5},
     0.02,
     ("takeover_secs = 1.5", "round trip of the store takes 0.02 s", "raise it"),
   ),
@@ -128,13 +128,30 @@ def test_contradictions_are_refused_in_one_line(case):
 @pytest.mark.parametrize("round_trip_secs", [0.007, 0.02, 0.11, 3.0])
 def test_advice_for_a_slow_store_holds(round_trip_secs):
   with pytest.raises(errors.UserError) as caught:
-    timing.derive(_chosen(), round_trip_secs, num_fragments=24)
+    timing.derive(_chosen(takeover_secs=1.5), round_trip_secs, num_fragments=24)
   advised = float(re.search(r"raise it to (\S+)", str(caught.value))[1])
   chosen = _chosen(takeover_secs=advised)
   timing.derive(chosen, round_trip_secs, num_fragments=24)
   halved = dataclasses.replace(chosen, takeover_secs=advised / 2)
   with pytest.raises(errors.UserError):
     timing.derive(halved, round_trip_secs, num_fragments=24)
+
+
+@pytest.mark.parametrize("width", [1, 24])
+@pytest.mark.parametrize("round_trip_secs", [0.0, 0.007, 0.02, 0.15, 3.0])
+def test_default_allows_any_store_what_it_needs(round_trip_secs, width):
+  made = timing.derive(_chosen(), round_trip_secs, 24, width)
+  chosen = _chosen(takeover_secs=made.takeover_secs)
+  assert timing.derive(chosen, round_trip_secs, 24, width) == made
+  assert made.takeover_secs >= 1.5
+  assert made.heartbeat_secs >= 4 * round_trip_secs
+  if made.takeover_secs > 1.5:
+    tighter = _chosen(
+      takeover_secs=made.takeover_secs / 2,
+      heartbeat_secs=max(0.05, made.takeover_secs / 12),
+    )
+    with pytest.raises(errors.UserError):
+      timing.derive(tighter, round_trip_secs, 24, width)
 
 
 def test_probes_leave_nothing_in_the_store(snapshots):

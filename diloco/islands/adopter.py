@@ -20,6 +20,7 @@ from diloco.snapshots import operations, records, store
 logger = logging.getLogger(__name__)
 
 _HEADS_EVERY_SECS = 2.0  # look past the board this often
+_TRIPS_BETWEEN = 4  # or after so many round trips for each head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Adopter:
     poll_secs: Callable[[], float],
     board: notices.NoticeBoard,
     notices_every_secs: float,
+    round_trip_secs: float = 0.0,
     threads: workers.Threads = workers.Threads(),
   ):
     """Starts the thread.
@@ -71,6 +73,7 @@ class Adopter:
       poll_secs: gives the pause between two looks at the board.
       board: where notices are.
       notices_every_secs: time between two looks at them.
+      round_trip_secs: of the store.
       threads: gives the thread and its clock.
     """
     self._island = island
@@ -82,7 +85,9 @@ class Adopter:
       self._take_in,
       threads.clock,
       notices_every_secs=notices_every_secs,
-      heads_every_secs=_HEADS_EVERY_SECS,
+      heads_every_secs=max(
+        _HEADS_EVERY_SECS, _TRIPS_BETWEEN * len(versions) * round_trip_secs
+      ),
       failed=_log_failure,
     )
     self._ready: dict[int, Placed] = {}

@@ -130,6 +130,7 @@ class Exchange(hands.Hands):
         threads.clock,
       ),
       setting.times.heartbeat_secs,
+      setting.times.round_trip_secs,
       threads,
     )
 

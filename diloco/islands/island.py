@@ -245,7 +245,9 @@ class Island:
 
   def _poll_secs(self) -> float:
     shortest, longest = _POLL_SECS
-    return min(max(self._log.step_secs / 10, shortest), longest)
+    pause_secs = min(max(self._log.step_secs / 10, shortest), longest)
+    # A store that is far away is asked no faster than it answers.
+    return max(pause_secs, self.times.round_trip_secs)
 
   def _member(self, beat: int) -> records.Member:
     return records.Member(

@@ -14,7 +14,7 @@ does: for a number of seconds, or until it is woken.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from diloco import errors
@@ -134,6 +134,18 @@ class Nap(NamedTuple):
 
 # A number is waited for in seconds, whatever happens; None until woken.
 Script = Generator[Operation | Nap | float | None, Any, T]
+
+# Performs procedures that do not depend on each other; gives their results.
+Each = Callable[[Iterable[Procedure[Any]]], Procedure[list[Any]]]
+
+
+def in_turn(procedures: Iterable[Procedure[Any]]) -> Procedure[list[Any]]:
+  """Performs one after the other: an `Each`, and the order of any other."""
+  found = []
+  for procedure in procedures:
+    found.append((yield from procedure))
+  return found
+
 
 # What a store may throw into a procedure.
 FAILURES = (OSError, errors.CorruptSnapshotError)

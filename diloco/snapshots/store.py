@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent import futures
 from typing import Any, TypeVar
 
 import tensorstore as ts
@@ -24,6 +26,9 @@ R = TypeVar("R", bound=records.Record)
 T = TypeVar("T")
 
 
+_WIDTH = 24
+_BLANKS = 64
+_AS_BLANKS = str.maketrans("01", " \t")
 # Longer than TensorStore tries again for; what hangs then, hangs. Tensors have
 # no such limit: their memory may be let go of only when TensorStore has.
 _PATIENCE_SECS = 60.0
@@ -44,7 +49,14 @@ def _finish(future: Any) -> Any:
 
 
 class SnapshotStore:
-  """Records and tensors under one URL. Thread-safe."""
+  """Records and tensors under one URL. Thread-safe.
+
+  Attributes:
+    url: where it is.
+    width: how many requests it is worth having under way at once.
+  """
+
+  width = 1
 
   def __init__(self, url: str):
     """Opens a store.
@@ -68,6 +80,7 @@ class SnapshotStore:
       self._once: Any = None  # for writes on a condition, if another
       if once != place:
         self._once = ts.KvStore.open(once, context=context).result()
+        self.width = _WIDTH
     except ValueError as error:
       raise OSError(f"{url} cannot be opened: {error}") from error
 
@@ -103,7 +116,20 @@ class SnapshotStore:
 
   def write(self, key: str, record: records.Record) -> None:
     """Writes a record unconditionally."""
-    _finish(self._kvs.write(key, record.to_bytes()))
+    _finish(self._kvs.write(key, self._bytes_of(record)))
+
+  def _bytes_of(self, record: records.Record) -> bytes:
+    """A record as it is written, which no other write is.
+
+    In a bucket a generation is a checksum of what is there. A writer that has
+    to tell its own write from an equal one, or from what was there before,
+    could not. So there blanks follow the record, in an order drawn for each.
+    """
+    data = record.to_bytes()
+    if self._once is not None:
+      drawn = f"{secrets.randbits(_BLANKS):0{_BLANKS}b}"
+      data += drawn.translate(_AS_BLANKS).encode()
+    return data
 
   def compare_and_set(
     self, key: str, record: records.Record, generation: bytes
@@ -116,7 +142,7 @@ class SnapshotStore:
     Raises:
       OSError: the store failed; the record may be there.
     """
-    data = record.to_bytes()
+    data = self._bytes_of(record)
     kvs = self._once or self._kvs
     stamp = _finish(kvs.write(key, data, if_equal=generation))
     if not stamp.generation:
@@ -196,6 +222,27 @@ class SnapshotStore:
   def perform(self, procedure: operations.Procedure[T]) -> T:
     """Runs a procedure that moves no tensors."""
     return operations.perform(procedure, self.execute)
+
+  def each(
+    self, procedures: Iterable[operations.Procedure[Any]]
+  ) -> operations.Procedure[list[Any]]:
+    """An `operations.Each`: side by side, where an answer takes its time.
+
+    What raises there has not stopped the others; of several the first raises.
+    """
+    if self.width == 1:
+      return (yield from operations.in_turn(procedures))
+    waiting = list(procedures)
+
+    def perform_all() -> list[Any]:
+      if len(waiting) < 2:
+        return [self.perform(procedure) for procedure in waiting]
+      with futures.ThreadPoolExecutor(min(self.width, len(waiting))) as pool:
+        begun = [pool.submit(self.perform, one) for one in waiting]
+      return [one.result() for one in begun]
+
+    found: list[Any] = yield operations.Compute(perform_all)
+    return found
 
   def write_plan(self, plan: partition.FragmentPlan) -> None:
     """Stores the fragment plan, or checks it against the stored one.

@@ -61,6 +61,7 @@ class Chores:
   """
 
   __slots__ = (
+    "_each",
     "_keep_versions",
     "_pins",
     "_retained",
@@ -70,14 +71,21 @@ class Chores:
     "untold",
   )
 
-  def __init__(self, pins: Pins, keep_versions: int):
+  def __init__(
+    self,
+    pins: Pins,
+    keep_versions: int,
+    each: operations.Each = operations.in_turn,
+  ):
     """Knows of nothing yet.
 
     Args:
       pins: what must not be deleted.
       keep_versions: global versions kept before the newest.
+      each: performs what does not depend on each other.
     """
     self._pins = pins
+    self._each = each
     self._keep_versions = keep_versions
     # By fragment, oldest first: number and prefix.
     self._retained: list[list[tuple[int, str]]] = []
@@ -98,27 +106,14 @@ class Chores:
     Args:
       heads: [P], as fenced.
     """
-    retained = []
-    for head in heads:
-      root = f"globals/{head.fragment:04d}"
-      found = []
-      for name in (yield operations.Names(root)):
-        number = name.partition(".")[0]
-        if not number.isdecimal():
-          continue
-        if int(number) > head.version and _is_older(name, head.token):
-          yield operations.DeleteTree(f"{root}/{name}")
-        else:
-          found.append((int(number), f"{root}/{name}"))
-      retained.append(sorted(found))
-    self._retained = retained
+    self._retained = yield from self._each(map(_retained, heads))
     yield from protocol.abandoned(
       {head.fragment: head for head in heads}, self._pins.is_pinned
     )
 
   def look(self) -> operations.Procedure[protocol.Scanned]:
     """Reads commit records that were not seen yet."""
-    scanned: protocol.Scanned = yield from protocol.scan(self.known)
+    scanned: protocol.Scanned = yield from protocol.scan(self.known, self._each)
     known = self.known
     if known:
       known.intersection_update(scanned.names)
@@ -235,6 +230,23 @@ class Chores:
       else:
         yield operations.DeleteTree(payload)
     self._retained[head.fragment] = kept
+
+
+def _retained(
+  head: records.Head,
+) -> operations.Procedure[list[tuple[int, str]]]:
+  """Versions of a fragment, without those never committed, which go."""
+  root = f"globals/{head.fragment:04d}"
+  found = []
+  for name in (yield operations.Names(root)):
+    number = name.partition(".")[0]
+    if not number.isdecimal():
+      continue
+    if int(number) > head.version and _is_older(name, head.token):
+      yield operations.DeleteTree(f"{root}/{name}")
+    else:
+      found.append((int(number), f"{root}/{name}"))
+  return sorted(found)
 
 
 def _is_older(name: str, token: int) -> bool:

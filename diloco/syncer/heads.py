@@ -56,6 +56,7 @@ class Heads:
 
   __slots__ = (
     "_closing",
+    "_each",
     "_looks",
     "_make",
     "_rubbish",
@@ -68,15 +69,20 @@ class Heads:
   )
 
   def __init__(
-    self, token: int, make: Callable[..., records.Head] = records.Head
+    self,
+    token: int,
+    make: Callable[..., records.Head] = records.Head,
+    each: operations.Each = operations.in_turn,
   ):
     """Holds nothing yet.
 
     Args:
       token: of the lease held.
       make: makes a head from its fields.
+      each: performs what does not depend on each other.
     """
     self.token = token
+    self._each = each
     self.cut = 0
     self.held: list[protocol.Held] = []
     self.standing: dict[int, str] = {}
@@ -101,10 +107,8 @@ class Heads:
       CorruptSnapshotError: one is damaged.
       FencedError: somebody with a newer token was here.
     """
-    held = []
-    for fragment in range(num_fragments):
-      held.append((yield from protocol.fence(fragment, self.token)))
-    self.held = held
+    fences = (protocol.fence(p, self.token) for p in range(num_fragments))
+    self.held = yield from self._each(fences)
 
   def take_over(
     self, num_fragments: int, cuts: Cuts | None, chores: chores_lib.Chores

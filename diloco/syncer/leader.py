@@ -45,6 +45,8 @@ class Parts(NamedTuple):
     members: tells which islands are there.
     look_every_secs: time between two looks at members, cuts and heads.
     retry_secs: pause after a failure of the store.
+    least_pause_secs: between two turns; a store that is far is not asked more.
+    each: performs what does not depend on each other.
   """
 
   check: Callable[[bool], None]
@@ -56,6 +58,8 @@ class Parts(NamedTuple):
   members: members_lib.MemberWatch
   look_every_secs: float
   retry_secs: float
+  least_pause_secs: float = 0.0
+  each: operations.Each = operations.in_turn
 
 
 class Witness:
@@ -202,7 +206,7 @@ class Leader(Witness, abc.ABC):
 
   def look_at_members(self, now: float) -> operations.Script[None]:
     """Tells the core which islands are there at `now`."""
-    found, unreadable = yield from protocol.members()
+    found, unreadable = yield from protocol.members(self._parts.each)
     for name, why in unreadable:
       self.unreadable(name, why)
     present = self._parts.members.present(found, now)

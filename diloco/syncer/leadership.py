@@ -132,6 +132,7 @@ class Leadership(abc.ABC):
   """
 
   heads: heads_lib.Heads
+  each: operations.Each = staticmethod(operations.in_turn)
 
   def __init__(
     self,
@@ -157,6 +158,7 @@ class Leadership(abc.ABC):
     self.chores = chores_lib.Chores(
       cuts or chores_lib.NoPins(),
       chores_lib.versions_kept(terms.settings.max_staleness),
+      self.each,
     )
     self.renewal_secs = min(times.heartbeat_secs, times.lease_ttl_secs / 4)
     self._owner = owner
@@ -283,7 +285,7 @@ class Leadership(abc.ABC):
     if not (yield from self.waiting(wanted)):
       return None
     yield _AFTER_LEASE
-    self.heads = heads_lib.Heads(self.token, self.make_head)
+    self.heads = heads_lib.Heads(self.token, self.make_head, self.each)
     while (cut := (yield from self._fence())) is None:
       if not wanted():
         return None
@@ -304,6 +306,8 @@ class Leadership(abc.ABC):
       members=members.MemberWatch(times.member_ttl_secs),
       look_every_secs=times.heartbeat_secs,
       retry_secs=times.retry_secs,
+      least_pause_secs=times.round_trip_secs,
+      each=self.each,
     )
 
   def _fence(self) -> operations.Script[int | None]:

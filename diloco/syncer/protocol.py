@@ -242,23 +242,38 @@ class Scanned(NamedTuple):
   broken: list[tuple[str, str]]
 
 
-def scan(known: Collection[str]) -> operations.Procedure[Scanned]:
+def scan(
+  known: Collection[str], each: operations.Each = operations.in_turn
+) -> operations.Procedure[Scanned]:
   """Reads commit records that are not known yet."""
   names = yield _CONTRIBUTIONS
-  found: list[tuple[str, records.Contribution]] = []
-  broken: list[tuple[str, str]] = []
-  for name in names:
-    if name in known or not keys.is_contribution_name(name):
-      continue
-    key = keys.contribution_key(name)
-    try:
-      record, _ = yield operations.Read(key, records.Contribution)
-    except errors.CorruptSnapshotError as error:
-      broken.append((name, str(error)))
-      continue
-    if record is not None:
-      found.append((name, record))
+  new = [n for n in names if n not in known and keys.is_contribution_name(n)]
+  if not new:
+    return Scanned(names, [], [])
+  reads = (
+    operations.Read(keys.contribution_key(name), records.Contribution)
+    for name in new
+  )
+  found, broken = _sorted_out(new, (yield from each(map(_sound, reads))))
   return Scanned(names, found, broken)
+
+
+def _sound(read: operations.Read) -> operations.Procedure[tuple[Any, str]]:
+  """The record, None where none is, and why it cannot be read if so."""
+  try:
+    record, _ = yield read
+  except errors.CorruptSnapshotError as error:
+    return None, str(error)
+  return record, ""
+
+
+def _sorted_out(
+  names: Sequence[str], read: Sequence[tuple[Any, str]]
+) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
+  """By name, those that `_sound` could read, and why it could not others."""
+  pairs = list(zip(names, read, strict=True))
+  found = [(name, record) for name, (record, _) in pairs if record is not None]
+  return found, [(name, why) for name, (_, why) in pairs if why]
 
 
 @functools.cache
@@ -278,19 +293,14 @@ class Members(NamedTuple):
   unreadable: list[tuple[str, str]]
 
 
-def members() -> operations.Procedure[Members]:
+def members(
+  each: operations.Each = operations.in_turn,
+) -> operations.Procedure[Members]:
   """Reads the islands' signs of life."""
-  found: list[records.Member] = []
-  unreadable: list[tuple[str, str]] = []
-  for name in filter(keys.is_member_name, (yield _MEMBERS)):
-    try:
-      member, _ = yield _read_member(name)
-    except errors.CorruptSnapshotError as error:
-      unreadable.append((name, str(error)))
-      continue
-    if member is not None:
-      found.append(member)
-  return Members(found, unreadable)
+  names = list(filter(keys.is_member_name, (yield _MEMBERS)))
+  read = yield from each(map(_sound, map(_read_member, names)))
+  found, unreadable = _sorted_out(names, read)
+  return Members([member for _, member in found], unreadable)
 
 
 def discard(name: str) -> operations.Procedure[None]:

@@ -77,6 +77,7 @@ class Rounds(leader.Leader):
     """See `Leader`."""
     shortest, longest = _POLL_SECS
     pause_secs = min(max(self.step_secs / 20, shortest), longest)
+    pause_secs = max(pause_secs, self._parts.least_pause_secs)
     if deadline is not None:
       pause_secs = min(pause_secs, max(deadline - now, shortest))
     return pause_secs

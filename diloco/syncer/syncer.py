@@ -90,6 +90,7 @@ class Syncer(leadership.Leadership):
     self._times = timing.read(snapshots, config.controller)
     self._unwatched = snapshots
     self._store = snapshots.watched(self.gets_on)
+    self.each = self._store.each
     super().__init__(
       leadership.unique(owner),
       leadership.Terms(

@@ -242,7 +242,9 @@ class Island:
       snapshots=None,
       learner=self.trainer,
       tape=types.SimpleNamespace(record=self._record),
-      times=types.SimpleNamespace(heartbeat_secs=1.0, start_secs=60.0),
+      times=types.SimpleNamespace(
+        heartbeat_secs=1.0, start_secs=60.0, round_trip_secs=0.0
+      ),
       progress=heartbeat.Progress(),
       threads=workers.Threads(),
     )

@@ -6,7 +6,15 @@ import pytest
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.snapshots import arrays, keys, lease, records, requests, store
+from diloco.snapshots import (
+  arrays,
+  keys,
+  lease,
+  operations,
+  records,
+  requests,
+  store,
+)
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
@@ -120,6 +128,43 @@ def test_requests_are_counted_as_the_server_counts_them(s3, tmp_path):
   assert made["reads"] == served["GET"] == 4
   assert made["writes"] == served["PUT"] + served["DELETE"] == 5
   assert made["lists"] == served["LIST"] == 2
+
+
+def test_equal_records_are_told_apart_in_a_bucket_too(snapshots):
+  mine = records.Lease("a", 1, 0)
+  snapshots.write("k", mine)
+  found, first = snapshots.read_for_update("k", records.Lease)
+  snapshots.write("k", mine)
+  again, second = snapshots.read_for_update("k", records.Lease)
+  assert found == again == mine and first != second
+  # Who has seen the first comes too late, although nothing looks different.
+  assert not snapshots.compare_and_set("k", records.Lease("b", 2, 0), first)
+  assert snapshots.compare_and_set("k", records.Lease("b", 2, 0), second)
+
+
+def test_each_gives_results_in_order_and_the_first_failure(snapshots):
+  for i in range(5):
+    snapshots.write(f"k{i}", records.Lease("a", i, 0))
+
+  def token(key):
+    record, _ = yield operations.Read(key, records.Lease)
+    if record is None:
+      raise LookupError(key)
+    return record.token
+
+  def perform(*names):
+    procedure = snapshots.each(token(name) for name in names)
+    return operations.perform(procedure, execute)
+
+  def execute(operation):
+    if isinstance(operation, operations.Compute):
+      return operation.work()
+    return snapshots.execute(operation)
+
+  assert perform() == []
+  assert perform("k3", "k0", "k4") == [3, 0, 4]
+  with pytest.raises(LookupError, match="x1"):
+    perform("k0", "x1", "k1", "x2")
 
 
 def test_deleted_tree_leaves_no_directories_behind(tmp_path):
