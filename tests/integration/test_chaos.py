@@ -29,15 +29,15 @@ def _campaign(tmp_path, *flags, secs=500):
 
 
 def test_short_campaign_leaves_balanced_books(tmp_path):
-  # An island and the leader die, then an island between payload and record.
-  flags = ("--trials=3", "--seed=394", "--kinds=sigkill,crash_point")
+  # The leader dies, then an island between payload and record.
+  flags = ("--trials=2", "--seed=710", "--kinds=sigkill,crash_point")
   code, result = _campaign(tmp_path, *flags)
   assert code == 0, result
-  assert result["passed"] and result["done"] == 3
+  assert result["passed"] and result["done"] == 2
   (run,) = result["runs"]
   assert run["broken"] == [] and run["rows_unmerged"] == {}
   lines = (tmp_path / "campaign/run-000/chaos.jsonl").read_text().splitlines()
-  assert [json.loads(line)["serial"] for line in lines] == [0, 1, 2]
+  assert [json.loads(line)["serial"] for line in lines] == [0, 1]
 
 
 @pytest.mark.campaign
