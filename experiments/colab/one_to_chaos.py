@@ -68,9 +68,9 @@ draw(run)
 config = quickstart.get_config("smoke")
 config.faults = ()
 config.task.options.num_layers = 1
-config.total_tokens = 120_000
+config.total_tokens = 100_000
 alone, run = run, diloco.start(config, folder / "three")
-run.watch(secs=8)
+run.watch(secs=6)
 
 # %% [markdown]
 # ## Kill one
@@ -80,7 +80,7 @@ run.watch(secs=8)
 
 # %%
 run.kill("island-1")
-run.watch(secs=4)
+run.watch(secs=3)
 
 # %% [markdown]
 # ## Kill who merges
@@ -89,7 +89,7 @@ run.watch(secs=4)
 
 # %%
 run.kill("syncer")
-run.watch(secs=4)
+run.watch(secs=3)
 
 # %% [markdown]
 # ## Change your mind

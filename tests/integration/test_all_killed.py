@@ -31,7 +31,7 @@ def run(tmp_path_factory):
     total_tokens=real_run.ENDLESS,
     programs={
       "window_steps": 4,
-      "eval_every_tokens": 4_000,
+      "eval_every_tokens": 3_000,
       "eval_batches": 4,
       "checkpoint_every_steps": 20,
     },
@@ -41,11 +41,11 @@ def run(tmp_path_factory):
     for m in (0, 1):
       os.kill(run.pid(f"island-{m}"), signal.SIGKILL)
     run.killed = [len(run.losses())]
-    run.wait_for(lambda: len(run.losses()) >= run.killed[0] + 3)
+    run.wait_for(lambda: len(run.losses()) >= run.killed[0] + 2)
     run.kill_everything()
     run.killed.append(len(run.losses()))
     run.start()
-    run.wait_for(lambda: len(run.losses()) >= run.killed[1] + 3)
+    run.wait_for(lambda: len(run.losses()) >= run.killed[1] + 2)
     run.learnt = run.losses()
     yield run
     run.kill_everything()

@@ -17,7 +17,7 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
 ):
   run = make_run(
     total_tokens=real_run.ENDLESS,
-    controller={"restart_base_secs": 0.1, "orphan_secs": 1.0},
+    controller={"restart_base_secs": 0.1, "orphan_secs": 4.0},
     faults=(
       {"target": "standby", "at_fraction": 0.001, "kind": "sigkill"},
       {"target": "syncer", "at_fraction": 0.002, "kind": "sigstop"},
@@ -37,8 +37,8 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
     assert {e["role"] for e in merged} <= {leaders()[-1][0]}
     return {(e["fragment"], e["version"]) for e in merged}
 
-  run.wait_for(lambda: len(late()) > 8 and len(run.events("syncer_died")) == 2)
-  run.wait_for(lambda: len(run.events("syncer_started")) == 4)
+  run.wait_for(lambda: len(late()) > 8 and len(run.events("syncer_died")) > 1)
+  run.wait_for(lambda: len(run.events("syncer_started")) > 3)
   assert [token for _, token in leaders()] == [1, 2]
   run.process.kill()
   _, _, err = run.finish()
