@@ -122,7 +122,7 @@ class Run:
         logs = sorted((self.dir / "logs").glob("*.log"))
         tails = {p.name: p.read_text()[-2000:] for p in logs}
         self.kill_everything()
-        _, err = self.finish()
+        *_, err = self.finish()
         raise AssertionError(f"timed out; {err[-2000:]}; logs: {tails}")
       time.sleep(0.2)  # to look reads all tapes, which takes a while
 
