@@ -95,6 +95,7 @@ class SyncConfig:
   codec: str = "bf16"
   codec_block: int = codec_lib.BLOCK  # values that share a scale
   codec_rounding: Literal["nearest", "stochastic"] = "nearest"
+  down_codec: Literal["f32", "bf16", "int4"] = "f32"  # of global versions
   error_feedback: bool = False  # what a codec leaves out is sent later
   adoption: Literal["overwrite", "blend", "carry"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"

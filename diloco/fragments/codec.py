@@ -80,6 +80,38 @@ class Codec(NamedTuple):
   def __str__(self) -> str:
     return f"{self.name}:{self.block}" if self.packed else self.name
 
+  def encode(self, values: np.ndarray) -> np.ndarray:
+    """Encodes finite values to the nearest, with `largest` at least 7.
+
+    Args:
+      values: flat float32.
+
+    Returns:
+      [n] uint8.
+    """
+    stored = np.empty(self.num_bytes(values.size), np.uint8)
+    step = max(1, (1 << 16) // self.block) * self.block
+    for start in range(0, values.size, step):
+      begin = start // self.block * self.block_bytes
+      some = self._encode(values[start : start + step])
+      stored[begin : begin + some.size] = some
+    return stored
+
+  def _encode(self, values: np.ndarray) -> np.ndarray:
+    x = np.zeros((-(-values.size // self.block), self.block), np.float32)
+    x.reshape(-1)[: values.size] = values
+    scales = np.abs(x).max(axis=1, keepdims=True) / np.float32(self.largest)
+    scales = scales.astype(SCALE)
+    wide = scales.astype(np.float32)
+    q = np.divide(x, wide, out=np.zeros_like(x), where=wide > 0)
+    q = np.clip(np.rint(q, out=q), -self.largest, self.largest, out=q)
+    unsigned = (q + (self.largest + 1)).astype(np.uint8)
+    places = np.arange(self.per_byte, dtype=np.uint8) * np.uint8(self.bits)
+    several = unsigned.reshape(len(x), -1, self.per_byte) << places
+    integers = np.bitwise_or.reduce(several, axis=2)
+    stored = np.concatenate([scales.view(np.uint8), integers], axis=1)
+    return stored.reshape(-1)[: self.num_bytes(values.size)]
+
   def decoded(
     self, stored: np.ndarray, size: int, step: int
   ) -> Iterator[np.ndarray]:

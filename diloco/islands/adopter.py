@@ -61,6 +61,7 @@ class Adopter:
     notices_every_secs: float,
     round_trip_secs: float = 0.0,
     threads: workers.Threads = workers.Threads(),
+    held: Sequence[protocol.Fetched] = (),
   ):
     """Starts the thread.
 
@@ -75,10 +76,13 @@ class Adopter:
       notices_every_secs: time between two looks at them.
       round_trip_secs: of the store.
       threads: gives the thread and its clock.
+      held: those versions: of later ones it reads what is new, if it can.
     """
     self._island = island
     self._clock = threads.clock
     self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
+    for head, anchor in held:
+      self._fetcher.hold(head.fragment, head.digest, anchor)
     self._watch = watching.Watch(
       versions,
       board,
@@ -152,7 +156,7 @@ class Adopter:
       head.merged_step(self._island),
       head.cut,
       anchor,
-      sum(value.nbytes for value in anchor.values()),
+      self._fetcher.bytes_read,
       head.digest,
       self._clock() - self._reading_since,
       head.holes.get(str(self._island), ()),

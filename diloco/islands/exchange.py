@@ -132,6 +132,7 @@ class Exchange(hands.Hands):
       setting.times.heartbeat_secs,
       setting.times.round_trip_secs,
       threads,
+      basis.standing.fetched,
     )
 
   @property

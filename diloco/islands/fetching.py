@@ -1,17 +1,28 @@
 """Reading global versions: only this host's shards, and only if undamaged."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 from diloco import errors
+from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
 from diloco.islands import protocol, shards
-from diloco.snapshots import digest, operations, records, store
+from diloco.snapshots import digest, keys, operations, records, store
+from diloco.snapshots import layout as layouts
+
+Values: TypeAlias = Mapping[str, jax.Array]  # of a fragment's tensors
 
 
 class Fetcher:
-  """Fetches fragments of one plan for one mesh. Thread-safe."""
+  """Fetches fragments of one plan for one mesh. Thread-safe if it holds none.
+
+  Attributes:
+    bytes_read: by the last `read`, where a thread reads alone.
+  """
 
   def __init__(
     self,
@@ -23,6 +34,12 @@ class Fetcher:
     self._store = snapshots
     self._plan = plan
     self._shardings = shardings
+    self._held: dict[int, tuple[str, Values]] = {}
+    self.bytes_read = 0
+
+  def hold(self, fragment: int, digest: str, values: Values) -> None:
+    """What is new is enough from now on; it must not be donated."""
+    self._held[fragment] = digest, values
 
   def fetch(self, fragment: int, newer_than: int) -> protocol.Fetched | None:
     """Reads a fragment's newest version, or None if there is no newer one.
@@ -62,12 +79,58 @@ class Fetcher:
       CorruptSnapshotError: it is damaged.
       OSError: the store could not be reached.
     """
-    tensors = self._plan.fragments[head.fragment]
-    found = shards.read_fragment(self._store, head, tensors, self._shardings)
-    values = ((name, held.whole()) for name, held in found.items())
-    if head.digest and head.digest != digest.tensors(values):
-      raise errors.CorruptSnapshotError(
-        f"version {head.version} of fragment {head.fragment} is not what was"
-        " committed: its digest differs"
+    found = self._add_to_held(head)
+    if found is None or _is_other(found, head):
+      tensors = self._plan.fragments[head.fragment]
+      found = shards.read_fragment(self._store, head, tensors, self._shardings)
+      size = sum(tensor.size for tensor in tensors)
+      self.bytes_read = codec_lib.parse(head.codec).num_bytes(size)
+      if _is_other(found, head):
+        raise errors.CorruptSnapshotError(
+          f"version {head.version} of fragment {head.fragment} is not what was"
+          " committed: its digest differs"
+        )
+    held = shards.hold(found, self._shardings)
+    if head.fragment in self._held:
+      self.hold(head.fragment, head.digest, held)
+    return held
+
+  def _add_to_held(self, head: records.Head) -> shards.HostFragment | None:
+    """The version as what is held and what is new; None if it must be read.
+
+    Of what is new a host reads all, be it of other hosts' shards: its blocks go
+    through the whole tensor.
+    """
+    digest, values = self._held.get(head.fragment, ("", {}))
+    starts = [start for start, _ in head.deltas]
+    if not digest or digest not in starts:
+      return None
+    payloads = [p for _, p in head.deltas[starts.index(digest) :]]
+    codec = codec_lib.parse(head.delta_codec)
+    found, self.bytes_read = {}, 0
+    for spec in self._plan.fragments[head.fragment]:
+      held = shards.to_host(spec.name, values[spec.name])
+      pieces = [piece.copy() for _, piece in held.pieces]
+      change = np.empty(spec.shape, np.float32)
+      layout = layouts.packed(codec, spec.shape, spec.shape)
+      for payload in payloads:
+        prefix = f"{payload}/{keys.DELTA}"
+        try:
+          row = self._store.arrays.open(prefix, spec.name, layout).read()
+        except errors.CorruptSnapshotError:
+          return None  # retired, it may be: the whole version has a say
+        codec.decode(row[0], change.reshape(-1))
+        self.bytes_read += row.nbytes
+        for (box, _), piece in zip(held.pieces, pieces, strict=True):
+          np.add(piece, change[box], out=piece)
+      boxes = (box for box, _ in held.pieces)
+      found[spec.name] = dataclasses.replace(
+        held, pieces=tuple(zip(boxes, pieces, strict=True))
       )
-    return shards.hold(found, self._shardings)
+    return found
+
+
+def _is_other(found: shards.HostFragment, head: records.Head) -> bool:
+  """Whether these values are not what was committed."""
+  values = ((name, held.whole()) for name, held in found.items())
+  return bool(head.digest) and head.digest != digest.tensors(values)

@@ -13,7 +13,8 @@ import jax
 import numpy as np
 
 from diloco.fragments import partition
-from diloco.snapshots import arrays, records, store
+from diloco.snapshots import arrays, keys, records, store
+from diloco.snapshots import layout as layouts
 
 Sharding: TypeAlias = jax.sharding.Sharding
 Shardings: TypeAlias = Mapping[str, Sharding]  # by tensor name
@@ -135,14 +136,13 @@ def read_fragment(
   """Reads from a global version only the shards this process holds."""
   found, reads = {}, []
   for tensor, chunk_shape in zip(tensors, head.chunks, strict=True):
-    layout = arrays.Layout(tensor.shape, "float32", tuple(chunk_shape))
-    opened = snapshots.arrays.open(
-      f"{head.payload}/params", tensor.name, layout
-    )
+    layout = layouts.of_record(head.codec, tensor.shape, chunk_shape)
+    prefix = f"{head.payload}/{keys.PARAMS}"
+    opened = snapshots.arrays.open(prefix, tensor.name, layout)
     sharding = shardings[tensor.name]
     pieces = []
     for box in boxes(tensor.shape, sharding):
-      values = np.empty([s.stop - s.start for s in box], np.float32)
+      values = np.empty([s.stop - s.start for s in box], layout.numpy_dtype)
       reads.append(opened.begin_read(values, box))
       pieces.append((box, values))
     found[tensor.name] = HostTensor(
@@ -153,7 +153,15 @@ def read_fragment(
     )
   for read in reads:
     read.finish()
-  return found
+  return {name: _decoded(held) for name, held in found.items()}
+
+
+def _decoded(held: HostTensor) -> HostTensor:
+  """As float32; what is float32 is not copied."""
+  pieces = tuple(
+    (box, values.astype(np.float32, copy=False)) for box, values in held.pieces
+  )
+  return dataclasses.replace(held, pieces=pieces)
 
 
 def _bounds(index: arrays.Index, shape: Sequence[int]) -> arrays.Index:

@@ -13,7 +13,8 @@ from diloco import errors, process
 from diloco.fragments import partition
 from diloco.replay import schedule, script, stage, weights
 from diloco.replay import scratch as scratch_lib
-from diloco.snapshots import arrays, digest, keys, operations, records, store
+from diloco.snapshots import digest, keys, operations, records, store
+from diloco.snapshots import layout as layouts
 from diloco.syncer import round_merge, weighting
 
 _TELL_EVERY = 100  # versions
@@ -224,6 +225,7 @@ class Replayer:
         clock={},
         merged={},
         digest=merged.digest,
+        codec=self._merger.params_codec,
       )
     )
     others = tuple(
@@ -271,9 +273,10 @@ class Replayer:
   def _digest_of(self, head: records.Head) -> str:
     def read(index: int, spec: partition.Tensor) -> np.ndarray:
       chunk_shape = tuple(head.chunks[index])
-      layout = arrays.Layout(spec.shape, "float32", chunk_shape)
-      prefix = f"{head.payload}/params"
-      return self._original.arrays.open(prefix, spec.name, layout).read()
+      layout = layouts.of_record(head.codec, spec.shape, chunk_shape)
+      prefix = f"{head.payload}/{keys.PARAMS}"
+      found = self._original.arrays.open(prefix, spec.name, layout).read()
+      return found.astype(np.float32, copy=False)
 
     tensors = self._fragments.fragments[head.fragment]
     return digest.tensors(

@@ -4,7 +4,9 @@ Layout, relative to the store's root:
 
     plan                                  the fragment plan
     heads/<p>                             newest global version of fragment p
-    globals/<p>/<version>.<token>/...     its parameters, and what the outer
+    globals/<p>/<version>.<token>/...     its parameters, where they are encoded
+                                          their f32 master and maybe what is new
+                                          in them, and what the outer
                                           optimizer keeps beside them
     contributions/<key>                   commit records, written last
     payloads/<key>/...                    outer gradients they point to
@@ -25,6 +27,8 @@ import re
 from collections.abc import Iterable
 
 BOARD = "board"
+# Of a version: for all, from the version before for who has it, for the syncer.
+PARAMS, DELTA, MASTER = "params", "delta", "master"
 SYNCER_LEASE = "leases/syncer"
 EPOCH = "epoch"
 DELAYED = "delayed"  # a buffer that several merges fill, and how many did:

@@ -157,10 +157,10 @@ def packed(
   return Layout((math.prod(shape) // size, row), "uint8", (1, chunk))
 
 
-def of_contribution(
+def of_record(
   codec: str, shape: Sequence[int], chunks: Sequence[int]
 ) -> Layout:
-  """Of a tensor that a commit record describes.
+  """Of a tensor that a commit record or a head describes.
 
   Args:
     codec: as the record names it.

@@ -14,7 +14,7 @@ from typing import Any, Self, get_origin, get_type_hints
 from diloco import errors
 from diloco.snapshots import keys
 
-FORMAT = 3  # version of the store layout
+FORMAT = 4  # version of the store layout
 
 
 @functools.cache
@@ -165,6 +165,11 @@ class Head(Record):
   digest: str = ""  # of the version's parameters
   # island -> (first, last] behind the clock that no version has, newest last
   holes: dict[str, list[list[int]]] = dataclasses.field(default_factory=dict)
+  codec: str = "f32"  # of the parameters; digest is of what they decode to
+  # Payloads with differences, to this version last, and the digest of what each
+  # is from.
+  deltas: list[list[str]] = dataclasses.field(default_factory=list)
+  delta_codec: str = ""  # of these
 
   def merged_step(self, island: int) -> int:
     """Last local step of an island that this version contains."""

@@ -15,7 +15,6 @@ import numpy as np
 from diloco import errors
 from diloco.fragments import partition
 from diloco.snapshots import (
-  arrays,
   checkpoint,
   cut_parts,
   digest,
@@ -110,7 +109,9 @@ class Verifier:
       raise errors.CorruptSnapshotError(
         f"{head.payload} does not describe {len(tensors)} tensors"
       )
-    parts = ["params"]
+    parts = [keys.PARAMS]
+    if head.codec != "f32" or head.deltas:
+      parts.append(keys.MASTER)
     if keys.payload_version(head.payload):
       parts += self._buffers
       if keys.DELAYED in self._buffers:
@@ -118,11 +119,11 @@ class Verifier:
         self._store.arrays.read(prefix, keys.ARRIVALS)
     for part in parts:
       values = (
-        (spec.name, self._read(f"{head.payload}/{part}", spec, chunks))
+        (spec.name, self._read(head, part, spec, chunks))
         for spec, chunks in zip(tensors, head.chunks, strict=True)
       )
       found = digest.tensors(values)
-      if part == "params" and head.digest and found != head.digest:
+      if part == keys.PARAMS and head.digest and found != head.digest:
         raise errors.CorruptSnapshotError(
           f"{head.payload} has digest {found}, its head says {head.digest}"
         )
@@ -134,18 +135,25 @@ class Verifier:
       return f"{sent.key} is of another run"
     try:
       for spec, chunks in zip(tensors, sent.chunks, strict=True):
-        layout = layouts.of_contribution(sent.codec, spec.shape, chunks)
+        layout = layouts.of_record(sent.codec, spec.shape, chunks)
         self._store.arrays.open(sent.payload, spec.name, layout).read()
     except (ValueError, errors.CorruptSnapshotError) as error:
       return str(error)
     return ""
 
   def _read(
-    self, prefix: str, spec: partition.Tensor, chunks: list[int]
+    self,
+    head: records.Head,
+    part: str,
+    spec: partition.Tensor,
+    chunks: list[int],
   ) -> np.ndarray:
+    prefix = f"{head.payload}/{part}"
+    coded = head.codec if part == keys.PARAMS else "f32"
     try:
-      layout = arrays.Layout(spec.shape, "float32", tuple(chunks))
-      return self._store.arrays.open(prefix, spec.name, layout).read()
+      layout = layouts.of_record(coded, spec.shape, chunks)
+      found = self._store.arrays.open(prefix, spec.name, layout).read()
+      return found.astype(np.float32, copy=False)
     except (ValueError, IndexError) as error:
       raise errors.CorruptSnapshotError(f"{prefix}: {error}") from error
 

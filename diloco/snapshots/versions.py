@@ -175,8 +175,9 @@ class Versions:
     return held
 
   def _read_tensors(self, payload: str, fragment: int) -> dict[str, np.ndarray]:
+    prefix, read = f"{payload}/{keys.PARAMS}", self._store.arrays.read
     return {
-      tensor.name: self._store.arrays.read(f"{payload}/params", tensor.name)
+      tensor.name: read(prefix, tensor.name).astype(np.float32, copy=False)
       for tensor in self._plan.fragments[fragment]
     }
 

@@ -24,6 +24,8 @@ from diloco.syncer import core, protocol
 logger = logging.getLogger(__name__)
 
 _Head = records.Head  # `Heads.records` hides the module
+# As many versions as are kept at least; who is further behind reads all.
+_DELTAS_KEPT = 3
 _AFTER_FENCE = operations.Point("after_fence")
 
 
@@ -33,6 +35,8 @@ class Content(NamedTuple):
   chunks: list[list[int]]
   merged: dict[str, Any]
   digest: str
+  codec: str = "f32"
+  delta_codec: str = ""
 
 
 class Cuts(Protocol):
@@ -193,6 +197,9 @@ class Heads:
         epoch=held.head.epoch,
         cut=self.cut,  # a later one than when the round closed, it may be
         digest=content.digest,
+        codec=content.codec,
+        deltas=_deltas(held.head, payload) if content.delta_codec else [],
+        delta_codec=content.delta_codec,
         holes=protocol.holes_of(close) if close.holes else {},
       )
       self._unsettled[fragment] = payload  # the commit comes next
@@ -256,6 +263,12 @@ class Heads:
     while self._rubbish:
       yield operations.DeleteTree(self._rubbish[-1])
       self._rubbish.pop()
+
+
+def _deltas(before: records.Head, payload: str) -> list[list[str]]:
+  """What leads from earlier versions to the one after `before`."""
+  found = [*before.deltas, [before.digest, payload]]
+  return found[-_DELTAS_KEPT:]
 
 
 class Standstill(NamedTuple):

@@ -37,7 +37,12 @@ RefusedError = protocol.RefusedError
 
 
 class RoundMerger:
-  """Merges rounds, one after the other."""
+  """Merges rounds, one after the other.
+
+  Attributes:
+    params_codec: what all of a version is stored in.
+    delta_codec: what is new in it is stored in; empty for nothing.
+  """
 
   def __init__(
     self,
@@ -46,6 +51,7 @@ class RoundMerger:
     method: merge_lib.Method,
     outer: outer_optimizer.OuterOptimizer,
     rules: merge_lib.Rules = merge_lib.NO_RULES,
+    down_codec: str = "f32",
   ):
     """Does nothing yet.
 
@@ -55,7 +61,11 @@ class RoundMerger:
       method: how tensors that are not embeddings are averaged.
       outer: the outer optimizer.
       rules: what else there is to say of merging.
+      down_codec: what versions are sent in: "f32", "bf16", or "int4:128".
     """
+    self._down = codec.parse(down_codec)
+    self.params_codec = "f32" if self._down.packed else down_codec
+    self.delta_codec = down_codec if self._down.packed else ""
     self._store = snapshots
     self._plan = plan
     self._method = method
@@ -74,7 +84,8 @@ class RoundMerger:
     rules = merge_lib.Rules(
       sync.merge_embeddings, sync.merge_clip, sync.merge_trim, sync.merge_align
     )
-    return cls(snapshots, plan, sync.merge, outer, rules)
+    down = str(codec.of(sync.down_codec, sync.codec_block))
+    return cls(snapshots, plan, sync.merge, outer, rules, down)
 
   def set_learning_rate(self, learning_rate: float) -> None:
     """Takes outer steps of another length from the next merge on."""
@@ -125,7 +136,7 @@ class RoundMerger:
       params.append(arrays.Tensor.whole(spec.name, theta))
       for tensors, values in zip(kept.values(), buffers, strict=True):
         tensors.append(arrays.Tensor.whole(spec.name, values))
-    self._store.arrays.write(f"{payload}/params", params)
+    digest = self._write_params(head, payload, params)
     for name, tensors in kept.items():
       self._store.arrays.write(f"{payload}/{name}", tensors)
     if keys.DELAYED in kept:
@@ -137,12 +148,48 @@ class RoundMerger:
     return Merged(
       square**0.5,
       sum(c.num_bytes for c in operation.contributions),
-      digest_lib.tensors((t.name, t.pieces[0][1]) for t in params),
+      digest,
       sum(c * n for c, n in cosines) / sum(n for _, n in cosines)
       if cosines
       else None,
       merger.outer.learning_rate,
     )
+
+  def _write_params(
+    self, head: records.Head, payload: str, masters: list[arrays.Tensor]
+  ) -> str:
+    """Writes what all adopt, and the master beside; gives a digest."""
+    told, deltas = [], []
+    specs = self._plan.fragments[head.fragment]
+    for index, (spec, master) in enumerate(zip(specs, masters, strict=True)):
+      values = master.pieces[0][1]
+      if self._down.packed:
+        before = self._read_part(head, keys.PARAMS, spec, index)
+        row = self._down.encode((values - before).reshape(-1))
+        layout = layouts.packed(self._down, spec.shape, spec.shape)
+        pieces = [(None, row[None])]
+        deltas.append(arrays.Tensor(spec.name, layout, pieces, described=False))
+        change = np.empty_like(before)
+        self._down.decode(row, change.reshape(-1))
+        values = np.add(before, change, out=change)
+      dtype = codec.FLOATS[self.params_codec]
+      coded = values.astype(dtype, copy=False)
+      layout = master.layout._replace(dtype=dtype.name)
+      told.append(arrays.Tensor(spec.name, layout, [(None, coded)]))
+    write = self._store.arrays.write
+    if deltas:
+      write(f"{payload}/{keys.DELTA}", deltas)
+    if self._coded:
+      write(f"{payload}/{keys.MASTER}", masters)
+    write(f"{payload}/{keys.PARAMS}", told)
+    return digest_lib.tensors(
+      (t.name, t.pieces[0][1].astype(np.float32, copy=False)) for t in told
+    )
+
+  @property
+  def _coded(self) -> bool:
+    """Whether what all adopt is not the master."""
+    return self._down.name != "f32"
 
   def _open(
     self,
@@ -177,7 +224,7 @@ class RoundMerger:
     self, spec: partition.Tensor, record: records.Contribution, index: int
   ) -> sources.Source:
     chunks = record.chunks[index]
-    layout = layouts.of_contribution(record.codec, spec.shape, chunks)
+    layout = layouts.of_record(record.codec, spec.shape, chunks)
     stored = self._store.arrays.open(record.payload, spec.name, layout)
     found = codec.parse(record.codec)
     if found.packed:
@@ -187,25 +234,25 @@ class RoundMerger:
   def _read(
     self, head: records.Head, spec: partition.Tensor, index: int
   ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Parameters and the outer optimizer's buffers of the newest version.
+    """Master and the outer optimizer's buffers of the newest version.
 
     Version 0 has none, and they are zero. A head that was set back to a cut has
     the payload of an older version.
     """
-    chunk_shape = tuple(head.chunks[index])
-    layout = arrays.Layout(spec.shape, "float32", chunk_shape)
-
-    def read(part: str) -> np.ndarray:
-      opened = self._store.arrays.open(
-        f"{head.payload}/{part}", spec.name, layout
-      )
-      return opened.read()
-
-    theta = read("params")
+    made = keys.payload_version(head.payload) > 0
+    what = keys.MASTER if made and self._coded else keys.PARAMS
+    theta = self._read_part(head, what, spec, index)
     names = self._merger.outer.buffers
-    if keys.payload_version(head.payload):
-      return theta, [read(name) for name in names]
+    if made:
+      return theta, [self._read_part(head, n, spec, index) for n in names]
     return theta, [np.zeros_like(theta) for _ in names]
+
+  def _read_part(
+    self, head: records.Head, part: str, spec: partition.Tensor, index: int
+  ) -> np.ndarray:
+    layout = arrays.Layout(spec.shape, "float32", tuple(head.chunks[index]))
+    prefix = f"{head.payload}/{part}"
+    return self._store.arrays.open(prefix, spec.name, layout).read()
 
 
 def _clipped(operation: operations.Merge, clip: float) -> list[float]:

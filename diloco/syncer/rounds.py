@@ -128,6 +128,8 @@ class Rounds(leader.Leader):
       self._merger.chunks(close.fragment),
       _merged_event(close, weights, merged, secs, self.heads.token),
       merged.digest,
+      self._merger.params_codec,
+      self._merger.delta_codec,
     )
 
   def refusal(self, record: records.Contribution) -> str:

@@ -20,7 +20,7 @@ from diloco import config as config_lib
 from diloco import errors, process, timing, workers
 from diloco.controller import outcome as outcome_lib
 from diloco.controller import pilot
-from diloco.fragments import partition
+from diloco.fragments import codec, partition
 from diloco.islands import bootstrap, trainer
 from diloco.islands import island as island_lib
 from diloco.planning.fleet import traces
@@ -91,7 +91,12 @@ class Fleet:
     self._link = scheduler.Link(
       config.virtual.latency_secs,
       config.virtual.bytes_per_sec,
-      tuple(4 * plan.size(p) for p in range(plan.num_fragments)),
+      tuple(
+        codec.of(config.sync.down_codec, config.sync.codec_block).num_bytes(
+          plan.size(p)
+        )
+        for p in range(plan.num_fragments)
+      ),
     )
     self._times = timing.derive(config.controller, 0.0, plan.num_fragments)
     self.snapshots.write(timing.KEY, self._times)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from diloco import errors
 from diloco.fragments import partition
 from diloco.snapshots import arrays, records, store
 
@@ -198,6 +199,8 @@ class MemoryArrays:
   ) -> MemoryArray:
     """See `arrays.ArrayStore`."""
     key = f"{prefix}/{name.replace('/', '%2F')}"
+    if key not in self._tree.found:
+      raise errors.CorruptSnapshotError(f"there is no {key}")
     found: MemoryArray = self._tree.found[key][0]
     return found
 

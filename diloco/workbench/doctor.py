@@ -268,7 +268,7 @@ class _Prospect:
     config = training.config
     sync, islands = config.sync, config.fleet.islands
     up = workload.codec_bits(sync.codec)
-    down = workload.codec_bits(exchange.DOWN_CODEC)
+    down = workload.codec_bits(sync.down_codec)
     fragments, trip = min(sync.num_fragments, every), speed["round_trip_secs"]
     self.merge_secs = (
       training.params

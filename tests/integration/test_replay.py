@@ -52,7 +52,7 @@ def run(tmp_path_factory):
       **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
       "staleness_kind": "hyperbolic",
       **{"codec": "int4", "codec_rounding": "stochastic"},
-      "error_feedback": True,
+      **{"error_feedback": True, "down_codec": "int4"},
     },
     outer={
       **{"learning_rate": 0.9, "momentum": 0.5},

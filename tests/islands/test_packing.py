@@ -358,7 +358,7 @@ def test_record_of_parts_that_do_not_tile_is_refused(tmp_path):
 
 
 def test_bench_stores_no_more_than_three_percent_beside_the_arithmetic():
-  found = bench.run(num_elements=1 << 16, trials=1)
+  found = bench.measure(num_elements=1 << 16, trials=1)
   for name in codec_lib.NAMES:
     assert 1 <= found[name]["stored_ratio"] < 1.03
     assert found[name]["encode_gbps"] > 0

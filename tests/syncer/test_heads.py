@@ -92,7 +92,8 @@ def test_head_of_a_version_says_whose_it_is_and_what_is_in_it(leader):
     {"3": 48},
   )
   assert head.holes == {"3": [[8, 16]]}
-  assert (head.chunks, head.merged, head.digest) == CONTENT
+  told = head.chunks, head.merged, head.digest
+  assert told == CONTENT[:3]
 
 
 def test_version_stays_in_the_epoch_of_the_one_before_it(leader):

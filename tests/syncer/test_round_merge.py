@@ -2,13 +2,26 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import oracles
 import pytest
 
 from diloco import config as config_lib
-from diloco.fragments import partition
-from diloco.snapshots import arrays, digest, keys, operations, records, store
+from diloco import errors
+from diloco.fragments import codec, partition
+from diloco.islands import fetching, packing
+from diloco.snapshots import (
+  arrays,
+  digest,
+  keys,
+  operations,
+  records,
+  store,
+  verify,
+)
 from diloco.syncer import outer_optimizer, round_merge
 
 PLAN = partition.partition([partition.Tensor("w", (4, 3), "mean")], 1)
@@ -281,3 +294,110 @@ def test_learning_rate_set_during_a_merge_is_of_the_next(
     snapshots.arrays.read(f"globals/{name}/params", "w") for name in "ab"
   ]
   np.testing.assert_allclose(values[0], 2 * values[1], rtol=1e-6)
+
+
+def test_versions_in_bfloat16_are_decoded_from_a_master_that_moves_on(
+  tmp_path, snapshots
+):
+  step = outer_optimizer.OuterOptimizer(0.01, 0.0)  # shorter than a place
+  merger = round_merge.RoundMerger(
+    snapshots, PLAN, "mean", step, down_codec="bf16"
+  )
+  theta = 1 + np.abs(normal(0))
+  before = head(merger, 0, keys.global_prefix(0, 0, "i0.1"))
+  write(snapshots, f"{before.payload}/params", theta)
+  grad = np.full((4, 3), 0.1, np.float32)
+  sent = contribute(snapshots, merger, grad), 1.0
+  plain = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  fetcher = fetching.Fetcher(snapshots, PLAN, {"w": plain})
+  verifier = verify.Verifier(tmp_path, snapshots, PLAN, buffers=())
+  for version in range(1, 9):
+    payload = keys.global_prefix(0, version, "s1.0")
+    merged = merge(merger, before, payload, sent)
+    before = dataclasses.replace(
+      head(merger, version, payload), codec="bf16", digest=merged.digest
+    )
+    verifier.check_version(before)
+    theta = theta - np.float32(0.01) * grad
+    decoded = theta.astype(ml_dtypes.bfloat16).astype(np.float32)
+    adopted = np.asarray(fetcher.read(before)["w"])
+    np.testing.assert_array_equal(adopted, decoded)
+    assert merged.digest == digest.tensors([("w", adopted)])
+  master = snapshots.arrays.read(f"{before.payload}/master", "w")
+  np.testing.assert_array_equal(master, theta)
+  assert np.any(master != decoded)
+  snapshots.delete_tree(f"{before.payload}/master")
+  with pytest.raises(errors.CorruptSnapshotError):
+    verifier.check_version(before)
+
+
+def test_four_bits_of_difference_lead_to_what_everybody_else_adopts(snapshots):
+  merger = round_merge.RoundMerger(
+    snapshots,
+    PLAN,
+    "mean",
+    outer_optimizer.OuterOptimizer(0.5, 0.0),
+    down_codec="int4:8",
+  )
+  theta = normal(0)
+  before = dataclasses.replace(
+    head(merger, 0, keys.global_prefix(0, 0, "i0.1")), digest="first"
+  )
+  write(snapshots, f"{before.payload}/params", theta)
+  plain = {"w": jax.sharding.SingleDeviceSharding(jax.devices()[0])}
+  # One adopts each version, one every second, and one comes late.
+  always, seldom, late = (
+    fetching.Fetcher(snapshots, PLAN, plain) for _ in range(3)
+  )
+  for fetcher in (always, seldom):
+    fetcher.hold(0, "first", {"w": jnp.asarray(theta)})
+  for version in range(1, 9):
+    grad = normal(version)
+    payload = keys.global_prefix(0, version, "s1.0")
+    share = contribute(snapshots, merger, grad), 1.0
+    merged = merge(merger, before, payload, share)
+    theta = theta - np.float32(0.5) * grad
+    deltas = [*before.deltas, [before.digest, payload]][-3:]
+    before = dataclasses.replace(
+      head(merger, version, payload),
+      digest=merged.digest,
+      deltas=deltas,
+      delta_codec=merger.delta_codec,
+    )
+    whole = snapshots.arrays.read(f"{payload}/params", "w")
+    for fetcher, every, size in ((always, 1, 1), (seldom, 2, 2)):
+      if version % every == 0:
+        found = np.asarray(fetcher.read(before)["w"])
+        assert found.tobytes() == whole.tobytes()
+        assert fetcher.bytes_read == size * (6 + 2 * 2)  # twelve values
+    # It is off by the rounding of the last difference alone.
+    assert np.abs(whole - theta).max() < 0.5 * 0.1 * 8
+    master = snapshots.arrays.read(f"{payload}/master", "w")
+    np.testing.assert_array_equal(master, theta)
+  found = np.asarray(late.read(before)["w"])
+  assert found.tobytes() == whole.tobytes()
+  assert late.bytes_read == whole.nbytes
+  # What is retired or damaged is made up for by the whole.
+  lost = dataclasses.replace(before, deltas=[[merged.digest, "gone"]])
+  assert np.asarray(always.read(lost)["w"]).tobytes() == whole.tobytes()
+  assert always.bytes_read == whole.nbytes
+  spoilt = dataclasses.replace(before, deltas=[[merged.digest, payload]])
+  assert np.asarray(always.read(spoilt)["w"]).tobytes() == whole.tobytes()
+  assert always.bytes_read == whole.nbytes
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("size", [1, 7, 128, 1000, 70_000])
+def test_syncer_encodes_to_the_nearest_as_the_devices_do(name, size):
+  rng = np.random.default_rng(size)
+  values = rng.standard_normal(size).astype(np.float32)
+  values[rng.random(size) < 0.1] = 0
+  coded = codec.of(name, 16)
+  row = coded.encode(values)
+  (device,), decoded = packing.encode(
+    packing.Encoding(coded), jnp.asarray(values), (size,), None
+  )
+  assert row.tobytes() == np.asarray(device).tobytes()
+  found = np.empty(size, np.float32)
+  coded.decode(row, found)
+  np.testing.assert_array_equal(found, decoded)

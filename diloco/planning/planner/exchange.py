@@ -29,7 +29,6 @@ _GRACE_STEPS = 0.5  # slack that the adaptive grace window can spend
 # What a codec adds to ln L. Streaming DiLoCo saw nothing in four bits, others
 # up to 0.09 %. Fewer bits cost too much to be offered.
 CODEC_LOSS = {"f32": 0.0, "bf16": 0.0, "int8": 0.0, "int4": 0.0009}
-DOWN_CODEC = "f32"  # the store holds versions in f32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Options:
   """
 
   codecs: tuple[str, ...] = tuple(sorted(CODEC_LOSS, key=workload.codec_bits))
-  down_codec: str = DOWN_CODEC
+  down_codec: str = "f32"
 
 
 @dataclasses.dataclass(frozen=True)
