@@ -497,7 +497,12 @@ TABLE: tuple[Command, ...] = (
       "diloco doctor --config=experiments/configs/quickstart.py:smoke",
     ),
     flags=(
-      flag("--store", default=".", metavar="DIR", help="where runs will be"),
+      flag(
+        "--store",
+        default=".",
+        metavar="PLACE",
+        help="directory or URL where runs will be",
+      ),
       flag("--config", metavar="FILE.py[:VARIANT]", help="of the run to come"),
       flag("--fleet", metavar="FILE.py", help="whose links to compare with"),
       flag(

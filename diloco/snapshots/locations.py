@@ -46,13 +46,17 @@ def bound_requests(url: str) -> None:
       os.environ.setdefault(name, limit)
 
 
-def check(url: str) -> None:
+def check(url: str, name: str = "config.store") -> None:
   """Refuses what is no URL of a store; touches nothing.
+
+  Args:
+    url: what was given.
+    name: of the field or flag it was given in.
 
   Raises:
     UserError: it cannot be parsed, or names no kind of store there is.
   """
-  what = f"config.store = {url!r}"
+  what = f"{name} = {url!r}"
   try:
     parts = urllib.parse.urlsplit(url)
   except ValueError as error:
@@ -60,7 +64,7 @@ def check(url: str) -> None:
     raise errors.UserError(what, why, f"write {_SHAPES}") from error
   if parts.username is not None or parts.password is not None:
     raise errors.UserError(
-      f"config.store = '{parts.scheme}://...@{parts.hostname}{parts.path}'",
+      f"{name} = '{parts.scheme}://...@{parts.hostname}{parts.path}'",
       "credentials are not given in a URL, which every log may show",
       "leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     )

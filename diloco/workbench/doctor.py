@@ -14,6 +14,7 @@ is a power cut, and clients on other machines: run it on each of them.
 
 import argparse
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import math
@@ -37,7 +38,7 @@ from diloco.controller import resources as machine
 from diloco.islands import trainer
 from diloco.planning.bandwidth import decoupled, workload
 from diloco.planning.planner import exchange, resources
-from diloco.snapshots import arrays, store
+from diloco.snapshots import arrays, locations, store
 from diloco.syncer import grace
 from diloco.tasks import task as task_lib
 
@@ -92,7 +93,10 @@ def _examine(
   open_store: promises.OpenStore,
 ) -> Iterator[Finding]:
   """Tests everything, and adds figures to `facts`."""
-  folder = pathlib.Path(args.store).absolute()
+  url = args.store if "://" in args.store else ""
+  if url:
+    locations.check(url, "--store")
+  folder = pathlib.Path(tempfile.gettempdir() if url else args.store).absolute()
   if not folder.is_dir():
     raise errors.UserError(
       f"--store={args.store}", "there is no such directory", "make it first"
@@ -111,8 +115,15 @@ def _examine(
           params = float(plan.num_params)
         except errors.UserError as error:
           yield _refusal(error, "FAIL")
-      yield from _machine(config if task else None, params, folder)
-      yield from _store(pathlib.Path(room), args.quick, open_store, facts)
+      disk = None if url else folder
+      yield from _machine(config if task else None, params, disk)
+      name = pathlib.Path(room).name
+      place = locations.below(url or folder.as_uri(), name)
+      try:
+        yield from _store(place, args.quick, open_store, facts)
+      finally:
+        if url:
+          store.SnapshotStore(url).delete_tree(name)
     step_secs = args.step_secs or _step_secs(config, task, args.quick)
     yield from _timeouts(config, facts["store"])
     training = _Training(params, step_secs, config, stated=bool(task))
@@ -149,9 +160,11 @@ def _software() -> Iterator[Finding]:
 
 
 def _machine(
-  config: config_lib.RunConfig | None, params: float, folder: pathlib.Path
+  config: config_lib.RunConfig | None,
+  params: float,
+  folder: pathlib.Path | None,
 ) -> Iterator[Finding]:
-  """Devices, cores, memory and disk, against what the run needs."""
+  """Devices, cores, memory, and the disk if any, against the needs of a run."""
   devices, cores = jax.devices(), len(machine.available_cores())
   yield Finding("ok", f"devices: {len(devices)} x {devices[0].device_kind}")
   islands = config.fleet.islands if config else 0
@@ -165,7 +178,8 @@ def _machine(
   needed = islands * (own["VmRSS"] + 4 * params * _HELD)
   yield _enough("memory", memory["MemAvailable"], needed)
   needed = 4 * params * (versions + islands * _SAVED)
-  yield _enough(f"disk of {folder}", shutil.disk_usage(folder).free, needed)
+  if folder is not None:
+    yield _enough(f"disk of {folder}", shutil.disk_usage(folder).free, needed)
 
 
 def _kilobytes(name: str) -> dict[str, int]:
@@ -184,7 +198,7 @@ def _enough(what: str, free: float, needed: float) -> Finding:
 
 
 def _store(
-  room: pathlib.Path,
+  room: str,
   quick: bool,
   open_store: promises.OpenStore,
   facts: dict[str, Any],
@@ -194,7 +208,7 @@ def _store(
   Raises:
     OSError, CorruptSnapshotError: it cannot be used.
   """
-  url = (room / "store").as_uri()
+  url = locations.below(room, "store")
   snapshots = store.SnapshotStore(url)
   trip = timing.measure(snapshots)
   probe = arrays.Tensor.whole("w", np.ones(_PROBE_BYTES // 4, np.float32))
@@ -213,6 +227,7 @@ def _store(
   busy = max(trip, seen[0]["large"]["round_trip_secs"])
   facts["store"] = {
     "round_trip_secs": trip,
+    "width": snapshots.width,
     "busy_round_trip_secs": busy,
     "write_bytes_per_sec": size / wrote,
     "read_bytes_per_sec": size / read,
@@ -251,14 +266,17 @@ def _timeouts(
   """Whether the store allows the run's timeouts: alone, and when busy."""
   levels: tuple[tuple[str, promises.Level], ...]
   levels = ("round_trip_secs", "FAIL"), ("busy_round_trip_secs", "warn")
+  chosen, fragments = config.controller, config.sync.num_fragments
   for name, level in levels:
-    trip = speed[name]
     try:
-      timing.derive(config.controller, trip, config.sync.num_fragments)
+      made = timing.derive(chosen, speed[name], fragments, speed["width"])
     except errors.UserError as error:
       yield _refusal(error, level)
       return
-  yield Finding("ok", "timeouts: the store is fast enough for them")
+    # A run derives it from the calm store, and goes on by it.
+    chosen = dataclasses.replace(chosen, takeover_secs=made.takeover_secs)
+  text = f"a dead syncer is replaced within {chosen.takeover_secs:g} s"
+  yield Finding("ok", f"timeouts: the store is fast enough for them; {text}")
 
 
 class _Prospect:

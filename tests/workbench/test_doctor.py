@@ -6,7 +6,7 @@ import json
 import bad_stores
 import pytest
 
-from diloco import cli, commands, promises
+from diloco import cli, commands, errors, promises
 from diloco import config as config_lib
 from diloco.snapshots import store
 from diloco.workbench import doctor
@@ -43,6 +43,18 @@ def diagnose(capsys, argv, open_store=store.SnapshotStore):
 
 def failures(told):
   return {what for what, one in told.items() if one["level"] == "FAIL"}
+
+
+def test_bucket_is_tried_as_a_directory_is_and_left_as_it_was(
+  s3, tmp_path, capsys
+):
+  url = s3.place(tmp_path.name)
+  code, told, facts = diagnose(capsys, [f"--store={url}", "--quick"])
+  assert code == 0, failures(told)
+  assert facts["store"]["width"] > 1
+  assert store.SnapshotStore(s3.place("")).keys(tmp_path.name) == []
+  with pytest.raises(errors.UserError, match="--store = 's3:///x'"):
+    diagnose(capsys, ["--store=s3:///x"])
 
 
 def test_store_that_loses_updates_is_found(tmp_path, capsys):
@@ -94,6 +106,7 @@ def test_configuration_that_is_refused_is_a_finding_among_others(
 
 
 SPEED = {
+  "width": 1,
   "round_trip_secs": 1e-3,
   "busy_round_trip_secs": 1e-3,
   "write_bytes_per_sec": 1e9,
@@ -120,12 +133,14 @@ def test_h_is_what_the_store_carries(params, every, level, told):
 
 
 def test_timeouts_are_judged_alone_and_when_the_store_is_busy():
-  config = config_lib.RunConfig()
-  for changes, level in (
-    ({}, "ok"),
-    ({"busy_round_trip_secs": 0.2}, "warn"),
-    ({"round_trip_secs": 0.2}, "FAIL"),
+  chosen = {"controller": {"takeover_secs": 1.5}}
+  for values, changes, level in (
+    ({}, {}, "ok"),
+    ({}, {"busy_round_trip_secs": 0.2}, "warn"),
+    ({}, {"round_trip_secs": 0.2, "busy_round_trip_secs": 0.2}, "ok"),
+    (chosen, {"round_trip_secs": 0.2}, "FAIL"),
   ):
+    config = config_lib.from_mapping(values)
     (found,) = doctor._timeouts(config, SPEED | changes)
     assert found.level == level
 
