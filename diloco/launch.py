@@ -20,7 +20,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from diloco import config as config_lib
-from diloco import errors, own_file, process, typed
+from diloco import errors, methods, own_file, process, typed
 from diloco import run as run_lib
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
@@ -66,7 +66,8 @@ def main(argv: Sequence[str]) -> int:
       raise errors.UserError(
         f"--{name}", "it is missing", f"give --{name}=..., see --help"
       )
-  config = load_config(values.config)
+  methods_given = re.findall(r"--?config\.method=(\S+)", "\n".join(overrides))
+  config = load_config(values.config, *methods_given[-1:])
   override(config, overrides)
   return run(
     config,
@@ -98,15 +99,30 @@ def run(
   return 0 if done else process.EXIT_FAILED
 
 
-def load_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+def load_config(
+  place: str | os.PathLike[str], method: str = ""
+) -> ml_collections.ConfigDict:
   """Loads a configuration and fills in every field it leaves out.
 
   Args:
     place: "FILE.py" or "FILE.py:VARIANT".
+    method: takes the place of its own; it says what some fields are that the
+      file leaves out.
 
   Raises:
     UserError: there is no such file, or it cannot be used.
   """
+  config = read_config(place)
+  if method:
+    config.method = method
+  if config.get("method", "decoupled") != "decoupled":
+    config = ml_collections.ConfigDict(methods.completed(config))
+  _complete(config, config_lib.RunConfig().to_dict())
+  return config
+
+
+def read_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
+  """Loads a configuration as its file has it; see `load_config`."""
   what = f"--config={place}"
   path, colon, variant = os.fspath(place).partition(":")
   with own_file.execute(what, path) as module:
@@ -128,7 +144,6 @@ def load_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
       " name = 'run'",
     )
   config.unlock()
-  _complete(config, config_lib.RunConfig().to_dict())
   return config
 
 

@@ -18,6 +18,8 @@ Asynchronous Local-SGD, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428.
 from collections.abc import Mapping
 from typing import Any
 
+import ml_collections
+
 from diloco import errors, typed
 
 METHODS = (
@@ -97,6 +99,8 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
   Raises:
     UserError: the method is unknown, or a given field contradicts it.
   """
+  if isinstance(values, ml_collections.ConfigDict):
+    values = {name: values[name] for name in values}
   if not isinstance(values, Mapping) or "method" not in values:
     return values  # whether it is a configuration at all, others say
   method = values["method"]

@@ -205,6 +205,8 @@ def plain(value: Any) -> Any:
   """Dataclasses, mappings and tuples as plain JSON values."""
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     return plain(dataclasses.asdict(value))
+  if isinstance(value, ml_collections.ConfigDict):
+    return plain(_as_dict(value))
   if isinstance(value, Mapping):
     return {str(k): plain(v) for k, v in value.items()}
   if isinstance(value, list | tuple):

@@ -136,6 +136,15 @@ class Fleet:
 
   def run(self) -> outcome_lib.Outcome:
     """Trains until the budget is spent, and winds down."""
+    self.begin()
+    try:
+      self.train_until(self._config.total_tokens)
+      return self._wind_down()
+    finally:
+      self.end()
+
+  def begin(self) -> None:
+    """Starts all roles; nothing happens yet."""
     config = self._config
     self._tape.record(
       events.RUN_STARTED,
@@ -146,16 +155,19 @@ class Fleet:
     self.start_syncer()
     for seat in self._islands:
       seat.start()
-    try:
-      return self._train_and_wind_down()
-    finally:
-      for seat in self._islands:
-        seat.kill("run ended", told=False)
-      self._tape.close()
 
-  def _train_and_wind_down(self) -> outcome_lib.Outcome:
+  def train_until(self, tokens: int) -> None:
+    """Goes on until so many tokens are trained."""
+    self._time.run(lambda: self.pilot.tokens >= tokens, _FOREVER_SECS)
+
+  def end(self) -> None:
+    """Releases what the roles have open."""
+    for seat in self._islands:
+      seat.kill("run ended", told=False)
+    self._tape.close()
+
+  def _wind_down(self) -> outcome_lib.Outcome:
     seats, time = self._islands, self._time
-    time.run(lambda: self.pilot.budget_spent, _FOREVER_SECS)
     reason = "token budget trained"
     self._tape.record(events.RUN_STOPPING, reason=reason)
     there = [seat for seat in seats if seat.ready]

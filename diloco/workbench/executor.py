@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from diloco import process
 from diloco.controller.engines import base
 from diloco.controller.engines import process as process_engine
 from diloco.workbench import worker
@@ -74,7 +75,11 @@ class Local:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={"JAX_COMPILATION_CACHE_DIR": cache, **os.environ},
+        env={
+          "JAX_COMPILATION_CACHE_DIR": cache,
+          **process.ISLAND_ENV,
+          **os.environ,
+        },
         start_new_session=True,
       )
     self._running[name] = process_engine.ProcessHandle(started), taken

@@ -59,10 +59,11 @@ class Sweep:
   points: tuple[Point, ...]
 
   def islands(self, point: Point) -> int:
-    """How many islands a point runs; a simulation counts as one."""
+    """How many islands a point runs; what is one thread counts as one."""
     if self.kind == "simulate":
       return 1
-    return config_lib.from_mapping(point.config).fleet.islands
+    config = config_lib.from_mapping(point.config)
+    return 1 if config.engine == "virtual" else config.fleet.islands
 
 
 def build(place: str, points: Sequence[hyper.Point], kind: Kind) -> Sweep:
@@ -110,7 +111,8 @@ def _configs(
 ) -> list[dict[str, Any]]:
   from diloco import launch  # with JAX; a sweep that is gone on with needs none
 
-  base = config_lib.from_mapping(launch.load_config(place)).to_dict()
+  # As it was written: what a method leaves out depends on the method.
+  base = typed.plain(launch.read_config(place))
   found = []
   for name, point in zip(named, points, strict=True):
     config = copy.deepcopy(base)
@@ -130,9 +132,12 @@ def _set(config: Any, field: str, value: Any) -> None:
   node = config
   try:
     for part in parents:
-      node = node[int(part)] if isinstance(node, list) else node[part]
+      if isinstance(node, list) or part.isdigit():
+        node = node[int(part)]
+      else:
+        node = node.setdefault(part, {})
     node[int(last) if isinstance(node, list) else last] = value
-  except (LookupError, ValueError, TypeError) as error:
+  except (LookupError, ValueError, TypeError, AttributeError) as error:
     raise errors.UserError(
       f"config.{field}", "there is no such field", "correct its name"
     ) from error

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -103,6 +104,8 @@ def _train(
     facts = json.loads((run_dir / "summary.json").read_text())
     if facts["status"] == "finished":
       return "finished", "", facts
+  if point.config.get("engine") == "virtual":
+    shutil.rmtree(run_dir, ignore_errors=True)  # it cannot go on where it was
   from diloco import run  # with JAX
 
   facts = dict(run.train(point.config, run_dir, quiet=True).summary)

@@ -1,0 +1,1 @@
+"""Studies of learning: sweeps of real training in virtual time."""

@@ -1,0 +1,87 @@
+"""What the studies of learning have in common.
+
+Every point is one run of the byte model on the standard library's text, in
+virtual time on one core. Rules: 20 tokens a parameter and at least 100 rounds a
+fragment; every arm is tuned with as many runs, on a seed that no confirmation
+has; an optimum at the edge of its grid is called unbracketed.
+"""
+
+import ml_collections
+
+from diloco import hyper
+
+TUNING_SEED = 0
+CONFIRMING_SEEDS = (1, 2, 3, 4, 5)
+TOKENS_A_STEP = 512  # of an island
+
+# Width, depth and tokens; `small` has 265 k parameters, `medium` 886 k.
+_SIZES = {
+  "small": (96, 2, 288, 5_300_000),
+  "medium": (128, 4, 384, 17_700_000),
+}
+
+
+def get_config(
+  name: str, size: str = "small", islands: int = 4
+) -> ml_collections.ConfigDict:
+  """A decoupled run of so many equal islands.
+
+  Args:
+    name: of the study.
+    size: "small", "medium" or "smoke".
+    islands: M.
+  """
+  smoke = size == "smoke"
+  width, depth, hidden, tokens = _SIZES["small" if smoke else size]
+  config = ml_collections.ConfigDict()
+  config.name = name
+  config.engine = "virtual"
+  config.method = "decoupled"
+  config.seed = TUNING_SEED
+  config.total_tokens = 100_000 if smoke else tokens
+  config.task = ml_collections.ConfigDict(
+    dict(
+      name="language_model",
+      options=dict(
+        d_model=32 if smoke else width,
+        num_layers=1 if smoke else depth,
+        num_heads=4,
+        d_ff=64 if smoke else hidden,
+        seq_len=128,
+        batch_size=TOKENS_A_STEP // 128,
+        learning_rate=0.004,
+      ),
+    )
+  )
+  config.fleet = ml_collections.ConfigDict(
+    dict(slices=slices(islands), pace_step_secs=0.1, jitter=0.1)
+  )
+  config.sync = ml_collections.ConfigDict(dict(every=12))
+  config.programs = ml_collections.ConfigDict(
+    dict(
+      window_steps=12,
+      checkpoint_every_steps=0,
+      final_eval_batches=2 if smoke else 256,
+    )
+  )
+  config.virtual = ml_collections.ConfigDict(dict(latency_secs=0.01))
+  return config
+
+
+def named(points: list[hyper.Point]) -> list[hyper.Point]:
+  """The points, with names that say what they have."""
+  found = []
+  for point in points:
+    words: list[str] = []
+    for field, value in point.items():
+      if field == "fleet.slices":
+        words.insert(0, f"m{len(value)}")
+      else:
+        words.append(f"{field.rpartition('.')[2]}-{value}")
+    found.append({"name": ".".join(words).replace("_", "")} | point)
+  return found
+
+
+def slices(count: int) -> tuple[dict[str, str], ...]:
+  """So many equal slices."""
+  return (dict(kind="cpu", topology="1"),) * count

@@ -1,0 +1,45 @@
+import pathlib
+
+import pytest
+
+from diloco import config as config_lib
+from diloco import hyper
+from diloco.workbench import frozen
+from experiments.studies import base
+
+STUDIES = sorted(
+  path
+  for path in pathlib.Path(base.__file__).parent.glob("*.py")
+  if "get_sweep" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("variant", ["small", "medium", "smoke"])
+def test_every_point_of_a_study_keeps_its_rules(path, variant):
+  points, trains = hyper.load(str(path))
+  assert trains
+  sweep = frozen.build(f"{path}:{variant}", points, "train")
+  assert {sweep.islands(point) for point in sweep.points} == {1}  # one thread
+  for point in sweep.points:
+    config = config_lib.from_mapping(point.config)
+    assert config.engine == "virtual"
+    steps = config.total_tokens / base.TOKENS_A_STEP / len(config.fleet.slices)
+    if variant != "smoke" and config.method != "data_parallel":
+      assert steps >= 100 * config.sync.every, point.name
+
+
+def test_method_may_be_swept(tmp_path):
+  path = tmp_path / "family.py"
+  path.write_text(
+    "from diloco import hyper\n"
+    "from experiments.studies import base\n\n"
+    "def get_config():\n  return base.get_config('family', 'smoke', 3)\n\n"
+    "def get_sweep():\n"
+    "  return hyper.sweep('method', ['diloco', 'streaming', 'data_parallel'])\n"
+  )
+  points, _ = hyper.load(str(path))
+  sweep = frozen.build(str(path), points, "train")
+  found = [config_lib.from_mapping(p.config) for p in sweep.points]
+  assert [c.sync.quorum for c in found] == [3, 3, 1]
+  assert [c.fleet.islands for c in found] == [3, 3, 1]
