@@ -6,6 +6,8 @@ fragment; every arm is tuned with as many runs, on a seed that no confirmation
 has; an optimum at the edge of its grid is called unbracketed.
 """
 
+from typing import Any
+
 import ml_collections
 
 from diloco import hyper
@@ -75,13 +77,15 @@ def named(points: list[hyper.Point]) -> list[hyper.Point]:
     words: list[str] = []
     for field, value in point.items():
       if field == "fleet.slices":
+        slowest = min(s.get("relative_speed", 1.0) for s in value)
         words.insert(0, f"m{len(value)}")
+        words += [f"slowest-{slowest}"] if slowest < 1 else []
       else:
         words.append(f"{field.rpartition('.')[2]}-{value}")
     found.append({"name": ".".join(words).replace("_", "")} | point)
   return found
 
 
-def slices(count: int) -> tuple[dict[str, str], ...]:
+def slices(count: int) -> tuple[dict[str, Any], ...]:
   """So many equal slices."""
   return (dict(kind="cpu", topology="1"),) * count

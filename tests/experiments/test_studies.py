@@ -36,10 +36,12 @@ def test_method_may_be_swept(tmp_path):
     "from experiments.studies import base\n\n"
     "def get_config():\n  return base.get_config('family', 'smoke', 3)\n\n"
     "def get_sweep():\n"
-    "  return hyper.sweep('method', ['diloco', 'streaming', 'data_parallel'])\n"
+    "  fragments = [{'sync.num_fragments': 6, 'method': 'streaming'}]\n"
+    "  whole = hyper.sweep('method', ['diloco', 'data_parallel'])\n"
+    "  return hyper.chain(whole, fragments)\n"
   )
   points, _ = hyper.load(str(path))
   sweep = frozen.build(str(path), points, "train")
   found = [config_lib.from_mapping(p.config) for p in sweep.points]
-  assert [c.sync.quorum for c in found] == [3, 3, 1]
-  assert [c.fleet.islands for c in found] == [3, 3, 1]
+  assert [c.sync.quorum for c in found] == [3, 1, 3]
+  assert [c.fleet.islands for c in found] == [3, 1, 3]

@@ -1,0 +1,33 @@
+"""Radial-directional averaging against the mean, as islands become many.
+
+Question: does the learning rate that works for M = 2 work for M = 16, with
+either merge? Nobody has published this ablation.
+
+Command: `diloco sweep --sweep=experiments/studies/merges.py --workdir=DIR`,
+then `diloco compare DIR`. Cost: 54 runs of 2 to 3 minutes of one core.
+Variants: `:medium`, `:smoke`. Expected: not known.
+"""
+
+import ml_collections
+
+from diloco import hyper
+from experiments.studies import base
+
+
+def get_config(variant: str = "small") -> ml_collections.ConfigDict:
+  """What all points share."""
+  config = base.get_config("merges", variant, 2)
+  config.sync.update(num_fragments=6, every=6)  # 100 rounds for 16 islands
+  return config
+
+
+def get_sweep() -> list[hyper.Point]:
+  """Two merges, three M, three learning rates, three seeds."""
+  return base.named(
+    hyper.product(
+      hyper.sweep("fleet.slices", [base.slices(m) for m in (2, 8, 16)]),
+      hyper.sweep("sync.merge", ["rda", "mean"]),
+      hyper.sweep("task.options.learning_rate", [0.002, 0.004, 0.008]),
+      hyper.sweep("seed", base.CONFIRMING_SEEDS[:3]),
+    )
+  )

@@ -1,0 +1,38 @@
+"""Sensitivity: what depends on H, P, K, staleness, gain and momentum?
+
+Question: four islands around the defaults: one setting is changed at a time,
+and learning rate and momentum together.
+
+Command: `diloco sweep --sweep=experiments/studies/sensitivity.py
+--workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 24 runs of 2 to 3
+minutes of one core. Variants: `:medium`, `:smoke`. Expected: not measured.
+"""
+
+import ml_collections
+
+from diloco import hyper
+from experiments.studies import base
+
+
+def get_config(variant: str = "small") -> ml_collections.ConfigDict:
+  """What all points share."""
+  config = base.get_config("sensitivity", variant, 4)
+  config.sync.num_fragments = 6
+  return config
+
+
+def get_sweep() -> list[hyper.Point]:
+  """One at a time, and a grid of learning rate and momentum."""
+  return base.named(
+    hyper.chain(
+      hyper.sweep("sync.every", [6, 12, 24]),
+      hyper.sweep("sync.num_fragments", [1, 3, 12]),
+      hyper.sweep("sync.quorum", [2, 4]),
+      hyper.sweep("sync.max_staleness", [0, 8]),
+      hyper.sweep("sync.adoption", ["overwrite", "blend"]),
+      hyper.product(
+        hyper.sweep("outer.learning_rate", [0.4, 0.7, 1.0]),
+        hyper.sweep("outer.momentum", [0.0, 0.3, 0.6, 0.9]),
+      ),
+    )
+  )
