@@ -9,6 +9,7 @@ import pathlib
 import signal
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -76,7 +77,9 @@ def train(
   task, plan, given = preflight(config, run_dir)
   resumed = process.holds_run(run_dir)
   if config.engine == "virtual":
-    return _train_in_virtual_time(config, run_dir, task, plan, given)
+    return _train_in_virtual_time(
+      config, run_dir, task, plan, given, quiet=quiet
+    )
   before = process.read_config(run_dir) if resumed else config
   snapshots = store.SnapshotStore(process.store_url(run_dir, config))
   if resumed:
@@ -130,6 +133,8 @@ def _train_in_virtual_time(
   task: task_lib.Task,
   plan: partition.FragmentPlan,
   given: portable.Params | None,
+  *,
+  quiet: bool,
 ) -> Result:
   """Trains in this process; the same again gives the same again."""
   if process.holds_run(run_dir):
@@ -140,7 +145,28 @@ def _train_in_virtual_time(
     )
   compilation.use_cache(run_dir / "compilation_cache")
   process.write_config(config, run_dir)
-  outcome = fleet.train(config, run_dir, task, plan, given)
+  clock = [0.0]
+  view = live.LiveView(
+    run_dir, quiet=quiet, hint="Ctrl-C ends it", wall=lambda: clock[0]
+  )
+
+  def watch(now: float) -> None:
+    clock[0] = now
+    view.tick()
+
+  try:
+    outcome = fleet.train(config, run_dir, task, plan, given, watch)
+  except errors.UserError:
+    raise
+  except Exception as error:
+    log = run_dir / "logs" / "virtual.log"
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("".join(traceback.format_exception(error)))
+    raise errors.UserError(
+      f"the run in {run_dir}", errors.with_place(error), f"see {log}"
+    ) from error
+  finally:
+    view.close()
   return Result(outcome.status, *_conclude(run_dir, outcome))
 
 

@@ -7,10 +7,12 @@ that a seed determines to the bit.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,6 +34,13 @@ from diloco.virtual import memory, scheduler
 
 logger = logging.getLogger(__name__)
 
+# Parameters of mallopt(3), by the variables that stand for them.
+_MALLOPT = {
+  -1: "MALLOC_TRIM_THRESHOLD_",
+  -2: "MALLOC_TOP_PAD_",
+  -3: "MALLOC_MMAP_THRESHOLD_",
+}
+_LARGEST_INT = (1 << 31) - 1
 _FOREVER_SECS = float(10**12)
 _MERGE_SECS = 60.0  # that the last merges may take
 _IDLE_SECS = 0.05
@@ -44,6 +53,7 @@ def train(
   task: task_lib.Task,
   plan: partition.FragmentPlan,
   given: portable.Params | None,
+  watch: Callable[[float], None] = lambda now: None,
 ) -> outcome_lib.Outcome:
   """Trains from the beginning to the end.
 
@@ -53,11 +63,26 @@ def train(
     task: what to train; all islands share it.
     plan: of the parameters' fragments.
     given: parameters to start from, or None for those of the seed.
+    watch: told the time after every step.
   """
-  fleet = Fleet(config, run_dir, task, plan, given)
+  _keep_memory()
+  fleet = Fleet(config, run_dir, task, plan, given, watch)
   outcome = fleet.run()
-  fleet.snapshots.keep(store.SnapshotStore(process.store_url(run_dir)))
+  url = process.store_url(run_dir, config)
+  fleet.snapshots.keep(store.SnapshotStore(url))
   return outcome
+
+
+def _keep_memory() -> None:
+  """Has the C library keep what XLA takes and frees in every step.
+
+  Of an island's process the environment says so (`process.ISLAND_ENV`), which
+  is read before anything runs.
+  """
+  with contextlib.suppress(OSError, AttributeError):
+    mallopt = ctypes.CDLL(None).mallopt
+    for parameter, name in _MALLOPT.items():
+      mallopt(parameter, min(int(process.ISLAND_ENV[name]), _LARGEST_INT))
 
 
 class Fleet:
@@ -74,21 +99,23 @@ class Fleet:
     task: task_lib.Task,
     plan: partition.FragmentPlan,
     given: portable.Params | None,
+    watch: Callable[[float], None] = lambda now: None,
   ):
     """Makes the store and what the islands have in common.
 
     Raises:
       UserError: a slice has more devices than this process sees.
     """
-    self._config = config
-    self._run_dir = run_dir
-    self._task = task
-    self._time = scheduler.Scheduler()
+    self.config = config
+    self.run_dir = run_dir
+    self.task = task
+    self._watch = watch
+    self.time = scheduler.Scheduler()
     self.snapshots = memory.MemoryStore()
     self.snapshots.write_plan(plan)
     if given is not None:
       bootstrap.keep_given(self.snapshots, plan, given)
-    self._link = scheduler.Link(
+    self.link = scheduler.Link(
       config.virtual.latency_secs,
       config.virtual.bytes_per_sec,
       tuple(
@@ -98,16 +125,16 @@ class Fleet:
         for p in range(plan.num_fragments)
       ),
     )
-    self._times = timing.derive(config.controller, 0.0, plan.num_fragments)
-    self.snapshots.write(timing.KEY, self._times)
-    self._tape = recorder.Recorder(
-      run_dir, "controller", 1, lambda: self._time.now
+    self.times = timing.derive(config.controller, 0.0, plan.num_fragments)
+    self.snapshots.write(timing.KEY, self.times)
+    self.tape = recorder.Recorder(
+      run_dir, "controller", 1, lambda: self.time.now
     )
     self.pilot = pilot.Pilot(config, task.tokens_per_batch)
     self._faults = list(config.faults)
-    self._islands = [Seat(self, m) for m in range(config.fleet.islands)]
+    self.islands = [Seat(self, m) for m in range(config.fleet.islands)]
     for entry in _trace(config):
-      self._time.after(entry.secs, functools.partial(self._suffer, entry))
+      self.time.after(entry.secs, functools.partial(self._suffer, entry))
     self._syncer: Syncer | None = None
     self._num_syncers = 0
 
@@ -115,7 +142,7 @@ class Fleet:
   def like(self, topology: Sequence[int]) -> trainer.Trainer:
     """What islands of a topology have in common; it never makes a step."""
     return trainer.Trainer(
-      self._config, self._task, 0, topology, self.devices(topology)
+      self.config, self.task, 0, topology, self.devices(topology)
     )
 
   def devices(self, topology: Sequence[int]) -> list[jax.Device]:
@@ -138,38 +165,38 @@ class Fleet:
     """Trains until the budget is spent, and winds down."""
     self.begin()
     try:
-      self.train_until(self._config.total_tokens)
+      self.train_until(self.config.total_tokens)
       return self._wind_down()
     finally:
       self.end()
 
   def begin(self) -> None:
     """Starts all roles; nothing happens yet."""
-    config = self._config
-    self._tape.record(
+    config = self.config
+    self.tape.record(
       events.RUN_STARTED,
       method=config.method,
       islands=config.fleet.islands,
       total_tokens=config.total_tokens,
     )
     self.start_syncer()
-    for seat in self._islands:
+    for seat in self.islands:
       seat.start()
 
   def train_until(self, tokens: int) -> None:
     """Goes on until so many tokens are trained."""
-    self._time.run(lambda: self.pilot.tokens >= tokens, _FOREVER_SECS)
+    self.time.run(lambda: self.pilot.tokens >= tokens, _FOREVER_SECS)
 
   def end(self) -> None:
     """Releases what the roles have open."""
-    for seat in self._islands:
+    for seat in self.islands:
       seat.kill("run ended", told=False)
-    self._tape.close()
+    self.tape.close()
 
   def _wind_down(self) -> outcome_lib.Outcome:
-    seats, time = self._islands, self._time
+    seats, time = self.islands, self.time
     reason = "token budget trained"
-    self._tape.record(events.RUN_STOPPING, reason=reason)
+    self.tape.record(events.RUN_STOPPING, reason=reason)
     there = [seat for seat in seats if seat.ready]
     time.run(lambda: all(s.drained or not s.ready for s in there), _MERGE_SECS)
     time.run(lambda: self._syncer is not None, _FOREVER_SECS)
@@ -182,7 +209,7 @@ class Fleet:
       seat.leave()
     self._syncer.close()
     outcome = outcome_lib.conclude(final)
-    self._tape.record(
+    self.tape.record(
       events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
     )
     return outcome
@@ -190,7 +217,7 @@ class Fleet:
   def _evaluate(self, seats: list[Seat]) -> dict[str, Any]:
     if not seats:
       return {"error": "no island is left that could"}
-    batches = self._config.programs.final_eval_batches
+    batches = self.config.programs.final_eval_batches
     island = seats[0].island
     assert island is not None
     return island.evaluate("global", batches)
@@ -200,19 +227,20 @@ class Fleet:
     self._num_syncers += 1
     self._syncer = Syncer(
       self.snapshots,
-      self._config,
+      self.config,
       recorder.Recorder(
-        self._run_dir, "syncer", self._num_syncers, lambda: self._time.now
+        self.run_dir, "syncer", self._num_syncers, lambda: self.time.now
       ),
-      scheduler.Process(self._time, scheduler.Link()),
+      scheduler.Process(self.time, scheduler.Link()),
     )
-    self._tape.record(events.SYNCER_STARTED, pid=0, seat="syncer")
+    self.tape.record(events.SYNCER_STARTED, pid=0, seat="syncer")
 
   def moved(self, seat: Seat) -> bool:
     """An island has made a step; says whether the budget is spent."""
     assert seat.island is not None
+    self._watch(self.time.now)
     self.pilot.observe(seat.number, seat.island.step)
-    spent = self.pilot.tokens / self._config.total_tokens
+    spent = self.pilot.tokens / self.config.total_tokens
     for fault in list(self._faults):
       if spent >= fault.at_fraction and self._strike(fault):
         self._faults.remove(fault)
@@ -220,13 +248,13 @@ class Fleet:
 
   def _strike(self, fault: config_lib.FaultConfig) -> bool:
     """Injects a fault; says whether that could be done."""
-    secs = self._config.controller.restart_base_secs
+    secs = self.config.controller.restart_base_secs
     seat = None
     if fault.target.startswith("island-"):
-      seat = self._islands[int(fault.target.removeprefix("island-"))]
+      seat = self.islands[int(fault.target.removeprefix("island-"))]
     if seat and not seat.ready:
       return False
-    self._tape.record(
+    self.tape.record(
       events.FAULT_INJECTED,
       kind=fault.kind,
       target=fault.target,
@@ -239,7 +267,7 @@ class Fleet:
       seat.island.poison(0)
     else:
       # Not in the middle of what its thread is doing.
-      self._time.after(0.0, lambda: seat.die(secs))
+      self.time.after(0.0, lambda: seat.die(secs))
     return True
 
   def _replace_syncer(self, secs: float) -> None:
@@ -249,19 +277,19 @@ class Fleet:
     self._syncer.kill()
     self._syncer = None
     died = {"cause": "SIGKILL", "seat": "syncer", "led": True}
-    self._tape.record(events.SYNCER_DIED, **died)
-    self._time.after(secs, self.start_syncer)
+    self.tape.record(events.SYNCER_DIED, **died)
+    self.time.after(secs, self.start_syncer)
 
   def _suffer(self, entry: traces.Entry) -> None:
     """A failure of the trace."""
     repair_secs = entry.repair_secs
     if repair_secs is None:
-      repair_secs = self._config.virtual.repair_secs
+      repair_secs = self.config.virtual.repair_secs
     if entry.island is None:
       self._replace_syncer(repair_secs)
     else:
       # One synchronous job dies with any of its slices.
-      self._islands[entry.island % len(self._islands)].die(repair_secs)
+      self.islands[entry.island % len(self.islands)].die(repair_secs)
 
 
 def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
@@ -299,7 +327,7 @@ class Seat:
 
   def __init__(self, fleet: Fleet, number: int):
     """Is empty."""
-    config = fleet._config
+    config = fleet.config
     self.number = number
     self.island: island_lib.Island | None = None
     self.ready = self.drained = False
@@ -313,18 +341,18 @@ class Seat:
     """Starts its next life."""
     fleet, slice_ = self._fleet, self._slice
     self._lives += 1
-    self._process = scheduler.Process(fleet._time, fleet._link)
+    self._process = scheduler.Process(fleet.time, fleet.link)
     self.island = island_lib.Island(
       island_lib.Spec(
-        fleet._run_dir,
-        process.store_url(fleet._run_dir),
+        fleet.run_dir,
+        process.store_url(fleet.run_dir),
         self.number,
         self._lives,
         slice_,
         fleet.snapshots,
       ),
-      fleet._config,
-      fleet._task,
+      fleet.config,
+      fleet.task,
       fleet.devices(slice_.shape),
       threads=self._process,
       like=fleet.like(slice_.shape),
@@ -332,17 +360,17 @@ class Seat:
     self._tell(events.ISLAND_STARTED, pid=0, cores=[])
     steps = self._process.loop("steps", self._live(), self.island.execute)
     steps.start()
-    if mtbi_secs := fleet._config.virtual.mtbi_secs:
+    if mtbi_secs := fleet.config.virtual.mtbi_secs:
       # One synchronous job dies with any of its slices.
-      mtbi_secs /= fleet._config.replicas
+      mtbi_secs /= fleet.config.replicas
       secs = float(self._random.exponential(mtbi_secs))
       repair_secs = float(
-        self._random.exponential(fleet._config.virtual.repair_secs)
+        self._random.exponential(fleet.config.virtual.repair_secs)
       )
       self._process.after(secs, lambda: self.die(repair_secs))
 
   def _tell(self, event: str, **fields: Any) -> None:
-    self._fleet._tape.record(
+    self._fleet.tape.record(
       event, island=self.number, island_incarnation=self._lives, **fields
     )
 
@@ -366,7 +394,7 @@ class Seat:
             island.evaluate(**args)
           case "checkpoint":
             island.checkpoint(**args)
-    yield from island.draining(fleet._times.drain_secs)
+    yield from island.draining(fleet.times.drain_secs)
     self.drained = True
     while True:
       yield _IDLE_SECS
@@ -375,8 +403,8 @@ class Seat:
   def _wanted(self) -> list[tuple[str, Any]]:
     """Programs for it, up to the next train window."""
     fleet = self._fleet
-    ahead = fleet._config.programs.windows_ahead
-    queued = {seat.number: ahead for seat in fleet._islands if seat.ready}
+    ahead = fleet.config.programs.windows_ahead
+    queued = {seat.number: ahead for seat in fleet.islands if seat.ready}
     wanted = fleet.pilot.wanted(queued | {self.number: ahead - 1})
     return [(w.name, w.args) for w in wanted if w.island == self.number]
 
@@ -385,7 +413,7 @@ class Seat:
     if self.island is None or self._fleet.pilot.budget_spent:
       return
     self.kill("SIGKILL")
-    self._fleet._time.after(repair_secs, self._come_back)
+    self._fleet.time.after(repair_secs, self._come_back)
 
   def _come_back(self) -> None:
     if not self._fleet.pilot.budget_spent:

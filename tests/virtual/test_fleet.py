@@ -9,10 +9,12 @@ import pytest
 
 from diloco import config as config_lib
 from diloco import errors
+from diloco import run as run_lib
 from diloco.islands import inner_step
 from diloco.report import summary
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
+from diloco.tasks import registry
 from diloco.virtual import fleet
 from tests.islands import quadratic
 
@@ -158,3 +160,26 @@ def test_slice_that_this_process_has_no_devices_for_is_refused(tmp_path):
 def test_virtual_time_needs_the_time_of_a_step():
   with pytest.raises(errors.UserError, match=r"fleet\.pace_step_secs"):
     config_lib.from_mapping({"engine": "virtual"})
+
+
+def test_mistake_of_the_users_own_is_theirs_at_once(tmp_path, monkeypatch):
+  class Task(quadratic.Task):
+    def batches(self, split, **share):
+      stream = super().batches(split, **share)
+      return BadStream(100 * share["share"]) if split == "train" else stream
+
+  class BadStream(quadratic.Stream):
+    def __next__(self):
+      if self.position == 20:
+        raise ZeroDivisionError("in my own stream")
+      return super().__next__()
+
+  monkeypatch.setattr(registry, "make_task", lambda *_: Task())
+  config = make_config().to_dict()
+  with pytest.raises(errors.UserError, match="in my own stream") as refused:
+    run_lib.train(config, tmp_path / "run", quiet=True)
+  (log,) = (tmp_path / "run" / "logs").glob("*")
+  assert "test_fleet.py" in str(refused.value)
+  assert "ZeroDivisionError: in my own stream" in log.read_text()
+  with pytest.raises(errors.UserError, match="cannot go on"):
+    run_lib.train(config, tmp_path / "run", quiet=True)
