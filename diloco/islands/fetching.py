@@ -1,7 +1,8 @@
 """Reading global versions: only this host's shards, and only if undamaged."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -107,27 +108,44 @@ class Fetcher:
       return None
     payloads = [p for _, p in head.deltas[starts.index(digest) :]]
     codec = codec_lib.parse(head.delta_codec)
-    found, self.bytes_read = {}, 0
-    for spec in self._plan.fragments[head.fragment]:
+    tensors = self._plan.fragments[head.fragment]
+    try:
+      rows = self._read_deltas(codec, tensors, payloads)
+    except errors.CorruptSnapshotError:
+      return None  # retired, it may be: the whole version has a say
+    self.bytes_read = sum(row.nbytes for row in rows)
+    found, following = {}, iter(rows)
+    for spec in tensors:
       held = shards.to_host(spec.name, values[spec.name])
       pieces = [piece.copy() for _, piece in held.pieces]
+      boxes = [box for box, _ in held.pieces]
       change = np.empty(spec.shape, np.float32)
-      layout = layouts.packed(codec, spec.shape, spec.shape)
-      for payload in payloads:
-        prefix = f"{payload}/{keys.DELTA}"
-        try:
-          row = self._store.arrays.open(prefix, spec.name, layout).read()
-        except errors.CorruptSnapshotError:
-          return None  # retired, it may be: the whole version has a say
+      for row in itertools.islice(following, len(payloads)):
         codec.decode(row[0], change.reshape(-1))
-        self.bytes_read += row.nbytes
-        for (box, _), piece in zip(held.pieces, pieces, strict=True):
+        for box, piece in zip(boxes, pieces, strict=True):
           np.add(piece, change[box], out=piece)
-      boxes = (box for box, _ in held.pieces)
       found[spec.name] = dataclasses.replace(
         held, pieces=tuple(zip(boxes, pieces, strict=True))
       )
     return found
+
+  def _read_deltas(
+    self,
+    codec: codec_lib.Codec,
+    tensors: Sequence[partition.Tensor],
+    payloads: Sequence[str],
+  ) -> list[np.ndarray]:
+    """Each tensor's of all payloads in turn, read side by side."""
+    rows, reads = [], []
+    for spec, payload in itertools.product(tensors, payloads):
+      layout = layouts.packed(codec, spec.shape, spec.shape)
+      prefix = f"{payload}/{keys.DELTA}"
+      opened = self._store.arrays.open(prefix, spec.name, layout)
+      rows.append(np.empty(layout.shape, np.uint8))
+      reads.append(opened.begin_read(rows[-1]))
+    for read in reads:
+      read.finish()
+    return rows
 
 
 def _is_other(found: shards.HostFragment, head: records.Head) -> bool:
