@@ -42,7 +42,6 @@ def test_short_campaign_leaves_balanced_books(tmp_path):
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
-@pytest.mark.timeout(7200)
 def test_campaign_passes_every_point_and_kind(tmp_path):
   code, result = _campaign(tmp_path, "--trials=60", "--seed=1", secs=7000)
   assert code == 0, result

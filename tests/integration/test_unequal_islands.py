@@ -80,12 +80,8 @@ def test_interrupted_run_drains_and_saves(finished):
 
 
 def test_poisoned_island_is_refused_told_and_trains_on(finished):
-  events = reader.read(finished.dir, strict=True).events
-  facts = finished.ended
-
-  def of(name):
-    return [e for e in events if e["event"] == name]
-
+  reader.read(finished.dir, strict=True)
+  facts, of = finished.ended, finished.events
   (poisoned,) = of("poisoned")
   assert poisoned["role"] == "island-1"
   refused = [e for e in of("discarded") if e["reason"] == "not_finite"]
@@ -107,6 +103,7 @@ def test_poisoned_island_is_refused_told_and_trains_on(finished):
 @pytest.fixture(scope="module")
 def set_back(finished):
   finished.check_books()
+  finished.cuts = [e["cut"] for e in finished.events("cut_completed")]
   cuts = (finished.dir / "snapshots" / "cuts").glob("*/complete")
   finished.kept = sorted(int(p.parent.name) for p in cuts)
   finished.start_command("resume", finished.dir, "--cut=last")
@@ -118,10 +115,9 @@ def set_back(finished):
 
 
 def test_cuts_are_taken_at_intervals_and_the_last_can_be_gone_back_to(set_back):
-  completed = [e["cut"] for e in set_back.events("cut_completed")]
-  assert set_back.kept == completed[-2:]
+  assert set_back.kept == set_back.cuts[-2:]
   code, _, err = set_back.resumed
   assert code == 0, err
   (restored,) = set_back.events("restored")
-  assert restored["cut"] == completed[-1]
+  assert restored["cut"] == set_back.cuts[-1]
   set_back.check_books()
