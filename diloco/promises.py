@@ -230,7 +230,7 @@ def observe(url: str, effort: Effort, open_store: OpenStore) -> list[Seen]:
 def broken(
   url: str, open_store: OpenStore = store.SnapshotStore
 ) -> list[Finding]:
-  """Promises about records that a store breaks, tried by a few threads.
+  """Promises about records that a store breaks, tried in turn and by threads.
 
   What is written is below a name of its own, and deleted; what else is in the
   store may be a run.
@@ -255,6 +255,8 @@ def broken(
   try:
     if whole.read(f"{room}/probe", records.Lease) != probe:
       raise OSError("what was written a moment ago is not there")
+    if found := list(_taken_too_late(whole, f"{room}/probe")):
+      return found
     with futures.ThreadPoolExecutor(CLIENTS) as pool:
       tries = [pool.submit(attempt, i) for i in range(CLIENTS)]
     failures = [one.exception() for one in tries]
@@ -265,6 +267,21 @@ def broken(
   finally:
     whole.delete_tree(room)
   return [one for one in judge(seen, _BRIEF) if one.level == "FAIL"]
+
+
+def _taken_too_late(
+  snapshots: store.SnapshotStore, key: str
+) -> Iterator[Finding]:
+  """Writes on a condition that held before, as one client alone finds them."""
+  unsafe = "use a store with conditional writes"
+  for i, name in enumerate(("compare-and-set", "create-once")):
+    _, seen = snapshots.read_for_update(key, records.Lease)
+    first, second = (records.Lease(who, i, 0) for who in ("first", "second"))
+    if not snapshots.compare_and_set(key, first, seen):
+      yield Finding("FAIL", f"store, {name}: one writer alone lost", unsafe)
+    if snapshots.compare_and_set(key, second, seen):
+      yield Finding("FAIL", f"store, {name}: a write too late won", unsafe)
+    snapshots.delete(key)
 
 
 def judge(seen: Sequence[Seen], effort: Effort) -> Iterator[Finding]:

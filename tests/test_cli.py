@@ -154,7 +154,7 @@ BAD_INPUT = {
   ),
   "batch larger than the text": (
     train("task.options.batch_size=100000000"),
-    ["batch_size=100000000", "rows of", "lower batch_size"],
+    ["batch_size=100000000", "rows of", "a smaller batch_size"],
   ),
   "config that cannot import": (
     train(config="exits.py"),
@@ -374,7 +374,7 @@ def test_s3_that_breaks_a_promise_is_refused_by_its_name(
     "broken",
     functools.partial(promises.broken, open_store=bad_stores.losing),
   )
-  told = ["create-once: races without one winner", "conditional writes"]
+  told = ["compare-and-set: a write too late won", "conditional writes"]
   check_refused(place, capsys, train(f"store={url}"), *told)
   monkeypatch.undo()
   monkeypatch.chdir(place)
