@@ -317,7 +317,7 @@ class Island:
       return
     self._log.pause()
     yield from exchange.wait(clock, self._look, interrupted, _POLL_SECS[0])
-    if exchange.core.unanswered:
+    if exchange.core.unanswered and not interrupted():
       logger.warning("no_answer step=%d", self.step)
 
   def _look(self) -> None:

@@ -126,6 +126,13 @@ def test_run_was_killed_resumed_and_finished(done):
   assert "'embedding'" in told
 
 
+def test_study_was_done_in_virtual_time(done):
+  summary = summary_of(done / "study")
+  assert summary["method"] == "diloco" and summary["status"] == "finished"
+  assert summary["tokens_unaccounted"] == 0
+  assert summary["merges"]["contributors_mean"] == 2
+
+
 def test_changed_setting_is_told_and_kept(done):
   record = reader.read(done / "run")
   changes = reader.select(record.events, {events.CONFIG_CHANGED})

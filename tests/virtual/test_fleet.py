@@ -57,8 +57,18 @@ def record_of(folder):
   [
     {"faults": [KILLED, DEPOSED, POISONED]},
     {"virtual": {"mtbi_secs": 4.0, "repair_secs": 1.0, "latency_secs": 0.01}},
+    {
+      "faults": [KILLED, DEPOSED],
+      "sync": {
+        "num_fragments": 2,
+        "every": 4,
+        "codec": "int4",
+        "down_codec": "int4",
+        "error_feedback": True,
+      },
+    },
   ],
-  ids=["faults", "drawn"],
+  ids=["faults", "drawn", "codecs"],
 )
 def test_same_seed_gives_the_same_run_and_every_token_has_a_fate(
   tmp_path, fields
