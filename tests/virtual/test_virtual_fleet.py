@@ -189,7 +189,7 @@ def test_mistake_of_the_users_own_is_theirs_at_once(tmp_path, monkeypatch):
   with pytest.raises(errors.UserError, match="in my own stream") as refused:
     run_lib.train(config, tmp_path / "run", quiet=True)
   (log,) = (tmp_path / "run" / "logs").glob("*")
-  assert "test_fleet.py" in str(refused.value)
+  assert "test_virtual_fleet.py" in str(refused.value)
   assert "ZeroDivisionError: in my own stream" in log.read_text()
   with pytest.raises(errors.UserError, match="cannot go on"):
     run_lib.train(config, tmp_path / "run", quiet=True)
