@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import fcntl
+import json
 import logging
 import os
 import pathlib
@@ -145,6 +146,9 @@ def _train_in_virtual_time(
     )
   compilation.use_cache(run_dir / "compilation_cache")
   process.write_config(config, run_dir)
+  announced = channel.address_path(run_dir)
+  announced.parent.mkdir(exist_ok=True)
+  announced.write_text(json.dumps(liveness.announcement(run_dir)))
   clock = [0.0]
   view = live.LiveView(
     run_dir, quiet=quiet, hint="Ctrl-C ends it", wall=lambda: clock[0]
@@ -167,6 +171,7 @@ def _train_in_virtual_time(
     ) from error
   finally:
     view.close()
+    announced.unlink()
   return Result(outcome.status, *_conclude(run_dir, outcome))
 
 

@@ -10,7 +10,6 @@ Reference: Pathways, arXiv 2203.12533.
 
 import contextlib
 import logging
-import os
 import pathlib
 import queue
 import re
@@ -153,15 +152,8 @@ class Controller:
       self.tape.record(events.CONFIG_CHANGED, changes=self._changed)
 
   def _announce(self) -> None:
-    pid = os.getpid()
-    self._server.announce(
-      self.run_dir,
-      {
-        "pid": pid,
-        "started_ticks": liveness.start_ticks(pid),
-        "directory": process.directory_id(self.run_dir),
-      },
-    )
+    told = liveness.announcement(self.run_dir)
+    self._server.announce(self.run_dir, told)
 
   def _keep_hints(self) -> None:
     """Puts back what others need to read, should it have been deleted."""

@@ -8,6 +8,7 @@ up.
 import json
 import os
 import pathlib
+from typing import Any
 
 from diloco import process
 
@@ -29,6 +30,16 @@ def start_ticks(pid: int) -> int | None:
     return None
   fields = stat.rpartition(")")[2].split()  # a name may hold spaces and )
   return None if fields[0] in "ZX" else int(fields[_START_TIME])
+
+
+def announcement(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+  """What a controller writes of itself, so that others find it alive."""
+  pid = os.getpid()
+  return {
+    "pid": pid,
+    "started_ticks": start_ticks(pid),
+    "directory": process.directory_id(run_dir),
+  }
 
 
 def controller_alive(run_dir: str | os.PathLike[str]) -> bool:

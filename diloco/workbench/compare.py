@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from diloco.workbench import frozen, opened, results, worker
 
 SIMULATION = "simulation"  # in place of a task
 _LEVEL = 0.95
+_SLICES = "config.fleet.slices["
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +227,37 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
         " results cannot be compared",
         "compare runs of one task",
       )
-  return list(found.values()), notes
+  return _with_fleets(list(found.values())), notes
+
+
+def _with_fleets(entries: list[Entry]) -> list[Entry]:
+  """The same; fleets of different sizes are one field each, in words."""
+  fleets = [
+    [f for f in entry.fields if f.startswith(_SLICES)] for entry in entries
+  ]
+  if len({len(fleet) for fleet in fleets}) == 1:
+    return entries
+  found = []
+  for entry, fleet in zip(entries, fleets, strict=True):
+    rest = {f: v for f, v in entry.fields.items() if f not in fleet}
+    words = _fleet({f: entry.fields[f] for f in fleet})
+    fields = {"config.fleet.slices": words} | rest
+    found.append(dataclasses.replace(entry, fields=fields))
+  return found
+
+
+def _fleet(fields: Mapping[str, Any]) -> str:
+  """Slices in words: "2 x cpu, 1 x v5p 2x4 at 0.6"."""
+  slices: dict[str, dict[str, Any]] = {}
+  for field, value in fields.items():
+    number, _, name = field.removeprefix(_SLICES).partition("].")
+    slices.setdefault(number, {})[name] = value
+  words = []
+  for one in slices.values():
+    shape, speed = str(one["topology"]), one["relative_speed"]
+    parts = [str(one["kind"]), *([shape] if shape != "1" else [])]
+    words.append(" ".join([*parts, *([f"at {speed:g}"] if speed != 1 else [])]))
+  return ", ".join(f"{n} x {word}" for word, n in Counter(words).items())
 
 
 def _run(place: pathlib.Path) -> Entry:

@@ -11,7 +11,7 @@ from diloco import config as config_lib
 from diloco import errors
 from diloco import run as run_lib
 from diloco.islands import inner_step
-from diloco.report import summary
+from diloco.report import liveness, summary
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
 from diloco.tasks import registry
@@ -178,8 +178,11 @@ def test_mistake_of_the_users_own_is_theirs_at_once(tmp_path, monkeypatch):
       stream = super().batches(split, **share)
       return BadStream(100 * share["share"]) if split == "train" else stream
 
+  seen = []
+
   class BadStream(quadratic.Stream):
     def __next__(self):
+      seen.append(liveness.controller_alive(tmp_path / "run"))
       if self.position == 20:
         raise ZeroDivisionError("in my own stream")
       return super().__next__()
@@ -188,6 +191,7 @@ def test_mistake_of_the_users_own_is_theirs_at_once(tmp_path, monkeypatch):
   config = make_config().to_dict()
   with pytest.raises(errors.UserError, match="in my own stream") as refused:
     run_lib.train(config, tmp_path / "run", quiet=True)
+  assert any(seen) and not liveness.controller_alive(tmp_path / "run")
   (log,) = (tmp_path / "run" / "logs").glob("*")
   assert "test_virtual_fleet.py" in str(refused.value)
   assert "ZeroDivisionError: in my own stream" in log.read_text()

@@ -160,3 +160,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(six, capsys, tmp_path):
     code, out, err = run(capsys, *args)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert why in err
+
+
+def test_fleets_of_other_sizes_are_one_field_in_words(tmp_path):
+  slow = {"kind": "v5p", "topology": "2x4", "relative_speed": 0.6}
+  fleets = {"small": [{}], "large": [{}, slow, slow]}
+  for name, slices in fleets.items():
+    make(tmp_path / name, fleet={"slices": slices})
+  found = compare.compare(tmp_path / name for name in fleets)
+  assert [group.fields for group in found.groups] == [
+    {"config.fleet.slices": "1 x cpu"},
+    {"config.fleet.slices": "1 x cpu, 2 x v5p 2x4 at 0.6"},
+  ]
