@@ -386,6 +386,14 @@ def _validate(config: RunConfig) -> None:
       "name one of them",
     )
     _require(
+      config.engine != "virtual"
+      or (fault.kind != "sigstop" and fault.target != "standby"),
+      f"config.faults[{i}] = {typed.show(dataclasses.asdict(fault))}",
+      "in virtual time processes are killed and not stopped, and no syncer"
+      " waits",
+      "choose sigkill or poison, for an island or the syncer",
+    )
+    _require(
       fault.kind != "poison" or fault.target.startswith("island-"),
       f"config.faults[{i}].kind = 'poison'",
       f"{fault.target} has no values that could be spoilt",

@@ -159,7 +159,8 @@ def _train_in_virtual_time(
     view.tick()
 
   try:
-    outcome = fleet.train(config, run_dir, task, plan, given, watch)
+    made = fleet.Fleet(config, run_dir, task, plan, given, watch)
+    outcome = made.run()
   except errors.UserError:
     raise
   except Exception as error:

@@ -47,32 +47,6 @@ _IDLE_SECS = 0.05
 _LOOK_SECS = 0.2  # in which the syncer has looked around
 
 
-def train(
-  config: config_lib.RunConfig,
-  run_dir: pathlib.Path,
-  task: task_lib.Task,
-  plan: partition.FragmentPlan,
-  given: portable.Params | None,
-  watch: Callable[[float], None] = lambda now: None,
-) -> outcome_lib.Outcome:
-  """Trains from the beginning to the end.
-
-  Args:
-    config: of the run.
-    run_dir: where its tapes go, and at the end its store.
-    task: what to train; all islands share it.
-    plan: of the parameters' fragments.
-    given: parameters to start from, or None for those of the seed.
-    watch: told the time after every step.
-  """
-  _keep_memory()
-  fleet = Fleet(config, run_dir, task, plan, given, watch)
-  outcome = fleet.run()
-  url = process.store_url(run_dir, config)
-  fleet.snapshots.keep(store.SnapshotStore(url))
-  return outcome
-
-
 def _keep_memory() -> None:
   """Has the C library keep what XLA takes and frees in every step.
 
@@ -103,8 +77,17 @@ class Fleet:
   ):
     """Makes the store and what the islands have in common.
 
+    Args:
+      config: of the run.
+      run_dir: where its tapes go, and at the end its store.
+      task: what to train; all islands share it.
+      plan: of the parameters' fragments.
+      given: parameters to start from, or None for those of the seed.
+      watch: told the time after every step.
+
     Raises:
-      UserError: a slice has more devices than this process sees.
+      UserError: the trace of deaths cannot be read, or strikes what there is
+        not.
     """
     self.config = config
     self.run_dir = run_dir
@@ -137,13 +120,15 @@ class Fleet:
       self.time.after(entry.secs, functools.partial(self._suffer, entry))
     self._syncer: Syncer | None = None
     self._num_syncers = 0
+    self._likes: dict[tuple[int, ...], trainer.Trainer] = {}
 
-  @functools.cache  # noqa: B019
-  def like(self, topology: Sequence[int]) -> trainer.Trainer:
+  def like(self, topology: tuple[int, ...]) -> trainer.Trainer:
     """What islands of a topology have in common; it never makes a step."""
-    return trainer.Trainer(
-      self.config, self.task, 0, topology, self.devices(topology)
-    )
+    if topology not in self._likes:
+      self._likes[topology] = trainer.Trainer(
+        self.config, self.task, 0, topology, self.devices(topology)
+      )
+    return self._likes[topology]
 
   def devices(self, topology: Sequence[int]) -> list[jax.Device]:
     """Devices for an island; all islands share them.
@@ -162,13 +147,21 @@ class Fleet:
     return found[:wanted]
 
   def run(self) -> outcome_lib.Outcome:
-    """Trains until the budget is spent, and winds down."""
+    """Trains until the budget is spent, winds down, keeps the store.
+
+    Raises:
+      UserError: a slice has more devices than this process sees.
+    """
+    _keep_memory()
     self.begin()
     try:
       self.train_until(self.config.total_tokens)
-      return self._wind_down()
+      outcome = self._wind_down()
     finally:
       self.end()
+    url = process.store_url(self.run_dir, self.config)
+    self.snapshots.keep(store.SnapshotStore(url))
+    return outcome
 
   def begin(self) -> None:
     """Starts all roles; nothing happens yet."""

@@ -24,7 +24,7 @@ _SIZES = {
 
 
 def get_config(
-  name: str, size: str = "small", islands: int = 4
+  name: str, size: str = "small", islands: int = 4, fragments: int = 12
 ) -> ml_collections.ConfigDict:
   """A decoupled run of so many equal islands.
 
@@ -32,6 +32,7 @@ def get_config(
     name: of the study.
     size: "small", "medium" or "smoke".
     islands: M.
+    fragments: P; 0 leaves it to the method.
   """
   smoke = size == "smoke"
   width, depth, hidden, tokens = _SIZES["small" if smoke else size]
@@ -59,6 +60,8 @@ def get_config(
     dict(slices=slices(islands), pace_step_secs=0.1, jitter=0.1)
   )
   config.sync = ml_collections.ConfigDict(dict(every=12))
+  if fragments:
+    config.sync.num_fragments = fragments
   config.programs = ml_collections.ConfigDict(
     dict(
       window_steps=12,

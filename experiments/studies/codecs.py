@@ -18,9 +18,7 @@ from experiments.studies import base
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  config = base.get_config("codecs", variant, 4)
-  config.sync.num_fragments = 12
-  return config
+  return base.get_config("codecs", variant, 4)
 
 
 def get_sweep() -> list[hyper.Point]:

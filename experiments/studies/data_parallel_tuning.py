@@ -16,7 +16,7 @@ from experiments.studies import base
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  config = base.get_config("data_parallel", variant, 1)
+  config = base.get_config("data_parallel", variant, 1, fragments=0)
   config.method = "data_parallel"
   return config
 

@@ -19,7 +19,7 @@ from experiments.studies import base
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  config = base.get_config("failures", variant, 4)
+  config = base.get_config("failures", variant, 4, fragments=0)
   config.virtual.repair_secs = 6.0
   return config
 

@@ -16,8 +16,8 @@ from experiments.studies import base
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  config = base.get_config("merges", variant, 2)
-  config.sync.update(num_fragments=6, every=6)  # 100 rounds for 16 islands
+  config = base.get_config("merges", variant, 2, fragments=6)
+  config.sync.every = 6  # 100 rounds for 16 islands
   return config
 
 

@@ -34,7 +34,8 @@ def test_method_may_be_swept(tmp_path):
   path.write_text(
     "from diloco import hyper\n"
     "from experiments.studies import base\n\n"
-    "def get_config():\n  return base.get_config('family', 'smoke', 3)\n\n"
+    "def get_config():\n"
+    "  return base.get_config('family', 'smoke', 3, fragments=0)\n\n"
     "def get_sweep():\n"
     "  fragments = [{'sync.num_fragments': 6, 'method': 'streaming'}]\n"
     "  whole = hyper.sweep('method', ['diloco', 'data_parallel'])\n"

@@ -84,7 +84,7 @@ def train(folder, method, islands=M, steps=H * ROUNDS, speeds=None, **fields):
     task = replicated.Replicated(task, config.replicas)
   tree = inner_step.ParamTree(task, config.seed)
   plan = tree.plan(config.sync)
-  outcome = fleet.train(config, folder, task, plan, None)
+  outcome = fleet.Fleet(config, folder, task, plan, None).run()
   assert outcome.status == "finished"
   found = summary.summarise(folder)
   assert found["tokens_unaccounted"] == 0 and not found["violations"]

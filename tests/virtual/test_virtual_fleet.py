@@ -42,7 +42,7 @@ def run(config, folder):
   task = quadratic.Task()
   tree = inner_step.ParamTree(task, config.seed)
   plan = tree.plan(config.sync)
-  outcome = fleet.train(config, folder, task, plan, None)
+  outcome = fleet.Fleet(config, folder, task, plan, None).run()
   return outcome, store.SnapshotStore((folder / "snapshots").as_uri())
 
 
@@ -165,6 +165,14 @@ def test_slice_that_this_process_has_no_devices_for_is_refused(tmp_path):
   )
   with pytest.raises(errors.UserError, match="this process, which sees"):
     run(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+  "fault", [{"target": "island-0", "kind": "sigstop"}, {"target": "standby"}]
+)
+def test_fault_that_virtual_time_does_not_have_is_refused(fault):
+  with pytest.raises(errors.UserError, match=r"config\.faults\[0\]"):
+    make_config(faults=[{"at_fraction": 0.5} | fault])
 
 
 def test_virtual_time_needs_the_time_of_a_step():
