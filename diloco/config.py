@@ -193,6 +193,7 @@ class VirtualConfig:
   bytes_per_sec: float = 0.0  # between an island and the store; 0: no limit
   mtbi_secs: float = 0.0  # mean time between deaths of an island; 0: never
   repair_secs: float = 30.0  # mean time until it is back
+  reconfigure_secs: float = 0.0  # that an elastic job stands still
   trace: str = ""  # file of deaths, besides those that are drawn
 
 
@@ -232,7 +233,13 @@ class RunConfig:
   @property
   def replicas(self) -> int:
     """Slices that an island's batch is for."""
-    return len(self.fleet.slices) if self.method == "data_parallel" else 1
+    one_job = self.method in methods.ONE_JOB
+    return len(self.fleet.slices) if one_job else 1
+
+  @property
+  def elastic(self) -> bool:
+    """Whether its one job goes on without slices that die."""
+    return self.method == "elastic_data_parallel"
 
   def sync_every(self, island: int) -> int:
     """Steps of an island between two publications of a fragment."""
@@ -376,6 +383,7 @@ def _validate(config: RunConfig) -> None:
   )
   _validate_times(config)
   _validate_open_ends(config)
+  _validate_elastic(config)
   for i, fault in enumerate(config.faults):
     targets = [f"island-{m}" for m in range(config.fleet.islands)] + ["syncer"]
     targets += ["standby"] if config.controller.standbys else []
@@ -427,6 +435,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
   ("virtual.bytes_per_sec", 0, math.inf),
   ("virtual.mtbi_secs", 0, math.inf),
   ("virtual.repair_secs", 0, math.inf),
+  ("virtual.reconfigure_secs", 0, math.inf),
   ("programs.window_steps", 1, math.inf),
   ("programs.windows_ahead", 1, math.inf),
   ("programs.eval_every_tokens", 0, math.inf),
@@ -666,6 +675,25 @@ def _validate_outer(outer: OuterConfig) -> None:
     f"with config.outer.delay = {outer.delay} it must be from 0 to"
     f" {1 / outer.delay:g}, or steps with the momentum would turn back",
     f"set config.outer.delay_c to at most {1 / outer.delay:g}",
+  )
+
+
+def _validate_elastic(config: RunConfig) -> None:
+  if not config.elastic:
+    return
+  _require(
+    config.replicas > 1,
+    f"config.method = {config.method!r}",
+    "config.fleet.slices has one, so the job has a single replica and nothing"
+    " to go on with without it",
+    "add slices, or choose 'data_parallel'",
+  )
+  _require(
+    config.engine == "virtual",
+    f"config.method = {config.method!r}",
+    f"config.engine = {config.engine!r} cannot take slices from a job, or give"
+    " them back, while it is on",
+    "set config.engine to 'virtual', or choose 'data_parallel'",
   )
 
 

@@ -9,7 +9,10 @@ to weigh, merge and adopt; what it leaves open is the configuration's.
     async_local_sgd   every arrival is merged at once and its island waits for
                       it; slower islands do fewer steps between two
     data_parallel     one synchronous job: an island whose batch is that of all
-                      slices together, as slow as the slowest of them
+                      slices together, as slow as the slowest of them, which
+                      dies with any of them
+    elastic_data_parallel
+                      the same, and it goes on with the slices that are left
 
 References: DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512;
 Asynchronous Local-SGD, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428.
@@ -28,8 +31,20 @@ METHODS = (
   "streaming",
   "async_local_sgd",
   "data_parallel",
+  "elastic_data_parallel",
 )
+# Those of which all slices are one island.
+ONE_JOB = ("data_parallel", "elastic_data_parallel")
 
+_ONE_JOB_FIXED: Mapping[str, Any] = {
+  "fleet.num_islands": 1,
+  "sync.num_fragments": 1,
+  "sync.quorum": 1,
+  "sync.adoption": "carry",
+  "sync.wait_secs": 0.0,
+  "outer.learning_rate": 1.0,
+  "outer.momentum": 0.0,
+}
 _GROUPS = ("fleet", "sync", "outer")
 _FOR_EVER_SECS = 3600.0  # that an answer is waited for, unless it is lost
 _ANY_STALENESS = 1_000_000
@@ -53,15 +68,7 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {
     "sync.adoption": "overwrite",
     "sync.quorum": 1,
   },
-  "data_parallel": {
-    "fleet.num_islands": 1,
-    "sync.num_fragments": 1,
-    "sync.quorum": 1,
-    "sync.adoption": "carry",
-    "sync.wait_secs": 0.0,
-    "outer.learning_rate": 1.0,
-    "outer.momentum": 0.0,
-  },
+  **dict.fromkeys(ONE_JOB, _ONE_JOB_FIXED),
 }
 # What its paper does, and a configuration may change.
 _USUAL: Mapping[str, Mapping[str, Any]] = {
@@ -86,7 +93,7 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.9,
   },
-  "data_parallel": {"sync.merge": "mean"},
+  **dict.fromkeys(ONE_JOB, {"sync.merge": "mean"}),
 }
 
 

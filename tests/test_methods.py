@@ -11,6 +11,9 @@ from tests.islands import quadratic
 def build(method, **fields):
   slices = [{"relative_speed": s} for s in (1.0, 0.5, 0.25)]
   values = {"method": method, "fleet": {"slices": slices}}
+  if method == "elastic_data_parallel":
+    values |= {"engine": "virtual"}
+    values["fleet"]["pace_step_secs"] = 0.1
   for name, value in fields.items():
     group, _, field = name.partition("__")
     values.setdefault(group, {})[field] = value
@@ -49,6 +52,23 @@ def test_method_that_is_none_is_refused():
     build("federated")
 
 
+@pytest.mark.parametrize(
+  ("slices", "engine", "why"),
+  [
+    (1, "virtual", "a single replica"),
+    (2, "process", r"config\.engine = 'process' cannot take slices"),
+  ],
+)
+def test_elastic_job_that_cannot_be_is_refused(slices, engine, why):
+  values = {
+    "method": "elastic_data_parallel",
+    "engine": engine,
+    "fleet": {"slices": [{}] * slices, "pace_step_secs": 0.1},
+  }
+  with pytest.raises(errors.UserError, match=why):
+    config_lib.from_mapping(values)
+
+
 def test_method_leaves_what_is_given():
   config = build("diloco", outer__learning_rate=0.4)
   assert config.outer.learning_rate == 0.4 and config.outer.momentum == 0.9
@@ -75,6 +95,10 @@ def test_one_job_sees_the_rows_of_all_shares():
   assert next(joined)["x"].tolist() == [8, 8, 108, 108, 208, 208]
   joined.close()
   assert all(stream.closed for stream in joined._streams)
+  fewer = task.on([0, 2])
+  assert fewer.tokens_per_batch == 20 and fewer.scheduled_tokens == 30
+  left = fewer.batches("train", share=0, num_shares=1, seed=0)
+  assert next(left)["x"].tolist() == [1, 1, 201, 201]
 
 
 def test_one_job_is_as_slow_as_the_slowest_and_adds_its_gradients():
@@ -96,3 +120,5 @@ def test_one_job_is_as_slow_as_the_slowest_and_adds_its_gradients():
   ]
   slowest = max(0.1 * np.exp(0.3 * drawn[0]), 0.2 * np.exp(0.3 * drawn[1]))
   assert pace.next_secs(5) == pytest.approx(slowest + 0.12)
+  alone = step_log.Pace.of(config, 0, config.fleet.slices[0], 25, [0])
+  assert alone.step_secs == 0.1  # and adds nothing

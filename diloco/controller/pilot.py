@@ -28,6 +28,8 @@ class Pilot:
     self._config = config
     self._tokens_per_step = tokens_per_step
     self._steps: dict[int, int] = {}
+    # By island, from which step on a step had how many tokens.
+    self._rates: dict[int, list[tuple[int, int]]] = {}
     self._next_eval_tokens = 0
     self._next_checkpoint: dict[int, int] = {}
     speeds = [s.relative_speed for s in config.fleet.slices]
@@ -38,7 +40,14 @@ class Pilot:
   @property
   def tokens(self) -> int:
     """Tokens trained by all islands, as far as heard of."""
-    return sum(self._steps.values()) * self._tokens_per_step
+    return sum(map(self._tokens_of, self._steps))
+
+  def _tokens_of(self, island: int) -> int:
+    tokens, until = 0, self._steps[island]
+    for since, rate in reversed(self._rates.get(island, ())):
+      tokens += (until - since) * rate
+      until = since
+    return tokens + until * self._tokens_per_step
 
   @property
   def budget_spent(self) -> bool:
@@ -56,9 +65,19 @@ class Pilot:
       self._steps[island] = step
     return moved
 
-  def joined(self, island: int, step: int) -> None:
-    """An island is ready, at `step`, which may be before where it died."""
+  def joined(self, island: int, step: int, tokens_per_step: int = 0) -> None:
+    """An island is ready, at `step`, which may be before where it died.
+
+    Args:
+      island: which.
+      step: inner steps it has done.
+      tokens_per_step: of those that it does now, if not those of the others.
+    """
     self._steps[island] = step
+    before = [r for r in self._rates.pop(island, ()) if r[0] < step]
+    if before or tokens_per_step:
+      now = (step, tokens_per_step or self._tokens_per_step)
+      self._rates[island] = [*before, now]
     every = self._config.programs.checkpoint_every_steps
     self._next_checkpoint[island] = step + every
 

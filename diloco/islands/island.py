@@ -53,6 +53,7 @@ class Spec:
   incarnation: int
   slice: config_lib.SliceConfig
   opened: store.SnapshotStore | None = None  # the store, if it is open
+  present: tuple[int, ...] = ()  # slices of an elastic job that are there
 
 
 class Island:
@@ -103,7 +104,11 @@ class Island:
       config, task, spec.island, spec.slice.shape, devices, like
     )
     self._pace = step_log.Pace.of(
-      config, spec.island, spec.slice, self._trainer.plan.num_params
+      config,
+      spec.island,
+      spec.slice,
+      self._trainer.plan.num_params,
+      spec.present,
     )
     self._log = step_log.StepLog(
       recorder.MetricLog(spec.run_dir, spec.island, threads.wall),
@@ -182,6 +187,9 @@ class Island:
     )
     tokens_per_step = self._task.tokens_per_batch
     self._present = False
+    elastic: dict[str, Any] = {}
+    if spec.present:
+      elastic = {"present": spec.present, "replicas": self._config.replicas}
     self._tape.record(
       events.STARTED,
       tokens_per_step=tokens_per_step,
@@ -192,6 +200,7 @@ class Island:
       paced_step_secs=self._pace.step_secs,
       share=[spec.island, self._config.fleet.islands],
       total_tokens=self._config.total_tokens,
+      **elastic,
       **surroundings.describe(),
       **recovery.facts(basis, spec.island),
     )
@@ -364,6 +373,22 @@ class Island:
     self._present = False
     self._heartbeat.nudge()
     return {"flushed": flushed, "step": self._exchange.step}
+
+  def handing_over(self, timeout_secs: float) -> operations.Script[None]:
+    """Has the next life go on as if it were this one: nothing is under way.
+
+    All progress is published, answered and adopted, and the state is saved,
+    unless that takes longer than `timeout_secs` each.
+    """
+    yield from self.draining(timeout_secs)
+    exchange, clock, poll_secs = self._exchange, self._clock, _POLL_SECS[0]
+    deadline = clock() + timeout_secs
+    while exchange.in_flight and clock() < deadline:
+      self._look()
+      yield poll_secs
+    serial = exchange.save()
+    while not exchange.wait_saved(serial, 0.0) and clock() < deadline:
+      yield poll_secs
 
   def evaluate(self, target: str, num_batches: int) -> dict[str, Any]:
     """Held-out loss of the newest global or of the local parameters.

@@ -42,15 +42,20 @@ class Pace:
     island: int,
     hardware: config_lib.SliceConfig,
     num_params: int,
+    present: Sequence[int] = (),
   ) -> "Pace":
     """That of an island on a slice; of a data-parallel job on all slices.
+
+    An elastic one has those that are `present`.
 
     In virtual time such a job adds its gradients, `num_params` of float32, by
     a ring over the links that islands would have to the store.
     """
     slices, reduce_secs = [(island, hardware)], 0.0
     if config.replicas > 1:
-      slices = list(enumerate(config.fleet.slices))
+      found = present or range(config.replicas)
+      slices = [(m, config.fleet.slices[m]) for m in found]
+    if len(slices) > 1:
       share = 2 * (len(slices) - 1) / len(slices)
       reduce_secs = 2 * config.virtual.latency_secs
       if config.virtual.bytes_per_sec:

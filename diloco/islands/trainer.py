@@ -38,7 +38,8 @@ class Trainer(learner.Learner):
   placement: placement_lib.Placement
   tree: inner_step.ParamTree
   state: inner_step.TrainState
-  _compiled: dict[int, inner_step.Step]  # by the steps of the schedule in it
+  # By the steps of the schedule in it, and the tokens of a batch.
+  _compiled: dict[tuple[int, int], inner_step.Step]
 
   def __init__(
     self,
@@ -112,10 +113,10 @@ class Trainer(learner.Learner):
 
   @functools.cached_property
   def _step_fn(self) -> inner_step.Step:
-    steps = self._schedule_steps
-    if steps not in self._compiled:
-      self._compiled[steps] = self._compile_step()
-    return self._compiled[steps]
+    kind = self._schedule_steps, self.task.tokens_per_batch
+    if kind not in self._compiled:
+      self._compiled[kind] = self._compile_step()
+    return self._compiled[kind]
 
   def _compile_step(self) -> inner_step.Step:
     position = self._stream.position
@@ -225,7 +226,8 @@ def schedule_steps(
 ) -> int:
   """Inner steps an island of its speed does in the run."""
   tokens = config.total_tokens * config.speed_share(island)
-  return max(1, round(tokens / task.tokens_per_batch))
+  of_a_step: int = getattr(task, "scheduled_tokens", task.tokens_per_batch)
+  return max(1, round(tokens / of_a_step))
 
 
 def _step_array(step: int) -> jax.Array:

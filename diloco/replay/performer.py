@@ -23,7 +23,7 @@ from diloco.islands import trainer as trainer_lib
 from diloco.replay import scratch as scratch_lib
 from diloco.replay import script
 from diloco.snapshots import checkpoint, keys, records, store
-from diloco.tasks import registry
+from diloco.tasks import registry, replicated
 
 
 class Performer:
@@ -36,6 +36,7 @@ class Performer:
     topology: Sequence[int],
     folder: pathlib.Path,
     original: store.SnapshotStore,
+    present: Sequence[int] = (),
   ):
     """Makes the trainer, in its initial state.
 
@@ -45,13 +46,15 @@ class Performer:
       topology: of its mesh.
       folder: the replay's scratch directory.
       original: the run's store.
+      present: of an elastic job, the slices that it had in this life.
     """
     self._config = config
     self._life = life
     self._scratch = scratch_lib.Scratch(folder)
-    self._task = registry.make_task(
+    made = registry.make_task(
       config.task.name, config.task.options, config.replicas
     )
+    self._task = replicated.on(made, present)
     self._trainer = trainer_lib.Trainer(
       config, self._task, life.island, topology, jax.devices()
     )

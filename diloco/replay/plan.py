@@ -95,6 +95,7 @@ def _life(
       environ=dict(started["environ"]),
       software=dict(started["software"]),
       total_tokens=started["total_tokens"],
+      present=tuple(started.get("present") or ()),
     )
     beginning = script.Beginning(
       step=started["step"],

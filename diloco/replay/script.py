@@ -116,6 +116,7 @@ class Settings:
   environ: Mapping[str, str]
   software: Mapping[str, str]
   total_tokens: int
+  present: tuple[int, ...] = ()  # slices of an elastic job; else none
 
 
 @dataclasses.dataclass(frozen=True)

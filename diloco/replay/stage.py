@@ -104,6 +104,7 @@ def _command(
     "incarnation": life.incarnation,
     "topology": settings.topology,
     "total_tokens": settings.total_tokens,
+    "present": json.dumps(settings.present),
   }
   words = [f"--{name}={value}" for name, value in facts.items()]
   return [sys.executable, "-m", "diloco.replay.worker", *words]

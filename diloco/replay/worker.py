@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--incarnation", type=int, required=True)
   parser.add_argument("--topology", required=True)
   parser.add_argument("--total_tokens", type=int, required=True)
+  parser.add_argument("--present", type=json.loads, default=())
   args = parser.parse_args(argv)
   logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
   # What a library prints must not get among the answers.
@@ -47,6 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     tuple(int(n) for n in args.topology.split("x")),
     args.scratch,
     store.SnapshotStore(process.store_url(args.run_dir)),
+    args.present,
   )
   for line in sys.stdin:
     answer = _answer(life, json.loads(line))

@@ -5,7 +5,8 @@ emulated, of all steps that were not in vain: lost with an island, done again or
 rolled back; a step in vain for some of its fragments counts for the others.
 Allocated is the wall time of all sessions of the run, start-up, evaluation and
 outages included, for every island of the fleet; an island that came later
-counts from when it came. Both are multiplied by the chips of the island.
+counts from when it came. Both are multiplied by the chips of the island, and what
+is useful of an elastic job by the share of its slices that were there.
 """
 
 import collections
@@ -56,9 +57,14 @@ def goodput(
     one = view.islands.get(island) or island_view.IslandView(island)
     kept = 1.0 - _lost_share(one, lost_spans.get(island, ()), num_fragments)
     busy = one.steps.column("busy_secs")
-    useful += one.devices * float(np.nansum(busy * kept))
+    lives = one.steps.column("incarnation")
+    there = np.array([one.lives[life].share for life in lives.tolist()])
+    useful += one.devices * float(np.nansum(busy * kept * there))
     allocated += one.devices * _allocated_secs(view, one)
-    lost["in vain"] += one.devices * float(np.nansum(busy * (1.0 - kept)))
+    lost["in vain"] += one.devices * float(
+      np.nansum(busy * (1.0 - kept) * there)
+    )
+    lost["slices away"] += one.devices * float(np.nansum(busy * (1.0 - there)))
     lost["stalls"] += one.devices * one.stall_secs
     for span in one.spans(view.last_wall_secs):
       if span.state != "training":

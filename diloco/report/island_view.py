@@ -54,6 +54,7 @@ class Life:
   cause: str = ""
   paced_step_secs: float = 0.0
   steps: int = 0  # logged
+  share: float = 1.0  # of its slices that were there
 
   @property
   def born(self) -> float | None:
@@ -123,6 +124,8 @@ class IslandView:
     life = self.life(line["incarnation"])
     life.started = line["wall_secs"]
     life.paced_step_secs = self.paced_step_secs
+    if present := line.get("present"):
+      life.share = len(present) / max(len(present), line.get("replicas") or 0)
 
   def ended(self, line: reader.Line) -> None:
     """Takes a death, a coming restart or an orderly stop."""

@@ -16,6 +16,8 @@ ISLAND_READY = "island_ready"  # island, island_incarnation, step
 ISLAND_DIED = "island_died"  # island, island_incarnation, cause; not for one
 #   that left as it was told
 ISLAND_RESTART = "island_restart"  # island, attempt, delay_secs
+SLICES_CHANGED = "slices_changed"  # island, present: slices that an elastic
+#   job has from its next life on
 SYNCER_STARTED = "syncer_started"  # pid, seat ("syncer", "standby", ...)
 SYNCER_DIED = "syncer_died"  # cause, seat, led (whether it was the leader)
 REATTACHED = "reattached"  # peer (a role), peer_incarnation, pid, step (None
@@ -44,7 +46,8 @@ RUN_FINISHED = "run_finished"  # status ("finished"|"stopped"|"failed"|
 # Written by an island. A step range (first_step, step] is open on the left.
 STARTED = "started"  # step, restored_from, tokens_per_step, kind,
 #   relative_speed, paced_step_secs (0: runs at its own speed), topology,
-#   devices (chips), share, total_tokens, cores, environ, software, checkpoint
+#   devices (chips), share, total_tokens, of an elastic job present (slices that
+#   it has) and replicas (all there are), cores, environ, software, checkpoint
 #   and peer (whose state it took, or null), base_versions, base_digests,
 #   initial_by ([island, incarnation] that made it, for a version 0), epoch,
 #   passed_over, unsent_from_step: for each fragment the step after which

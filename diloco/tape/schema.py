@@ -106,6 +106,7 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   events.ISLAND_READY: _LIFE,
   events.ISLAND_DIED: _LIFE,
   events.ISLAND_RESTART: {"island": _is_island},
+  events.SLICES_CHANGED: {"island": _is_island, "present": _is_list},
   events.REATTACHED: {"peer": _is_text},
   events.FAULT_INJECTED: {"kind": _is_text, "target": _is_text},
   events.CONFIG_CHANGED: {"changes": _is_object},
@@ -173,6 +174,8 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "software": _is_object,
     "environ": _is_object,
     "cores": _is_list,
+    "present": _list_of(_is_island),
+    "replicas": _is_count,
     "initial_by": _list_of(
       _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
     ),

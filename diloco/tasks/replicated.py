@@ -12,18 +12,33 @@ class Replicated:
   """A task as one synchronous job has it; see `task.Task`.
 
   Its step t takes rows t of all shares, so it sees what as many islands see
-  that take one share each.
+  that take one share each. While slices of an elastic job are away, it takes
+  rows t of the others, and theirs are never read.
+
+  Attributes:
+    scheduled_tokens: of a step of all slices, which schedules count in.
   """
 
-  def __init__(self, made: task_lib.Task, replicas: int):
-    """Args: the task of one share; how many there are."""
+  def __init__(
+    self,
+    made: task_lib.Task,
+    replicas: int,
+    present: Sequence[int] | None = None,
+  ):
+    """Args: the task of one share; how many there are; those that it takes."""
     self._task = made
     self._replicas = replicas
-    self.tokens_per_batch = replicas * made.tokens_per_batch
+    self._present = tuple(range(replicas) if present is None else present)
+    self.tokens_per_batch = len(self._present) * made.tokens_per_batch
+    self.scheduled_tokens = replicas * made.tokens_per_batch
 
   def __getattr__(self, name: str) -> Any:
     """All else is the task's."""
     return getattr(self._task, name)
+
+  def on(self, present: Sequence[int]) -> "Replicated":
+    """The same job on some of its slices."""
+    return Replicated(self._task, self._replicas, present)
 
   def batches(
     self, split: Any, *, share: int, num_shares: int, seed: int
@@ -42,9 +57,17 @@ class Replicated:
           num_shares=num_shares * count,
           seed=seed,
         )
-        for i in range(count)
+        for i in self._present
       ]
     )
+
+
+def on(task: task_lib.Task, present: Sequence[int]) -> task_lib.Task:
+  """The task of a job on some of its slices; of none named, the task itself."""
+  if not present:
+    return task
+  assert isinstance(task, Replicated)
+  return task.on(present)
 
 
 class _Joined:

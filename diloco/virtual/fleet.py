@@ -29,8 +29,9 @@ from diloco.planning.fleet import traces
 from diloco.snapshots import operations, portable, store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import events, recorder
+from diloco.tasks import replicated
 from diloco.tasks import task as task_lib
-from diloco.virtual import memory, scheduler
+from diloco.virtual import elastic, memory, scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -281,8 +282,8 @@ class Fleet:
     if entry.island is None:
       self._replace_syncer(repair_secs)
     else:
-      # One synchronous job dies with any of its slices.
-      self.islands[entry.island % len(self.islands)].die(repair_secs)
+      seat = self.islands[entry.island % len(self.islands)]
+      seat.lose(entry.island, repair_secs)
 
 
 def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
@@ -329,10 +330,17 @@ class Seat:
     self._lives = 0
     self._process: scheduler.Process | None = None
     self._random = np.random.default_rng([config.seed, 1, number])
+    self._slices: elastic.Slices | None = None
+    if config.elastic:
+      self._slices = elastic.Slices(config, fleet.time, self._regroup)
+    self._outdated = False  # the slices are others than this life's
 
   def start(self) -> None:
     """Starts its next life."""
     fleet, slice_ = self._fleet, self._slice
+    present = self._slices.present if self._slices else ()
+    self._outdated = False
+    self._task = replicated.on(fleet.task, present)
     self._lives += 1
     self._process = scheduler.Process(fleet.time, fleet.link)
     self.island = island_lib.Island(
@@ -343,9 +351,10 @@ class Seat:
         self._lives,
         slice_,
         fleet.snapshots,
+        present,
       ),
       fleet.config,
-      fleet.task,
+      self._task,
       fleet.devices(slice_.shape),
       threads=self._process,
       like=fleet.like(slice_.shape),
@@ -353,12 +362,11 @@ class Seat:
     self._tell(events.ISLAND_STARTED, pid=0, cores=[])
     steps = self._process.loop("steps", self._live(), self.island.execute)
     steps.start()
-    if mtbi_secs := fleet.config.virtual.mtbi_secs:
+    virtual = fleet.config.virtual
+    if virtual.mtbi_secs and self._slices is None:
       # One synchronous job dies with any of its slices.
-      mtbi_secs /= fleet.config.replicas
-      secs = float(self._random.exponential(mtbi_secs))
-      repair_secs = float(
-        self._random.exponential(fleet.config.virtual.repair_secs)
+      secs, repair_secs = elastic.draw(
+        virtual, self._random, fleet.config.replicas
       )
       self._process.after(secs, lambda: self.die(repair_secs))
 
@@ -373,25 +381,37 @@ class Seat:
     assert island is not None
     yield from island.joining()
     self.ready = True
-    fleet.pilot.joined(self.number, island.step)
+    fleet.pilot.joined(self.number, island.step, self._task.tokens_per_batch)
     self._tell(events.ISLAND_READY, step=island.step)
     yield 0.0  # all that start together join before the first step
-    while not fleet.pilot.budget_spent:
+    while not (fleet.pilot.budget_spent or self._outdated):
       for name, args in self._wanted():
         match name:
           case "train":
             yield from island.training(
-              args["num_steps"], lambda: fleet.moved(self)
+              args["num_steps"],
+              lambda: fleet.moved(self) or self._outdated,
             )
           case "evaluate":
             island.evaluate(**args)
           case "checkpoint":
             island.checkpoint(**args)
+    if not fleet.pilot.budget_spent:
+      return (yield from self._reconfigure(island))
     yield from island.draining(fleet.times.drain_secs)
     self.drained = True
     while True:
       yield _IDLE_SECS
       island.idle()
+
+  def _reconfigure(self, island: island_lib.Island) -> operations.Script[None]:
+    """Goes on in another life, with the slices that there are."""
+    yield from island.handing_over(self._fleet.times.drain_secs)
+    yield self._fleet.config.virtual.reconfigure_secs
+    assert self._process is not None
+    self._process.kill()
+    self.leave("slices changed")
+    self.start()
 
   def _wanted(self) -> list[tuple[str, Any]]:
     """Programs for it, up to the next train window."""
@@ -401,6 +421,29 @@ class Seat:
     wanted = fleet.pilot.wanted(queued | {self.number: ahead - 1})
     return [(w.name, w.args) for w in wanted if w.island == self.number]
 
+  def lose(self, number: int, repair_secs: float) -> None:
+    """One of its slices dies; a job that is not elastic dies with it."""
+    if self._slices is None:
+      self.die(repair_secs)
+    else:
+      self._slices.lose(number, repair_secs)
+
+  def _regroup(self) -> None:
+    """Slices of an elastic job have gone or come back."""
+    assert self._slices is not None
+    if self._fleet.pilot.budget_spent:
+      return
+    self._fleet.tape.record(
+      events.SLICES_CHANGED, island=self.number, present=self._slices.present
+    )
+    # At the end of the step: one that is under way counts, as if no slice had
+    # died in it.
+    self._outdated = True
+    if not self._slices.present:
+      self.kill("SIGKILL")
+    elif self.island is None:
+      self.start()
+
   def die(self, repair_secs: float) -> None:
     """Is killed, and comes back after that time."""
     if self.island is None or self._fleet.pilot.budget_spent:
@@ -409,7 +452,9 @@ class Seat:
     self._fleet.time.after(repair_secs, self._come_back)
 
   def _come_back(self) -> None:
-    if not self._fleet.pilot.budget_spent:
+    nothing_left = self._slices is not None and not self._slices.present
+    spent = self._fleet.pilot.budget_spent
+    if self.island is None and not (spent or nothing_left):
       self.start()
 
   def kill(self, cause: str, *, told: bool = True) -> None:
@@ -423,11 +468,11 @@ class Seat:
     if told:
       self._tell(events.ISLAND_DIED, cause=cause)
 
-  def leave(self) -> None:
+  def leave(self, reason: str = "run ended") -> None:
     """Ends its life in order."""
     if self.island is not None:
-      self.island.close("run ended")
-      self.island = None
+      self.island.close(reason)
+      self.island, self.ready = None, False
 
 
 class Syncer(syncer_lib.Syncer):

@@ -45,6 +45,18 @@ def test_only_ready_islands_get_programs():
   assert wanted == [pilot.Wanted(1, "train", TRAIN)]
 
 
+def test_budget_counts_what_an_elastic_job_has_trained():
+  run = make(total_tokens=1000)
+  run.joined(0, 0, 30)
+  run.observe(0, 10)
+  run.joined(0, 10, 20)
+  run.observe(0, 15)
+  assert run.tokens == 300 + 100
+  run.joined(0, 4, 10)  # it died, and goes back
+  run.observe(0, 6)
+  assert run.tokens == 120 + 20
+
+
 def test_budget_counts_the_steps_of_all_islands():
   run = make(total_tokens=100)
   assert not run.observe(0, 99)  # it starts, and cannot be asked anything yet

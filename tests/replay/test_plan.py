@@ -110,6 +110,14 @@ def test_last_merge_may_stand_in_the_head_alone():
   assert tape.plan(heads=[line]).makings == two_islands().plan().makings
 
 
+def test_life_of_an_elastic_job_has_the_slices_that_were_there():
+  tape = RunTape()
+  tape.start(A, present=[0, 2])
+  tape.merge(1, (tape.submit(A, 4), 1.0))
+  (life,) = tape.plan().lives.values()
+  assert life.settings.present == (0, 2)
+
+
 def test_restored_life_needs_the_state_it_took():
   tape = two_islands()
   tape.save(A, 16, serial=1)

@@ -12,6 +12,7 @@ from diloco import config as config_lib
 from diloco.islands import inner_step
 from diloco.report import summary
 from diloco.snapshots import keys, records, store
+from diloco.tape import events, reader
 from diloco.tasks import replicated
 from diloco.virtual import fleet
 
@@ -139,6 +140,46 @@ def test_data_parallel_is_one_loop_over_the_joint_batch(tmp_path):
     batches.append({n: np.concatenate([r[n] for r in rows]) for n in "xy"})
   params, _ = inner_loop(params, optax.adamw(RATE).init(params), batches)
   close(train(tmp_path, "data_parallel"), params)
+
+
+def test_elastic_data_parallel_is_one_loop_over_who_is_there(tmp_path):
+  deaths = tmp_path / "deaths.csv"
+  deaths.write_text(
+    "secs,target,repair_secs\n0.55,island-1,0.5\n1.35,island-2,9\n"
+    "1.36,island-0,9\n"
+  )
+  folder = tmp_path / "run"
+  found = train(
+    folder, "elastic_data_parallel", steps=16, virtual={"trace": f"{deaths}"}
+  )
+  lives = [
+    (line["step"], line["present"])
+    for line in reader.stream(folder, only_role="island-0").events
+    if line["event"] == events.STARTED
+  ]
+  assert [present for _, present in lives] == [
+    [0, 1, 2],
+    [0, 2],
+    [0, 1, 2],
+    [1],
+  ]
+  assert lives[1][0] == 6  # a step that is under way counts
+  params = Task().init(jax.random.key(0))
+  state, streams = optax.adamw(RATE).init(params), [Rows(m) for m in range(M)]
+  ends = [step for step, _ in lives[1:]]
+  done = rows = 0
+  for (_, present), end in zip(lives, [*ends, None], strict=True):
+    while done != end and rows < 16 * M:
+      found_rows = [next(stream) for stream in streams]
+      batch = {
+        n: np.concatenate([found_rows[m][n] for m in present]) for n in "xy"
+      }
+      params, state = inner_loop(params, state, [batch])
+      done, rows = done + 1, rows + len(present)
+  close(found, params)
+  told = summary.summarise(folder)
+  assert told["tokens_trained"] == told["tokens_merged"] == rows * 8
+  assert told["chip_secs"]["lost"]["slices away"] > 0
 
 
 def test_one_asynchronous_island_is_diloco_with_delayed_nesterov(tmp_path):

@@ -14,7 +14,7 @@ from diloco.islands import inner_step
 from diloco.report import liveness, summary
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
-from diloco.tasks import registry
+from diloco.tasks import registry, replicated
 from diloco.virtual import fleet
 from tests.islands import quadratic
 
@@ -40,6 +40,8 @@ def make_config(islands=3, speeds=(1.0, 0.6, 0.4), **fields):
 def run(config, folder):
   """Trains; returns the outcome and the store that is left."""
   task = quadratic.Task()
+  if config.replicas > 1:
+    task = replicated.Replicated(task, config.replicas)
   tree = inner_step.ParamTree(task, config.seed)
   plan = tree.plan(config.sync)
   outcome = fleet.Fleet(config, folder, task, plan, None).run()
@@ -67,8 +69,19 @@ def record_of(folder):
         "error_feedback": True,
       },
     },
+    {
+      "method": "elastic_data_parallel",
+      "total_tokens": 400,
+      "sync": {"every": 4, "codec": "f32"},
+      "faults": [KILLED | {"target": "island-0"}],
+      "virtual": {
+        "mtbi_secs": 1.0,
+        "repair_secs": 0.5,
+        "reconfigure_secs": 0.2,
+      },
+    },
   ],
-  ids=["faults", "drawn", "codecs"],
+  ids=["faults", "drawn", "codecs", "elastic"],
 )
 def test_same_seed_gives_the_same_run_and_every_token_has_a_fate(
   tmp_path, fields
@@ -82,7 +95,7 @@ def test_same_seed_gives_the_same_run_and_every_token_has_a_fate(
   assert len(first) > 6  # an island had a second life
   found = summary.summarise(tmp_path / "a")
   assert found["tokens_unaccounted"] == 0 and not found["violations"]
-  assert found["tokens_trained"] >= 3000
+  assert found["tokens_trained"] >= config.total_tokens
   other = dataclasses.replace(config, seed=1)
   run(other, tmp_path / "c")
   assert record_of(tmp_path / "c") != first
