@@ -108,11 +108,12 @@ def ls(args: argparse.Namespace) -> int:
 
 def status(args: argparse.Namespace) -> int:
   """Shows a run; returns the exit code."""
+  from diloco import logbook
   from diloco.report import live
 
   process.read_config(args.dir)
   if args.watch:
-    live.watch(args.dir)
+    live.watch(args.dir, logbook.refresher(args.dir))
   elif args.json:
     _print_json(live.status(args.dir))
   else:

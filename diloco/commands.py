@@ -71,6 +71,11 @@ class Command(NamedTuple):
       parsed.overrides = rest if _FIELD in self.flags else []
       if len(parsed.overrides) < len(rest):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+      for name, value in vars(parsed).items():
+        if isinstance(value, list):
+          setattr(parsed, name, [_followed(one) for one in value])
+        else:
+          setattr(parsed, name, _followed(value))
     code: int = named(self.run)(list(argv) if raw else parsed)
     return code
 
@@ -132,7 +137,47 @@ _FIELD = flag(
   help="sets one field, whether the file does or not; docs/glossary.md lists"
   " them",
 )
-_DIR = flag("dir", type=pathlib.Path, help="directory of a run")
+
+
+def _here(text: str) -> pathlib.Path:
+  """A directory of this machine, for what acts on a run and does not only look.
+
+  Raises:
+    ArgumentTypeError: it is a URL.
+  """
+  if "://" in text:
+    raise argparse.ArgumentTypeError(
+      f"{text!r} is the URL of a store; only the directory will do where the"
+      " run was begun"
+    )
+  return pathlib.Path(text)
+
+
+class _Url(str):
+  """Of a run's store, where a directory will do as well."""
+
+
+def _anywhere(text: str) -> pathlib.Path | _Url:
+  """The directory of a run, or a URL that `Command.call` follows."""
+  return _Url(text) if "://" in text else pathlib.Path(text)
+
+
+def _followed(value: Any) -> Any:
+  """What was given; in place of a run's URL a directory with its files."""
+  if not isinstance(value, _Url):
+    return value
+  from diloco import logbook  # and TensorStore with it
+
+  return logbook.fetch(value)
+
+
+_DIR = flag("dir", type=_here, help="directory of a run")
+_RUN = flag(
+  "dir",
+  metavar="RUN",
+  type=_anywhere,
+  help="directory of a run, or the URL of its config.store",
+)
 _TASK = flag(
   "--task",
   metavar="NAME",
@@ -278,10 +323,10 @@ TABLE: tuple[Command, ...] = (
     run="diloco.cli:status",
     examples=(
       "diloco status runs/quickstart --watch",
-      "diloco status runs/quickstart --json",
+      "diloco status s3://bucket/runs/quickstart --json",
     ),
     flags=(
-      _DIR,
+      _RUN,
       flag("--watch", action="store_true", help="until Ctrl-C"),
     ),
   ),
@@ -291,7 +336,7 @@ TABLE: tuple[Command, ...] = (
     what="make a run's summary.json and report.html again",
     run="diloco.cli:report",
     examples=("diloco report runs/quickstart",),
-    flags=(_DIR,),
+    flags=(_RUN,),
   ),
   Command(
     name="compare",
@@ -305,10 +350,10 @@ TABLE: tuple[Command, ...] = (
     flags=(
       flag(
         "dirs",
-        metavar="DIR",
+        metavar="RUN",
         nargs="+",
-        type=pathlib.Path,
-        help="directory of a run or a sweep",
+        type=_anywhere,
+        help="directory of a run or a sweep, or URL of a run's config.store",
       ),
       flag(
         "--html",
@@ -326,7 +371,7 @@ TABLE: tuple[Command, ...] = (
     run="diloco.cli:explain",
     examples=("diloco explain runs/quickstart --fragment=3 --version=7",),
     flags=(
-      _DIR,
+      _RUN,
       flag(
         "--fragment",
         type=int,
@@ -354,7 +399,7 @@ TABLE: tuple[Command, ...] = (
       "diloco export runs/quickstart --format=orbax --cut=3 --out=quickstart",
     ),
     flags=(
-      _DIR,
+      _RUN,
       flag(
         "--format",
         choices=("safetensors", "orbax", "npz"),
@@ -381,7 +426,7 @@ TABLE: tuple[Command, ...] = (
       "diloco sample runs/quickstart --prompt='import ' --temperature=0",
     ),
     flags=(
-      _DIR,
+      _RUN,
       flag("--prompt", default="", metavar="TEXT", help="what to go on with"),
       flag(
         "--tokens",
@@ -410,7 +455,7 @@ TABLE: tuple[Command, ...] = (
       "diloco evaluate runs/quickstart --version=7 --batches=16 --json",
     ),
     flags=(
-      _DIR,
+      _RUN,
       flag(
         "--batches",
         type=arguments.whole(0),
@@ -432,7 +477,7 @@ TABLE: tuple[Command, ...] = (
       "diloco metrics runs/quickstart --format=openmetrics",
     ),
     flags=(
-      _DIR,
+      _RUN,
       flag(
         "--format",
         choices=("tensorboard", "parquet", "openmetrics", "wandb"),
@@ -530,7 +575,7 @@ TABLE: tuple[Command, ...] = (
       "diloco replay runs/quickstart --until_version=3",
     ),
     flags=(
-      _DIR,
+      _RUN,
       flag(
         "--until_version",
         type=int,
@@ -621,7 +666,7 @@ TABLE: tuple[Command, ...] = (
         "part",
         choices=(
           *("island", "store", "merge", "takeover"),
-          *("bookkeeping", "fragments", "balance", "codec"),
+          *("bookkeeping", "fragments", "balance", "codec", "study"),
         ),
         help="what to measure",
       ),

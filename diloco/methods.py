@@ -93,7 +93,7 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.9,
   },
-  **dict.fromkeys(ONE_JOB, {"sync.merge": "mean"}),
+  **{method: {"sync.merge": "mean"} for method in ONE_JOB},
 }
 
 

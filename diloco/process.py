@@ -21,6 +21,7 @@ from diloco import crash, errors
 FORMAT = "diloco-run-3"  # of a run directory
 STORE = "snapshots"  # the store, in a run directory
 _PRIVATE = 0o077  # file mode bits that are not given: those of other users
+ORIGIN = "control/origin.json"  # of a copy, brought from the run's store
 UNFINISHED = "config.tmp"  # a run killed in its very first write has only this
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -271,6 +272,20 @@ def print_error(error: Exception) -> None:
   print(f"error: {line}", file=sys.stderr)
 
 
+def origin(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
+  """Whence a copy is that `logbook.fetch` made; None of any other directory.
+
+  Returns:
+    `url` of the run's store, and `seen_secs`, wall time at which its controller
+    lived; 0 if it has ended.
+  """
+  try:
+    found = json.loads((pathlib.Path(run_dir) / ORIGIN).read_text())
+    return {"url": str(found["url"]), "seen_secs": float(found["seen_secs"])}
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
 def store_url(
   run_dir: str | os.PathLike[str], config: config_lib.RunConfig | None = None
 ) -> str:
@@ -278,8 +293,11 @@ def store_url(
 
   Args:
     run_dir: directory of the run.
-    config: its configuration; by default the one in the directory, if any.
+    config: its configuration; by default the one in the directory, if any. Of
+      a copy from a store, that store counts.
   """
+  if copied := origin(run_dir):
+    return str(copied["url"])
   held = map(_intact, () if config else _config_paths(run_dir))
   fields = next(filter(None, held), {})
   url: str = config.store if config else fields.get("store", "")

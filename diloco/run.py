@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from diloco import channel, crash, errors, process, promises, timing
+from diloco import channel, crash, errors, logbook, process, promises, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
@@ -122,10 +122,12 @@ def train(
       incarnation=incarnation,
       changed=config_lib.changes(before, config),
     )
-    outcome = _run(controller, view)
+    with _kept(run_dir, config):
+      outcome = _run(controller, view)
+      concluded = _conclude(run_dir)
   if outcome.user_error:
     raise outcome.user_error
-  return Result(outcome.status, *_conclude(run_dir, outcome))
+  return Result(outcome.status, *concluded)
 
 
 def _train_in_virtual_time(
@@ -158,22 +160,22 @@ def _train_in_virtual_time(
     clock[0] = now
     view.tick()
 
-  try:
-    made = fleet.Fleet(config, run_dir, task, plan, given, watch)
-    outcome = made.run()
-  except errors.UserError:
-    raise
-  except Exception as error:
-    log = run_dir / "logs" / "virtual.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text("".join(traceback.format_exception(error)))
-    raise errors.UserError(
-      f"the run in {run_dir}", errors.with_place(error), f"see {log}"
-    ) from error
-  finally:
-    view.close()
-    announced.unlink()
-  return Result(outcome.status, *_conclude(run_dir, outcome))
+  with _kept(run_dir, config):
+    try:
+      outcome = fleet.Fleet(config, run_dir, task, plan, given, watch).run()
+    except errors.UserError:
+      raise
+    except Exception as error:
+      log = run_dir / "logs" / "virtual.log"
+      log.parent.mkdir(exist_ok=True)
+      log.write_text("".join(traceback.format_exception(error)))
+      raise errors.UserError(
+        f"the run in {run_dir}", errors.with_place(error), f"see {log}"
+      ) from error
+    finally:
+      view.close()
+      announced.unlink()
+    return Result(outcome.status, *_conclude(run_dir))
 
 
 @contextlib.contextmanager
@@ -297,6 +299,12 @@ def _check_directory(
       "it is not empty and holds no run",
       "name a new or empty directory, or that of a run to go on with",
     )
+  if origin := process.origin(run_dir):
+    raise errors.UserError(
+      what,
+      f"it is a copy of the run at {origin['url']}",
+      "go on with that run where it was begun",
+    )
   old = process.read_config(run_dir)
   if liveness.controller_alive(run_dir):
     raise errors.UserError(
@@ -346,9 +354,16 @@ def _run(
     view.close()
 
 
-def _conclude(
-  run_dir: pathlib.Path, outcome: outcome_lib.Outcome
-) -> tuple[dict[str, Any], pathlib.Path]:
+def _kept(
+  run_dir: pathlib.Path, config: config_lib.RunConfig
+) -> contextlib.AbstractContextManager[object]:
+  """Keeps a run's files where its store is, if that is not with them."""
+  if not config.store:
+    return contextlib.nullcontext()
+  return logbook.Keeper(run_dir, store.SnapshotStore(config.store))
+
+
+def _conclude(run_dir: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
   run = summary.load(run_dir)
   summary.set_aside(run_dir, run)
   facts = summary.write_summary(run_dir, run)

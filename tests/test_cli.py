@@ -267,7 +267,10 @@ BAD_INPUT = {
   "workdir with a broken run": (train(workdir="broken"), ["broken"]),
   "workdir of another version": (train(workdir="other"), ["other", "format"]),
   **{
-    f"{command} without a directory": ([command], [f"diloco {command}", "dir"])
+    f"{command} without a directory": (
+      [command],
+      [f"diloco {command}", "are required"],
+    )
     for command in ("status", "report", "resume")
   },
   **{

@@ -24,7 +24,7 @@ ALLOWED = {
   "diloco.own_file": {"diloco.errors"},
   "diloco.crash": set(),
   "diloco.arguments": BASE | {"diloco.typed"},
-  "diloco.commands": BASE | {"diloco.arguments"},
+  "diloco.commands": BASE | {"diloco.arguments", "diloco.logbook"},
   "diloco.typed": BASE,
   "diloco.hyper": BASE,
   "diloco.methods": {"diloco.errors", "diloco.typed"},
@@ -36,6 +36,7 @@ ALLOWED = {
   "diloco.timing": CONFIG | {"diloco.snapshots"},
   "diloco.promises": BASE | {"diloco.snapshots", "diloco.timing"},
   "diloco.workers": {"diloco.snapshots", "diloco.pulse"},
+  "diloco.logbook": STORE | {"diloco.process", "diloco.workers"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
   "diloco.tape": BASE,
@@ -90,6 +91,7 @@ ALLOWED = {
   | {
     *("diloco.islands", "diloco.tasks", "diloco.report", "diloco.controller"),
     *("diloco.hyper", "diloco.planning.fleet", "diloco.run", "diloco.launch"),
+    "diloco.logbook",
   },
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.

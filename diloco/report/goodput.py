@@ -5,8 +5,8 @@ emulated, of all steps that were not in vain: lost with an island, done again or
 rolled back; a step in vain for some of its fragments counts for the others.
 Allocated is the wall time of all sessions of the run, start-up, evaluation and
 outages included, for every island of the fleet; an island that came later
-counts from when it came. Both are multiplied by the chips of the island, and what
-is useful of an elastic job by the share of its slices that were there.
+counts from when it came. Both are multiplied by the chips of the island, and
+what is useful of an elastic job by the share of its slices that were there.
 """
 
 import collections

@@ -36,6 +36,7 @@ status = status_lib.status
 _DRAW_SECS = 0.5
 _LINE_SECS = 5.0
 _WATCH_SECS = 0.25
+_ELSEWHERE_SECS = 5.0  # between two looks into a store
 _NOTABLE = {
   events.FAULT_INJECTED: ("kind", "target", "at_tokens"),
   events.ISLAND_DIED: ("island", "cause"),
@@ -204,8 +205,15 @@ def render_status(run_dir: str | os.PathLike[str]) -> None:
   rich.console.Console().print(picture)
 
 
-def watch(run_dir: str | os.PathLike[str]) -> None:
+def watch(
+  run_dir: str | os.PathLike[str],
+  refresh: Callable[[], object] | None = None,
+) -> None:
   """Shows a run until it ends, dies, or the user has seen enough.
+
+  Args:
+    run_dir: directory of the run.
+    refresh: brings what is new of a run elsewhere.
 
   Raises:
     UserError: there is no such directory.
@@ -215,9 +223,11 @@ def watch(run_dir: str | os.PathLike[str]) -> None:
   alive = True
   try:
     while alive:
+      if refresh is not None:
+        refresh()
       alive = liveness.controller_alive(run_dir)
       view.tick(alive)
-      time.sleep(_WATCH_SECS)
+      time.sleep(_ELSEWHERE_SECS if refresh else _WATCH_SECS)
   except KeyboardInterrupt:
     pass
   finally:

@@ -8,10 +8,12 @@ up.
 import json
 import os
 import pathlib
+import time
 from typing import Any
 
 from diloco import process
 
+_UNSEEN_SECS = 60.0  # of a controller elsewhere, and of clocks that differ
 _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 
 
@@ -43,7 +45,12 @@ def announcement(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def controller_alive(run_dir: str | os.PathLike[str]) -> bool:
-  """Whether the controller that announced itself in `run_dir` still runs."""
+  """Whether the controller that announced itself in `run_dir` still runs.
+
+  Of a run elsewhere, whether it has been seen in the run's store of late.
+  """
+  if origin := process.origin(run_dir):
+    return abs(time.time() - origin["seen_secs"]) < _UNSEEN_SECS
   return controller_pid(run_dir) is not None
 
 

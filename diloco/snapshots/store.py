@@ -180,6 +180,15 @@ class SnapshotStore:
     except FileNotFoundError:
       return []
 
+  def put(self, key: str, data: bytes) -> None:
+    """Writes what is no record: pieces of files."""
+    _finish(self._kvs.write(key, data))
+
+  def get(self, key: str) -> bytes | None:
+    """Reads what `put` has written; None where nothing is."""
+    result = _finish(self._kvs.read(key))
+    return None if result.state == "missing" else bytes(result.value)
+
   def delete(self, key: str) -> None:
     """Deletes one key; one that is not there is no error."""
     _finish(self._kvs.write(key, None))

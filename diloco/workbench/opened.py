@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_collections
 
-from diloco import errors, process
+from diloco import errors, logbook, process
 from diloco.report import (
   explain_text,
   figures,
@@ -43,12 +43,14 @@ class Run:
     """Opens a run; nothing in its directory is changed by that.
 
     Args:
-      path: its directory.
+      path: its directory, or the URL of its `config.store`. What is in the
+        store by now is brought into this machine's cache then; a run that is on
+        gives news when it is opened again.
 
     Raises:
       UserError: it holds no run, or one of another version.
     """
-    self.dir = pathlib.Path(path)
+    self.dir = logbook.local(path)
     self.settings = process.read_config(self.dir)
 
   @property

@@ -1,0 +1,284 @@
+"""A run's own files in its store, so that it is open to whoever reaches that.
+
+The controller keeps them there while the run is on. Elsewhere they are brought
+into a directory of this machine's cache, which then is the run's for every
+command that only reads. Below the store's root:
+
+    log/seen                     when the controller lived, by its own clock
+    log/whole/<file>             configuration, summary
+    log/lines/<file>/<offset>    a piece of a tape or a metric log: whole lines
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+
+from diloco import errors, process, workers
+from diloco.snapshots import locations, store
+from diloco.tape import recorder
+
+PUSH_SECS = 10.0
+_PIECE_BYTES = 128 << 10  # then the next one begins
+_WHOLE = ("config.json", "summary.json")
+_GROWING = (recorder.TAPE_DIR, recorder.METRICS_DIR)
+_ROOT = "log"
+_SEEN = f"{_ROOT}/seen"
+
+logger = logging.getLogger(__name__)
+
+
+class Keeper:
+  """Keeps a run's files in its store, until it is closed.
+
+  What the store does to it is waited out: the run goes on without it, and what
+  was missed is there with the next turn.
+  """
+
+  def __init__(self, run_dir: pathlib.Path, snapshots: store.SnapshotStore):
+    """Goes on where an earlier one ended; `start` starts its thread.
+
+    Args:
+      run_dir: directory of the run.
+      snapshots: its store.
+    """
+    self._run_dir = run_dir
+    self._store = snapshots
+    self._known = False  # what is in the store already
+    self._pieces: dict[str, int] = {}  # where a file's last one begins
+    self._ends: dict[str, int] = {}
+    self._whole: dict[str, tuple[int, int]] = {}
+    self._closing = threading.Event()
+    self._worker: workers.Worker | None = None
+
+  def __enter__(self) -> Keeper:
+    """Starts its thread."""
+    self._worker = workers.Worker("logbook", self._work)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    """Ends the thread, and brings what is there by now."""
+    self._closing.set()
+    if self._worker is not None:
+      self._worker.join()
+    try:
+      self.push()
+      self._store.delete(_SEEN)
+    except OSError as error:
+      logger.warning("logbook_behind error=%s", errors.one_line(error))
+
+  def _work(self) -> None:
+    retry = workers.Retry((PUSH_SECS, 8 * PUSH_SECS))
+    secs = 0.0
+    while not self._closing.wait(secs):
+      try:
+        self.push()
+        self._store.put(_SEEN, json.dumps({"wall_secs": time.time()}).encode())
+        retry, secs = workers.Retry((PUSH_SECS, 8 * PUSH_SECS)), PUSH_SECS
+      except OSError as error:
+        logger.warning("logbook_waits error=%s", errors.one_line(error))
+        secs = retry.failed(error)
+
+  def push(self) -> None:
+    """Writes what is new.
+
+    Raises:
+      OSError: the store, or the directory, fails; what is written stays.
+    """
+    if not self._known:
+      for name, offset in _pieces(self._store.keys(_ROOT)):
+        self._pieces[name] = offset  # the last one of each counts
+      self._known = True
+    for folder in _GROWING:
+      for path in sorted((self._run_dir / folder).glob("*.jsonl")):
+        self._push_lines(path)
+    for name in _WHOLE:
+      self._push_whole(name)
+
+  def _push_lines(self, path: pathlib.Path) -> None:
+    name = path.relative_to(self._run_dir).as_posix()
+    start = self._pieces.get(name, 0)
+    if path.stat().st_size <= self._ends.get(name, start):
+      return
+    with path.open("rb") as file:
+      file.seek(start)
+      while lines := file.readlines(_PIECE_BYTES):
+        if not lines[-1].endswith(b"\n"):
+          lines.pop()  # somebody is writing it, or has died there
+        data = b"".join(lines)
+        if start + len(data) > self._ends.get(name, start):
+          self._store.put(f"{_ROOT}/lines/{name}/{start:016d}", data)
+        self._pieces[name], self._ends[name] = start, start + len(data)
+        if len(data) < _PIECE_BYTES:
+          return
+        start += len(data)
+
+  def _push_whole(self, name: str) -> None:
+    try:
+      facts = (self._run_dir / name).stat()
+      data = (self._run_dir / name).read_bytes()
+    except FileNotFoundError:
+      return
+    is_now = facts.st_mtime_ns, facts.st_size
+    if self._whole.get(name) != is_now:
+      self._store.put(f"{_ROOT}/whole/{name}", data)
+      self._whole[name] = is_now
+
+
+def local(place: str | os.PathLike[str]) -> pathlib.Path:
+  """The directory that a user names, by its path or by its store's URL.
+
+  Raises:
+    UserError: as `fetch`.
+  """
+  if isinstance(place, str) and "://" in place:
+    return fetch(place)
+  return pathlib.Path(place)
+
+
+def fetch(url: str) -> pathlib.Path:
+  """Brings a run's files from its store; what is there already stays.
+
+  Args:
+    url: of the store.
+
+  Returns:
+    A directory of this machine's cache, to be read as the run's own.
+
+  Raises:
+    UserError: there is no run, or the store cannot be read.
+  """
+  locations.check(url, "the run's URL")
+  try:
+    snapshots = store.SnapshotStore(url)
+    keys = snapshots.keys(_ROOT)
+  except OSError as error:
+    why = " ".join(str(error).partition(" [")[0].split())
+    raise errors.UserError(
+      f"the run at {url}",
+      f"its store cannot be read ({why})",
+      "check the URL, and that endpoint, bucket and credentials are right",
+    ) from error
+  if f"whole/{_WHOLE[0]}" not in keys:
+    raise errors.UserError(
+      f"the run at {url}",
+      "no run has kept its files in this store",
+      "name a run's config.store, or the directory of one without",
+    )
+  folder = _cache() / _folder_name(url)
+  with process.private_files(), _alone(folder):
+    _bring(snapshots, keys, folder)
+  return folder
+
+
+def refresher(
+  run_dir: str | os.PathLike[str],
+) -> Callable[[], object] | None:
+  """What brings news into a copy that `fetch` made; None for a run's own."""
+  origin = process.origin(run_dir)
+  return functools.partial(fetch, origin["url"]) if origin else None
+
+
+def _bring(
+  snapshots: store.SnapshotStore, keys: Iterable[str], folder: pathlib.Path
+) -> None:
+  whole = [key.removeprefix("whole/") for key in keys if key[:6] == "whole/"]
+  read = {name: snapshots.get(f"{_ROOT}/whole/{name}") for name in whole}
+  config = folder / _WHOLE[0]
+  if config.exists() and _birth(config.read_bytes()) != _birth(read[_WHOLE[0]]):
+    for path in folder.glob("*/*.jsonl"):  # of another run at this place
+      path.unlink()
+  pieces = sorted(_pieces(keys))
+  last = dict(pieces)
+  wanted = [
+    (name, start)
+    for i, (name, start) in enumerate(pieces)
+    if start == last[name] or pieces[i + 1][1] > _size(folder / name)
+  ]
+  with futures.ThreadPoolExecutor(snapshots.width) as pool:
+    found = pool.map(
+      lambda piece: snapshots.get(f"{_ROOT}/lines/{piece[0]}/{piece[1]:016d}"),
+      wanted,
+    )
+    for (name, start), data in zip(wanted, found, strict=True):
+      _append(folder / name, data or b"", start)
+  for name, text in read.items():
+    if text is not None:
+      _replace(folder / name, text)
+  seen = json.loads(snapshots.get(_SEEN) or b"{}")
+  origin = {"url": snapshots.url, "seen_secs": seen.get("wall_secs", 0.0)}
+  _replace(folder / process.ORIGIN, json.dumps(origin).encode())
+
+
+def _pieces(keys: Iterable[str]) -> Iterator[tuple[str, int]]:
+  """File and offset of every piece, in order, of keys below the root."""
+  for key in keys:
+    kind, _, rest = key.partition("/")
+    name, _, offset = rest.rpartition("/")
+    if kind == "lines" and offset.isdecimal() and _is_ours(name):
+      yield name, int(offset)
+
+
+def _is_ours(name: str) -> bool:
+  """Whether a run has a file of that name; nothing else is written here."""
+  folder, _, file = name.partition("/")
+  return folder in _GROWING and "/" not in file and file.endswith(".jsonl")
+
+
+def _birth(config: bytes | None) -> object:
+  """What tells the runs apart that were at one place one after another."""
+  try:
+    return json.loads(config or b"")["directory"]
+  except (ValueError, KeyError, TypeError):
+    return None
+
+
+def _size(path: pathlib.Path) -> int:
+  return path.stat().st_size if path.exists() else 0
+
+
+def _append(path: pathlib.Path, data: bytes, start: int) -> None:
+  """Adds what a file does not have of a piece; readers see it grow."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  size = _size(path)
+  if start <= size < start + len(data):
+    with path.open("ab") as file:
+      file.write(data[size - start :])
+
+
+def _replace(path: pathlib.Path, data: bytes) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_suffix(".fetched")
+  temporary.write_bytes(data)
+  temporary.replace(path)
+
+
+def _cache() -> pathlib.Path:
+  base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+  return pathlib.Path(base).expanduser() / "diloco" / "runs"
+
+
+def _folder_name(url: str) -> str:
+  path = urllib.parse.urlsplit(url).path.strip("/")
+  name = path.rpartition("/")[2] or "run"
+  return f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+  """Lets one process of this machine at a time write into a folder."""
+  folder.mkdir(parents=True, exist_ok=True)
+  with (folder / "lock").open("w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
