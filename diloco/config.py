@@ -245,7 +245,8 @@ class RunConfig:
     """Steps of an island between two publications of a fragment."""
     speeds = [s.relative_speed for s in self.fleet.slices][: self.fleet.islands]
     share = speeds[island] / max(speeds) if self.sync.every_by_speed else 1.0
-    return max(self.sync.num_fragments, int(self.sync.every * share))
+    steps = int(self.sync.every * share + 1e-9)  # 100 * 0.29 is 29
+    return max(self.sync.num_fragments, steps)
 
   def speed_share(self, island: int) -> float:
     """Share of the run's tokens an island of this speed should train."""
@@ -373,6 +374,14 @@ def _validate(config: RunConfig) -> None:
   _validate_ranges(config)
   _validate_fleet(config.fleet)
   _validate_sync(config.sync, config.fleet.islands)
+  least = min(map(config.sync_every, range(config.fleet.islands)))
+  _require(
+    config.sync.wait_after < least,
+    f"config.sync.wait_after = {config.sync.wait_after}",
+    "a fragment must be answered before it leaves again, which the slowest"
+    f" island does after {least} steps",
+    "lower config.sync.wait_after or raise config.sync.every",
+  )
   _validate_outer(config.outer)
   _require(
     not config.sync.merge_align or bool(config.outer.buffers),
@@ -569,13 +578,13 @@ def _validate_times(config: RunConfig) -> None:
     f" {times.heartbeat_secs}, so every island would count as hung",
     "raise hang_secs to twice heartbeat_secs or more",
   )
-  islands = config.fleet.slices[: config.fleet.islands]
-  slowest = min(hardware.relative_speed for hardware in islands)
+  used = max(config.fleet.islands, config.replicas)
+  slowest = min(s.relative_speed for s in config.fleet.slices[:used])
   step_secs = config.fleet.pace_step_secs / slowest
   _require(
     step_secs < times.hang_limit_secs,
     f"config.fleet.pace_step_secs = {config.fleet.pace_step_secs}",
-    f"the slowest island would take {step_secs:g} s a step and be killed"
+    f"the slowest slice would take {step_secs:g} s a step and be killed"
     f" after config.controller.hang_secs = {times.hang_limit_secs}",
     "lower pace_step_secs or raise hang_secs",
   )
@@ -640,13 +649,6 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
     "raise staleness_decay or lower max_staleness",
   )
   _require(
-    sync.wait_after < sync.every,
-    f"config.sync.wait_after = {sync.wait_after}",
-    "a fragment must be answered before it leaves again, config.sync.every ="
-    f" {sync.every}",
-    "lower config.sync.wait_after or raise config.sync.every",
-  )
-  _require(
     sync.grace == "adaptive" or fixed_grace_secs(sync.grace) is not None,
     f"config.sync.grace = {typed.show(sync.grace)}",
     "it is 'adaptive' or a number of seconds",
@@ -661,8 +663,13 @@ def _validate_outer(outer: OuterConfig) -> None:
     "config.outer.optimizer = 'nesterov' looks ahead",
     "set config.outer.optimizer to 'heavy_ball' or 'sgd'",
   )
-  if outer.optimizer != "delayed_nesterov":
-    return
+  _require(
+    outer.optimizer == "sgd" or outer.momentum > 0,
+    f"config.outer.momentum = {outer.momentum}",
+    f"config.outer.optimizer = {outer.optimizer!r} is there for its momentum,"
+    " and without one it is plain SGD",
+    "set it above 0, or config.outer.optimizer to 'sgd'",
+  )
   _require(
     outer.delay >= 1,
     f"config.outer.delay = {outer.delay}",

@@ -42,9 +42,15 @@ _ONE_JOB_FIXED: Mapping[str, Any] = {
   "sync.quorum": 1,
   "sync.adoption": "carry",
   "sync.wait_secs": 0.0,
+  "sync.merge_clip": 0.0,
+  "sync.down_codec": "f32",
+  "outer.optimizer": "sgd",
   "outer.learning_rate": 1.0,
+  "outer.learning_rate_by_islands": {},
   "outer.momentum": 0.0,
 }
+# Rounding would make of the job what it is measured against.
+_ONE_JOB_USUAL = {"sync.merge": "mean", "sync.codec": "f32"}
 _GROUPS = ("fleet", "sync", "outer")
 _FOR_EVER_SECS = 3600.0  # that an answer is waited for, unless it is lost
 _ANY_STALENESS = 1_000_000
@@ -93,7 +99,7 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.9,
   },
-  **{method: {"sync.merge": "mean"} for method in ONE_JOB},
+  **dict.fromkeys(ONE_JOB, _ONE_JOB_USUAL),
 }
 
 

@@ -13,6 +13,7 @@ from diloco import config as config_lib
 from diloco import errors
 
 THREE = [{"topology": "1"}] * 3
+DELAYED = {"optimizer": "delayed_nesterov", "momentum": 0.5}
 
 # (values, what is named, the rule, the remedy)
 REFUSALS = {
@@ -21,6 +22,36 @@ REFUSALS = {
     "config.outer.nesterov = False",
     "config.outer.optimizer = 'nesterov' looks ahead",
     "set config.outer.optimizer to 'heavy_ball' or 'sgd'",
+  ),
+  "optimizer without its momentum": (
+    {"outer": {"optimizer": "ema"}},
+    "config.outer.momentum = 0.0",
+    "config.outer.optimizer = 'ema' is there for its momentum",
+    "set it above 0, or config.outer.optimizer to 'sgd'",
+  ),
+  "delay that no optimizer takes": (
+    {"outer": {"delay": 0}},
+    "config.outer.delay = 0",
+    "at every so many-th merge",
+    "set it to at least 1",
+  ),
+  "share of a delay that no optimizer takes": (
+    {"outer": {"delay_c": 0.5}},
+    "config.outer.delay_c = 0.5",
+    "it must be from 0 to 0.25",
+    "set config.outer.delay_c",
+  ),
+  "wait beyond the H of a slow island": (
+    {
+      "fleet": {"slices": [{}, {"relative_speed": 0.1}]},
+      "sync": {
+        **dict(num_fragments=1, every=24, every_by_speed=True),
+        **dict(wait_after=5, wait_secs=9.0),
+      },
+    },
+    "config.sync.wait_after = 5",
+    "which the slowest island does after 2 steps",
+    "lower config.sync.wait_after or raise config.sync.every",
   ),
   "correction by a momentum that is not there": (
     {"sync": {"merge_align": True}},
@@ -47,19 +78,19 @@ REFUSALS = {
     "raise staleness_decay or lower max_staleness",
   ),
   "delayed momentum without a buffer": (
-    {"outer": {"optimizer": "delayed_nesterov", "delay": 0}},
+    {"outer": {"delay": 0, **DELAYED}},
     "config.outer.delay = 0",
     "moves its momentum at every so many-th merge, so never",
     "set it to at least 1",
   ),
   "delayed momentum with too much of it in between": (
-    {"outer": {"optimizer": "delayed_nesterov", "delay": 4, "delay_c": 0.3}},
+    {"outer": {"delay": 4, "delay_c": 0.3, **DELAYED}},
     "config.outer.delay_c = 0.3",
     "with config.outer.delay = 4 it must be from 0 to 0.25",
     "set config.outer.delay_c to at most 0.25",
   ),
   "delayed momentum with less than none in between": (
-    {"outer": {"optimizer": "delayed_nesterov", "delay_c": -0.1}},
+    {"outer": {"delay_c": -0.1, **DELAYED}},
     "config.outer.delay_c = -0.1",
     "it must be from 0 to 0.25",
     "set config.outer.delay_c",

@@ -35,6 +35,10 @@ def test_what_a_method_says_can_be_said_again(method):
     ("streaming", "sync__follow", True),
     ("async_local_sgd", "sync__quorum", 3),
     ("data_parallel", "outer__momentum", 0.9),
+    ("data_parallel", "outer__learning_rate_by_islands", {"1": 0.5}),
+    ("data_parallel", "outer__optimizer", "delayed_nesterov"),
+    ("data_parallel", "sync__merge_clip", 0.5),
+    ("data_parallel", "sync__down_codec", "int4"),
     ("data_parallel", "fleet__num_islands", 3),
   ],
 )
@@ -69,6 +73,13 @@ def test_elastic_job_that_cannot_be_is_refused(slices, engine, why):
     config_lib.from_mapping(values)
 
 
+def test_one_job_rounds_nothing_and_paces_itself_by_its_slowest_slice():
+  assert build("data_parallel").sync.codec == "f32"
+  slices = [{}, {"relative_speed": 0.001}]
+  with pytest.raises(errors.UserError, match="1000 s a step and be killed"):
+    build("data_parallel", fleet__slices=slices, fleet__pace_step_secs=1.0)
+
+
 def test_method_leaves_what_is_given():
   config = build("diloco", outer__learning_rate=0.4)
   assert config.outer.learning_rate == 0.4 and config.outer.momentum == 0.9
@@ -78,6 +89,9 @@ def test_slower_islands_do_fewer_steps_between_two_publications():
   config = build("async_local_sgd", sync__every=24)
   assert [config.sync_every(m) for m in range(3)] == [24, 12, 6]
   assert build("diloco", sync__every=24).sync_every(2) == 24
+  slices = [{}, {"relative_speed": 0.29}]
+  config = build("async_local_sgd", sync__every=100, fleet__slices=slices)
+  assert config.sync_every(1) == 29  # and 100 * 0.29 is less
 
 
 def test_one_job_sees_the_rows_of_all_shares():
