@@ -187,6 +187,13 @@ def test_commands_of_the_pages_are_understood():
     assert all(word.startswith("--config.") for word in rest), (page, rest)
 
 
+def test_every_bench_of_the_results_can_be_run():
+  parts = re.findall(r"`diloco bench (\w+)", (DOCS / "results.md").read_text())
+  assert {"study", "merge"} <= set(parts)
+  for part in parts:
+    commands.find(["bench"]).make_parser().parse_args([part])
+
+
 def test_symptoms_are_in_the_words_of_the_code():
   source = "".join(p.read_text() for p in (ROOT / "diloco").rglob("*.py"))
   said = re.sub(r'"\s*f?"', "", source)  # a text over several lines is one
