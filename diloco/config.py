@@ -97,7 +97,7 @@ class SyncConfig:
   codec_rounding: Literal["nearest", "stochastic"] = "nearest"
   down_codec: Literal["f32", "bf16", "int4"] = "f32"  # of global versions
   error_feedback: bool = False  # what a codec leaves out is sent later
-  adoption: Literal["overwrite", "blend", "carry"] = "carry"
+  adoption: Literal["overwrite", "blend", "carry", "eager"] = "carry"
   blend_alpha: float = 0.5  # share of the local value kept by "blend"
   merge: MergeMethod = "rda"  # of what is no embedding
   merge_embeddings: Literal["rda", "mean", "median", "trimmed_mean"] = "mean"
@@ -129,6 +129,13 @@ class OuterConfig:
       return ()
     delayed = self.optimizer == "delayed_nesterov"
     return ("momentum", "delayed") if delayed else ("momentum",)
+
+  @property
+  def looks_ahead(self) -> bool:
+    """Whether a step goes along the momentum that the next one will have."""
+    if self.optimizer == "sgd":
+      return self.nesterov
+    return self.optimizer == "nesterov"
 
   @property
   def gain(self) -> float:
@@ -327,6 +334,13 @@ def with_live(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
 def check_live(old: RunConfig, new: RunConfig) -> None:
   """Refuses to change more of a run that is on than can be."""
   for name, (_, value) in changes(old, new).items():
+    _require(
+      name != "outer.learning_rate" or new.sync.adoption != "eager",
+      f"config.{name} = {typed.show(value)}",
+      "islands make outer steps themselves, config.sync.adoption = 'eager', by"
+      " the rate that they began with",
+      "stop the run, and go on with it by `diloco resume`",
+    )
     if name not in LIVE:
       raise errors.UserError(
         f"config.{name} = {typed.show(value)}",
@@ -389,6 +403,14 @@ def _validate(config: RunConfig) -> None:
     "contributions are corrected by the outer momentum, and"
     f" config.outer.momentum = {config.outer.momentum} leaves none",
     "set config.outer.momentum above 0, or merge_align to False",
+  )
+  _require(
+    config.sync.adoption != "eager"
+    or config.outer.optimizer != "delayed_nesterov",
+    "config.sync.adoption = 'eager'",
+    "an island cannot make its share of the outer steps of"
+    " config.outer.optimizer = 'delayed_nesterov', which are not all alike",
+    "choose another outer optimizer, such as 'nesterov'",
   )
   _validate_times(config)
   _validate_open_ends(config)

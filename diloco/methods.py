@@ -6,6 +6,9 @@ to weigh, merge and adopt; what it leaves open is the configuration's.
     decoupled         whatever the configuration says
     diloco            all islands, the whole model, everybody waits
     streaming         fragments; the next step waits only `overlap_steps` later
+    eager             streaming, and an island that publishes goes on at once
+                      with its own outer step and the others' of the round
+                      before; it waits for these as late as can be
     async_local_sgd   every arrival is merged at once and its island waits for
                       it; slower islands do fewer steps between two
     data_parallel     one synchronous job: an island whose batch is that of all
@@ -14,7 +17,8 @@ to weigh, merge and adopt; what it leaves open is the configuration's.
     elastic_data_parallel
                       the same, and it goes on with the slices that are left
 
-References: DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512;
+References: DiLoCo, arXiv 2311.08105; Streaming DiLoCo, arXiv 2501.18512; eager
+updates, arXiv 2502.12996;
 Asynchronous Local-SGD, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428.
 """
 
@@ -29,6 +33,7 @@ METHODS = (
   "decoupled",
   "diloco",
   "streaming",
+  "eager",
   "async_local_sgd",
   "data_parallel",
   "elastic_data_parallel",
@@ -68,6 +73,7 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {
     "sync.adoption": "overwrite",
   },
   "streaming": _WAITS,
+  "eager": {**_WAITS, "sync.adoption": "eager"},
   "async_local_sgd": {
     **_WAITS,
     "sync.num_fragments": 1,
@@ -87,6 +93,11 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
   "streaming": {
     "sync.merge": "mean",
     "sync.adoption": "blend",
+    "outer.learning_rate": 0.4,
+    "outer.momentum": 0.9,
+  },
+  "eager": {
+    "sync.merge": "mean",
     "outer.learning_rate": 0.4,
     "outer.momentum": 0.9,
   },
@@ -127,10 +138,14 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
   if not all(isinstance(found.setdefault(g, {}), dict) for g in _GROUPS):
     return values
   fixed, usual = dict(_FIXED[method]), dict(_USUAL[method])
-  if method in ("diloco", "streaming"):
+  if method in ("diloco", "streaming", "eager"):
     fixed["sync.quorum"] = _num_islands(found["fleet"])
   if method == "streaming":
     usual["sync.wait_after"] = found["sync"].get("overlap_steps", 2)
+  if method == "eager":
+    every = found["sync"].get("every", 24)
+    if isinstance(every, int):  # what else it may be is refused later
+      usual["sync.wait_after"] = every - 1
   for name, value in fixed.items():
     given = _of(found, name, value)
     if given != value:

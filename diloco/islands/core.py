@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from diloco.fragments import schedule
 
 Trigger = Literal["schedule", "follow", "drain"]
-Adoption = Literal["overwrite", "blend", "carry"]
+Adoption = Literal["overwrite", "blend", "carry", "eager"]
 
 
 # Of so many publications that no version has answered yet an island keeps the
@@ -241,7 +241,7 @@ class IslandCore:
     """
     self._when = when
     self._island = island
-    self._adoption = adoption
+    self._keeps = adoption in ("carry", "eager")  # what is not published
     self._follow = follow
     self._step = step
     self._fragments = [
@@ -404,7 +404,7 @@ class IslandCore:
     if step <= state.spoken:
       return False
     last = state.published[-1] if state.published else state.first_step
-    if self._adoption == "carry" and not draining:
+    if self._keeps and not draining:
       unanswered = len(state.published) >= PUBLICATIONS_KEPT - 1
       last += unanswered * _PATIENCE * self._when.sync_every
     return step > last
@@ -461,7 +461,7 @@ class IslandCore:
     if merged_step in published:
       # A later publication would contain these steps again; it is refused.
       kept_from = merged_step
-    carries = self._adoption == "carry" and not resync
+    carries = self._keeps and not resync
     state.first_step = kept_from if carries else step
     lost_from = step if carries else kept_from
     return [Adopt(fragment, version, kept_from, lost_from, step, resync=resync)]

@@ -2,6 +2,7 @@
 
     extract   values of a fragment, and its outer gradient as encoded
     apply     leaves into which a global version is swapped
+    own_step  leaves, set to a global version less an island's own outer step
 
 Fragments whose tensors have the same shapes and shardings share their programs,
 and so do all swaps of a process.
@@ -56,6 +57,26 @@ class Signature(NamedTuple):
         )
       found[leaf] = value
     return found
+
+
+class OwnStep(NamedTuple):
+  """An outer step with an outer gradient g and a momentum b of its own.
+
+      b <- decay b + taken g;  step = rate (plain g + ahead b)
+
+  Attributes:
+    rate: see above.
+    decay: see above; 0 for no momentum.
+    taken: see above.
+    plain: see above.
+    ahead: see above.
+  """
+
+  rate: float
+  decay: float = 0.0
+  taken: float = 1.0
+  plain: float = 1.0
+  ahead: float = 0.0
 
 
 class Arrangement(NamedTuple):
@@ -164,6 +185,41 @@ def apply(signature: Signature, way: core.Adoption) -> jax.stages.Compiled:
   to = [leaf.sharding for leaf in signature.leaves]
   jitted = jax.jit(program, out_shardings=to, donate_argnums=0)
   return _compile(jitted, signature, *more[way])
+
+
+@functools.cache
+def own_step(signature: Signature, how: OwnStep) -> jax.stages.Compiled:
+  """Compiles (leaves, starts, versions, anchors, momenta) to four lists.
+
+  The leaves, which it donates; by tensor the values that are in them then, a
+  version less the step; the outer gradients, anchors minus what the leaves
+  were; and the new momenta, which are empty where there are none.
+  """
+
+  def program(
+    leaves: Any, starts: Any, versions: Any, anchors: Any, momenta: Any
+  ) -> Any:
+    pairs = zip(anchors, signature.values(leaves, starts), strict=True)
+    grads = [anchor - local for anchor, local in pairs]
+    steps, kept = [how.plain * grad for grad in grads], []
+    if momenta:
+      both = zip(momenta, grads, strict=True)
+      kept = [how.decay * b + how.taken * grad for b, grad in both]
+      steps = [s + how.ahead * b for s, b in zip(steps, kept, strict=True)]
+    pairs = zip(versions, steps, strict=True)
+    news = [version - how.rate * step for version, step in pairs]
+    return signature.changed(leaves, starts, news), news, grads, kept
+
+  tensors = signature.tensors
+  momenta = tensors if how.decay else ()
+  to = (
+    [leaf.sharding for leaf in signature.leaves],
+    [tensor.sharding for tensor in tensors],
+    [tensor.sharding for tensor in tensors],
+    [tensor.sharding for tensor in momenta],
+  )
+  jitted = jax.jit(program, out_shardings=to, donate_argnums=0)
+  return _compile(jitted, signature, tensors, momenta)
 
 
 def _compile(

@@ -3,18 +3,21 @@
 A `Swap` knows named arrays, their shardings and the fragments they are divided
 into; nothing of tasks, loops or optimizers. What an island learned on a
 fragment while its publication was under way is in its parameters but not in the
-new version. Three ways to treat it:
+new version. Four ways to treat it:
 
     overwrite   theta <- G
     blend       theta <- alpha theta + (1 - alpha) G
     carry       theta <- theta + (G - R)
+    eager       theta <- G - u(D) / M, not now but at the next publication
 
 Symbols: G the new global value; R the island's own value at the last step of
 its that G contains or that is on its way, or the value it started from where
-nothing was published since.
+nothing was published since; D what is published then, u an outer step of the
+island's own and M the islands (`diloco.islands.eager`).
 
 Reference: overwrite, Decoupled DiLoCo, arXiv 2604.21428; blend, Streaming
-DiLoCo, arXiv 2501.18512, equation 3.
+DiLoCo, arXiv 2501.18512, equation 3; eager, arXiv
+2502.12996.
 """
 
 import functools
@@ -26,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.fragments import partition
-from diloco.islands import core, feedback, kernels, packing, shards
+from diloco.islands import core, eager, feedback, kernels, packing, shards
 
 Params: TypeAlias = Mapping[str, jax.Array]
 Live: TypeAlias = dict[str, jax.Array]  # an island's parameters as they are
@@ -44,6 +47,11 @@ def _join(
 @jax.jit
 def _sum(one: Any, other: Any) -> Any:
   return jax.tree.map(jnp.add, one, other)
+
+
+@jax.jit
+def _moved(one: Any, to: Any, of: Any) -> Any:
+  return jax.tree.map(lambda x, y, z: x + (y - z), one, to, of)
 
 
 def copy_to_host_memory(tree: Any) -> Any:
@@ -102,6 +110,7 @@ class Swap:
     encoding: packing.Encoding,
     seed: Sequence[int] = (),
     max_staleness: int = 0,
+    own_step: kernels.OwnStep = kernels.OwnStep(1.0),
   ):
     """Starts from initial parameters, which are version 0.
 
@@ -115,6 +124,7 @@ class Swap:
         fragment and step.
       max_staleness: versions that a publication may be behind when it is
         merged; for error feedback.
+      own_step: u / M of "eager".
     """
     self.anchors: list[Params] = []
     self._leaves = {
@@ -140,6 +150,8 @@ class Swap:
       for fragment in range(plan.num_fragments):
         add = functools.partial(self._add, fragment)
         self._feedback[fragment] = feedback.Feedback(max_staleness, add)
+    self._own_step = own_step
+    self._ahead: dict[int, eager.Ahead] = {}  # of "eager"
     # R, where the way of adoption needs it: by step, in order.
     self._references: dict[int, dict[int, Params]] = {}
     self._published: dict[int, Params] = {}  # last since the anchor
@@ -184,13 +196,17 @@ class Swap:
     """Compiles what publications and adoptions will call."""
     for signature in {arranged.signature for arranged in self._arranged}:
       kernels.extract(signature, self._encoding)
-      for way in {self._adoption, "overwrite"}:
+      ways = {self._adoption, "overwrite"}
+      if "eager" in ways:
+        ways.remove("eager")
+        kernels.own_step(signature, self._own_step)
+      for way in ways:
         if not _is_replaced(signature, way):
           kernels.apply(signature, way)
 
   def publish(
     self,
-    params: Params,
+    params: Live,
     fragment: int,
     step: int,
     origin: core.Origin = core.Origin(0, 0),
@@ -198,7 +214,7 @@ class Swap:
     """Starts on a fragment's outer gradient: anchor less parameters, encoded.
 
     Args:
-      params: the island's, of this step.
+      params: the island's, of this step; changed where adoption is "eager".
       fragment: which.
       step: inner steps done.
       origin: where the fragment's progress counts from; for error feedback.
@@ -207,6 +223,8 @@ class Swap:
       The fragment's tensors, as `packing.encode` stores them, in host memory.
     """
     arranged, anchor = self._arranged[fragment], self.anchors[fragment]
+    if ahead := self._ahead.get(fragment):
+      anchor = ahead.anchor(functools.partial(self._add, fragment))
     owed = None
     if self._feedback:
       owed = self._feedback[fragment].lend(*origin)
@@ -222,6 +240,9 @@ class Swap:
     if self._feedback:
       by_name = dict(zip(arranged.tensors, left, strict=True))
       self._feedback[fragment].published(step, by_name)
+    if ahead:
+      self._step_ahead(params, fragment, step, anchor)
+      return dict(zip(arranged.tensors, encoded, strict=True))
     copies = dict(zip(arranged.tensors, values, strict=True))
     self._published[fragment] = copies
     if self._adoption == "carry":
@@ -250,6 +271,9 @@ class Swap:
       kept_from: step of R, from `core.Adopt`.
     """
     self._take(fragment, anchor)
+    if ahead := self._ahead.get(fragment):
+      ahead.answered(kept_from, functools.partial(self._move, fragment))
+      return
     reference = None
     if self._adoption == "carry":
       reference = self._references[fragment][kept_from]
@@ -315,7 +339,9 @@ class Swap:
     """As in `Progress`; nobody donates them."""
     found: Live = {}
     for fragment, anchor in enumerate(self.anchors):
-      found.update(self._published.get(fragment, anchor))
+      ahead = self._ahead.get(fragment)
+      begun = ahead.begun if ahead else anchor
+      found.update(self._published.get(fragment, begun))
     return found
 
   def residuals(self) -> dict[int, feedback.Saved]:
@@ -333,6 +359,29 @@ class Swap:
     """At `step` the island's fragment equals its anchor."""
     if self._adoption == "carry":
       self._references[fragment] = {step: self.anchors[fragment]}
+    elif self._adoption == "eager":
+      self._ahead[fragment] = eager.Ahead(self.anchors[fragment])
+
+  def _step_ahead(
+    self, params: Live, fragment: int, step: int, anchor: Params
+  ) -> None:
+    """Goes on from the newest version less a step of the island's own."""
+    arranged, ahead = self._arranged[fragment], self._ahead[fragment]
+    names = arranged.tensors
+    momenta: tuple[jax.Array, ...] = ()
+    if self._own_step.decay:
+      momenta = self._on_devices(names, ahead.momenta or self._zeros(names))
+    changed, *news = kernels.own_step(arranged.signature, self._own_step)(
+      tuple(params[name] for name in arranged.leaves),
+      arranged.starts,
+      self._on_devices(names, self.anchors[fragment]),
+      self._on_devices(names, anchor),
+      momenta,
+    )
+    params.update(zip(arranged.leaves, changed, strict=True))
+    kept = jax.device_put(news, _host_memory(news))
+    # Without a momentum there are no momenta.
+    ahead.stepped(step, *(dict(zip(names, v, strict=False)) for v in kept))
 
   def _put_in(
     self,
@@ -394,6 +443,14 @@ class Swap:
     names = self._arranged[fragment].tensors
     both = self._on_devices(names, one), self._on_devices(names, other)
     return copy_to_host_memory(dict(zip(names, _sum(*both), strict=True)))
+
+  def _move(self, fragment: int, one: Params, to: Params, of: Params) -> Params:
+    """Gives one + (to - of), which the devices compute."""
+    names = self._arranged[fragment].tensors
+    all_three = [self._on_devices(names, values) for values in (one, to, of)]
+    return copy_to_host_memory(
+      dict(zip(names, _moved(*all_three), strict=True))
+    )
 
   def _values(
     self, arranged: kernels.Arrangement, params: Params, anchors: Any

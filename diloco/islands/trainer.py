@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from diloco import config as config_lib
 from diloco.islands import (
+  eager,
   feedback,
   inner_step,
   learner,
@@ -82,6 +83,7 @@ class Trainer(learner.Learner):
       packing.of(config.sync),
       (config.seed, island),
       config.sync.max_staleness,
+      eager.own_step(config.outer, config.fleet.islands),
     )
     self._stream = task.batches(
       "train",

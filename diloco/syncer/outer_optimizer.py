@@ -99,19 +99,13 @@ class OuterOptimizer(config.OuterConfig):
       np.add(scratch, momentum, out=momentum)
     else:
       np.add(outer_grad, momentum, out=momentum)
-    if self._looks_ahead:
+    if self.looks_ahead:
       np.multiply(momentum, decay, out=scratch)
       np.add(outer_grad, scratch, out=scratch)
       np.multiply(scratch, rate, out=scratch)
     else:
       np.multiply(momentum, rate, out=scratch)
     np.subtract(theta, scratch, out=theta)
-
-  @property
-  def _looks_ahead(self) -> bool:
-    if self.optimizer == "sgd":
-      return self.nesterov
-    return self.optimizer == "nesterov"
 
   def _delayed_step(
     self,

@@ -76,6 +76,7 @@ def test_one_fragment_leaves_at_each_step():
     ("overwrite", (1, 1, 3), 3),
     ("blend", (1, 1, 3), 3),
     ("carry", (1, 3, 3), 1),
+    ("eager", (1, 3, 3), 1),
   ],
 )
 def test_adoption_gives_up_what_came_after_the_publication(

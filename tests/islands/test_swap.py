@@ -96,6 +96,44 @@ def test_carry_adds_what_was_learned_since_the_reference():
     assert made.adopt(kept_from, 10, 20) == expected
 
 
+def eager_model():
+  made = Model("carry")
+  made.swap = swap.Swap(
+    PLAN, made.params, "eager", 0.0, F32, own_step=kernels.OwnStep(0.25)
+  )
+  return made
+
+
+def test_eager_goes_on_from_the_version_less_a_step_of_its_own():
+  made = eager_model()
+  assert made.adopt(0, 8, 16) == [0, 0]  # used at the next publication
+  made.learn(-4, 4)
+  (sent,) = made.publish(4).values()
+  assert np.asarray(sent).ravel().tolist() == [4, -4]
+  assert made.params["w"].tolist() == [8 - 1, 16 + 1]
+  made.learn(6, 16)  # of this nothing is published
+  begun = np.asarray(made.swap.references()["w"])
+  saved = np.asarray(made.params["w"]) - begun
+  assert saved.tolist() == [-1, -1]
+  assert made.adopt(4, 10, 20) == [6, 16]
+  (sent,) = made.publish(8).values()
+  assert np.asarray(sent).ravel().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("merged", "expected"), [(4, 6 + 1), (8, 1)])
+def test_eager_publishes_again_what_no_version_has(merged, expected):
+  made = eager_model()
+  made.learn(-4, -4)
+  made.publish(4)
+  made.learn(*(made.params["w"] - 6).tolist())
+  (sent,) = made.publish(8).values()
+  assert np.asarray(sent).ravel().tolist() == [4 + 6] * 2
+  made.learn(*(made.params["w"] - 1).tolist())
+  made.adopt(merged, 100, 100)
+  (sent,) = made.publish(12).values()
+  assert np.asarray(sent).ravel().tolist() == [expected] * 2
+
+
 def test_carry_refers_to_what_it_adopted_last():
   made = Model("carry")
   made.learn(2, 2)

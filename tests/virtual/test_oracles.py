@@ -131,6 +131,46 @@ def test_diloco_is_the_loop_of_its_paper(tmp_path):
   close(train(tmp_path, "diloco"), params)
 
 
+def test_eager_updates_are_the_formula_of_their_paper(tmp_path):
+  """Every replica has parameters and an outer optimizer of its own."""
+  start = Task().init(jax.random.key(0))
+  outer = optax.sgd(0.7, momentum=0.9, nesterov=True)
+  streams = [Rows(m) for m in range(M)]
+  states = [optax.adamw(RATE).init(start)] * M
+  replicas, outer_states = [start] * M, [outer.init(start)] * M
+  late = [jax.tree.map(jnp.zeros_like, start)] * M  # D of the round before
+  means = []
+  for _ in range(ROUNDS):
+    fresh = []
+    for m in range(M):
+      batches = itertools.islice(iter(streams[m].__next__, None), H)
+      end, states[m] = inner_loop(replicas[m], states[m], batches)
+      fresh.append(jax.tree.map(jnp.subtract, replicas[m], end))
+    means.append(jax.tree.map(lambda *d: sum(d) / M, *fresh))
+    delayed = jax.tree.map(lambda *d: sum(d) / M, *late)
+    for m in range(M):
+      mixed = jax.tree.map(
+        lambda own, mean, old: own / M + mean - old / M,
+        fresh[m],
+        delayed,
+        late[m],
+      )
+      updates, outer_states[m] = outer.update(mixed, outer_states[m])
+      replicas[m] = optax.apply_updates(replicas[m], updates)
+    late = fresh
+  params, state = start, outer.init(start)
+  for mean in means:
+    updates, state = outer.update(mean, state)
+    params = optax.apply_updates(params, updates)
+  found = train(
+    tmp_path,
+    "eager",
+    sync={"num_fragments": 1},
+    outer={"learning_rate": 0.7, "momentum": 0.9},
+  )
+  close(found, params)
+
+
 def test_data_parallel_is_one_loop_over_the_joint_batch(tmp_path):
   params = Task().init(jax.random.key(0))
   streams = [Rows(m) for m in range(M)]
@@ -206,6 +246,13 @@ def test_one_asynchronous_island_is_diloco_with_delayed_nesterov(tmp_path):
   [
     ("decoupled", {"sync": {"num_fragments": 2}}),
     ("streaming", {"sync": {"num_fragments": 2, "overlap_steps": 1}}),
+    (
+      "eager",
+      {
+        "sync": {"num_fragments": 2},
+        "outer": {"learning_rate": 0.7, "momentum": 0.0},
+      },
+    ),
     ("async_local_sgd", {}),
     ("diloco", {"outer": {"momentum": 0.0}}),
     ("data_parallel", {}),

@@ -70,6 +70,12 @@ def record_of(folder):
       },
     },
     {
+      "method": "eager",
+      "total_tokens": 1000,
+      "sync": {"num_fragments": 2, "every": 4, "codec": "f32"},
+      "faults": [KILLED, DEPOSED],
+    },
+    {
       "method": "elastic_data_parallel",
       "total_tokens": 400,
       "sync": {"every": 4, "codec": "f32"},
@@ -81,7 +87,7 @@ def record_of(folder):
       },
     },
   ],
-  ids=["faults", "drawn", "codecs", "elastic"],
+  ids=["faults", "drawn", "codecs", "eager", "elastic"],
 )
 def test_same_seed_gives_the_same_run_and_every_token_has_a_fate(
   tmp_path, fields
