@@ -38,6 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
   except errors.UserError as error:
     process.print_error(error)
     return process.EXIT_USER_ERROR
+  except errors.StoreError as error:
+    why = errors.of_store(error)
+    process.print_error(
+      f"{why}; check that the store can be reached, and that"
+      " endpoint, bucket and credentials are right"
+    )
+    return process.EXIT_FAILED
   except (errors.CorruptSnapshotError, errors.DetachedError) as error:
     process.print_error(error)
     return process.EXIT_FAILED

@@ -41,6 +41,10 @@ class FailedRunError(RuntimeError):
   """A run has failed; what is left of it can be looked at and gone on with."""
 
 
+class StoreError(OSError):
+  """A snapshot store cannot be reached, read or written."""
+
+
 class CorruptSnapshotError(RuntimeError):
   """A stored object is torn, missing or does not match its checksum.
 
@@ -55,6 +59,11 @@ def one_line(error: BaseException) -> str:
   """An exception's kind and text on one line, whatever the text holds."""
   text = " ".join(f"{type(error).__name__}: {error}".split())
   return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
+
+
+def of_store(error: BaseException) -> str:
+  """What a store's failure says, without the details behind TensorStore's."""
+  return " ".join(str(error).partition(" [")[0].split())
 
 
 def with_place(error: BaseException) -> str:

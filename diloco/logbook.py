@@ -164,7 +164,7 @@ def fetch(url: str) -> pathlib.Path:
     snapshots = store.SnapshotStore(url)
     keys = snapshots.keys(_ROOT)
   except OSError as error:
-    why = " ".join(str(error).partition(" [")[0].split())
+    why = errors.of_store(error)
     raise errors.UserError(
       f"the run at {url}",
       f"its store cannot be read ({why})",

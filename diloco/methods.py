@@ -22,7 +22,7 @@ updates, arXiv 2502.12996;
 Asynchronous Local-SGD, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -167,4 +167,6 @@ def _of(values: dict[str, Any], name: str, default: Any) -> Any:
 
 def _num_islands(fleet: Mapping[str, Any]) -> Any:
   slices = fleet.get("slices") or [{}]
+  if not isinstance(slices, Sequence):
+    return 1  # it is refused by its own name
   return fleet.get("num_islands") or len(slices)

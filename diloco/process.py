@@ -266,7 +266,7 @@ def owner_name(pid: int) -> str:
   return f"{os.uname().nodename}.{pid}"
 
 
-def print_error(error: Exception) -> None:
+def print_error(error: object) -> None:
   """Tells the user what went wrong, on one line whatever the error holds."""
   line = " ".join(str(error).splitlines())
   print(f"error: {line}", file=sys.stderr)

@@ -235,7 +235,7 @@ def _check_store(url: str, *, known: bool) -> None:
     broken = promises.broken(url)
     held = not known and store.SnapshotStore(url).read_plan() is not None
   except (OSError, errors.CorruptSnapshotError) as error:
-    why = " ".join(str(error).partition(" [")[0].split())
+    why = errors.of_store(error)
     raise errors.UserError(
       what,
       f"it cannot be reached, read or written ({why})",

@@ -18,7 +18,7 @@ class Unconditional:
 
 def losing(url):
   made = store.SnapshotStore(url)
-  made._once = Unconditional(made._kvs)
+  made._kvs = Unconditional(made._kvs)
   return made
 
 

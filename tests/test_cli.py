@@ -30,7 +30,7 @@ from diloco import run as run_lib
 from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.report import liveness
-from diloco.snapshots import store
+from diloco.snapshots import locations, store
 from diloco.tasks import registry
 
 ROOT = pathlib.Path(cli.__file__).parent.parent
@@ -350,7 +350,11 @@ BAD_STORES = {
   "s3://B/x": ["Invalid S3 bucket name"],
   "s3://[/x": ["no URL of a store"],
   "gs://bucket/x?endpoint=y": ["'endpoint' is no option of 'gs'"],
-  "s3://bucket/x?endpoint=y": ["reached, read or written", "scheme"],
+  "s3://bucket/x?endpoint=host:9000": ["endpoint", "https://host"],
+  "s3://bucket/x?endpoint=ftp://host": ["endpoint", "https://host"],
+  "s3://bucket/x?endpoint": ["endpoint is empty"],
+  "s3://bucket/x?region=&endpoint=http://y": ["region is empty"],
+  "s3://bucket/x?endpoint=https://me:secret@y": ["'https://...@y'", "creden"],
   "s3://me:secret@bucket/x": ["credentials", "AWS_SECRET_ACCESS_KEY"],
   "s3://bucket/x?endpoint=http://127.0.0.1:1": ["reached", "Could not connect"],
 }
@@ -362,7 +366,25 @@ def test_store_that_cannot_be_used_is_refused(url, place, capsys, monkeypatch):
   monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
   argv = train(f"store={url}")
   line = check_refused(place, capsys, argv, "config.store", *BAD_STORES[url])
-  assert "me:secret" not in line
+  assert "secret@" not in line
+
+
+@pytest.mark.parametrize(
+  "command", ["evaluate", "export --format=npz --out=x.npz", "replay"]
+)
+def test_run_whose_store_is_out_of_reach_is_one_line(
+  command, place, capsys, monkeypatch
+):
+  monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+  monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+  monkeypatch.setattr(locations, "_RETRIES", {"max_retries": 0})
+  values = {"store": "s3://bucket/x?endpoint=http://127.0.0.1:1"}
+  process.write_config(config_lib.from_mapping(values), place / "run")
+  name, *flags = command.split()
+  assert cli.main([name, "run", *flags]) == 1
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "store failed" in line and "Could not connect" in line
+  assert "; check" in line
 
 
 def test_s3_that_breaks_a_promise_is_refused_by_its_name(

@@ -51,6 +51,12 @@ def test_field_that_contradicts_its_method_is_named(method, field, value):
   )
 
 
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_fleet_that_is_none_is_refused_by_its_name(method):
+  with pytest.raises(errors.UserError, match=r"config\.fleet\.slices = 3"):
+    build(method, fleet__slices=3)
+
+
 def test_method_that_is_none_is_refused():
   with pytest.raises(errors.UserError, match="choose one of decoupled"):
     build("federated")

@@ -221,7 +221,9 @@ class ArrayStore:
         self._beat()
     for failure in failures:
       if failure is not None:
-        raise OSError(f"writing {prefix} failed: {failure}") from failure
+        raise errors.StoreError(
+          f"writing {prefix} failed: {failure}"
+        ) from failure
 
   def _begin_write(self, prefix: str, tensor: Tensor) -> list[Any]:
     """Starts all writes of one tensor and returns their futures."""
@@ -281,7 +283,7 @@ class ArrayStore:
       directory = self._kvstore / f"{prefix}/"
       directory.delete_range(ts.KvStore.KeyRange()).result()
     except (ValueError, OSError) as error:
-      raise OSError(f"deleting {prefix} failed: {error}") from error
+      raise errors.StoreError(f"deleting {prefix} failed: {error}") from error
 
   def _at(self, prefix: str, name: str) -> ts.KvStore:
     component = urllib.parse.quote(name, safe="")
@@ -330,4 +332,4 @@ def _read_error(error: Exception) -> Exception:
   status = str(error).partition(":")[0]
   if status in _CORRUPT_STATUSES:
     return errors.CorruptSnapshotError(str(error))
-  return OSError(f"reading failed: {error}")
+  return errors.StoreError(f"reading failed: {error}")

@@ -23,10 +23,10 @@ from diloco import errors
 
 _SHAPES = "file:///directory, s3://bucket/prefix or gs://bucket/prefix"
 _QUERY = frozenset(["endpoint", "region"])
-# What can be asked again without harm is, some seconds in all and with jitter.
-# After that it is an error, and up to the procedure that asked.
+# What fails is asked for again, some seconds in all and with jitter: a conflict
+# (409) with another writer too. After that it is an error, and up to the
+# procedure that asked.
 _RETRIES = {"max_retries": 4, "initial_delay": "100ms", "max_delay": "1s"}
-_ONCE = {"max_retries": 0}
 # A request that gets no answer ends, and lets go of the memory it was to fill.
 _LIMITS = {
   "TENSORSTORE_CURL_CONNECT_TIMEOUT_SECONDS": "5",
@@ -59,15 +59,18 @@ def check(url: str, name: str = "config.store") -> None:
   what = f"{name} = {url!r}"
   try:
     parts = urllib.parse.urlsplit(url)
+    query = urllib.parse.parse_qs(parts.query, keep_blank_values=True)
+    ends = [urllib.parse.urlsplit(end) for end in query.get("endpoint", ())]
   except ValueError as error:
     why = f"it is no URL of a store ({error})"
     raise errors.UserError(what, why, f"write {_SHAPES}") from error
-  if parts.username is not None or parts.password is not None:
-    raise errors.UserError(
-      f"{name} = '{parts.scheme}://...@{parts.hostname}{parts.path}'",
-      "credentials are not given in a URL, which every log may show",
-      "leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    )
+  for one in (parts, *ends):
+    if "@" in one.netloc:
+      raise errors.UserError(
+        f"{name} = '{one.scheme}://...@{one.hostname}{one.path}'",
+        "credentials are not given in a URL, which every log may show",
+        "leave them out, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+      )
   why = ""
   if parts.scheme not in ("file", "s3", "gs"):
     why = "it is no URL of a store"
@@ -75,10 +78,12 @@ def check(url: str, name: str = "config.store") -> None:
     why = "it names no directory"
   elif parts.scheme != "file" and not parts.netloc:
     why = "it names no bucket"
-  elif strange := set(urllib.parse.parse_qs(parts.query)) - (
-    _QUERY if parts.scheme == "s3" else set()
-  ):
+  elif strange := set(query) - (_QUERY if parts.scheme == "s3" else set()):
     why = f"{sorted(strange)[0]!r} is no option of {parts.scheme!r} stores"
+  elif empty := [option for option, given in query.items() if "" in given]:
+    why = f"its {empty[0]} is empty"
+  elif any(e.scheme not in ("http", "https") or not e.netloc for e in ends):
+    why = "its endpoint does not begin with http://host or https://host"
   elif parts.fragment:
     why = "'#' cannot be in it"
   else:
@@ -105,26 +110,18 @@ def directory(url: str) -> pathlib.Path | None:
   return pathlib.Path(urllib.parse.unquote(parts.path))
 
 
-def kvstore(
-  url: str,
-  *,
-  once: bool = False,
-  environ: Mapping[str, str] = os.environ,
-) -> Any:
+def kvstore(url: str, environ: Mapping[str, str] = os.environ) -> Any:
   """What TensorStore opens for a URL; keys begin right below it.
 
   Args:
     url: of a store.
-    once: every operation is asked for once. A write on a condition that is
-      asked for again finds the condition broken by itself.
     environ: where to look for what the URL leaves out.
   """
   parts = urllib.parse.urlsplit(url)
-  retries = _ONCE if once else _RETRIES
   path = urllib.parse.unquote(parts.path).strip("/")
   place = {"bucket": parts.netloc, "path": f"{path}/" if path else ""}
   if parts.scheme == "gs":
-    return {"driver": "gcs", **place, "gcs_request_retries": retries}
+    return {"driver": "gcs", **place, "gcs_request_retries": _RETRIES}
   if parts.scheme != "s3":
     return url if url.endswith("/") else url + "/"
   query = dict(urllib.parse.parse_qsl(parts.query))
@@ -139,7 +136,7 @@ def kvstore(
     **place,
     # Else TensorStore asks first and writes then, on endpoints it knows not.
     "use_conditional_write": True,
-    "s3_request_retries": retries,
+    "s3_request_retries": _RETRIES,
   }
   if endpoint:
     spec["endpoint"] = endpoint.rstrip("/")

@@ -35,7 +35,7 @@ _PATIENCE_SECS = 60.0
 
 
 def _finish(future: Any) -> Any:
-  """Waits for TensorStore; what goes wrong there is an `OSError`.
+  """Waits for TensorStore; what goes wrong there is a `StoreError`.
 
   It raises ValueError for a full disk and other failures of the store.
   """
@@ -43,9 +43,9 @@ def _finish(future: Any) -> Any:
     return future.result(timeout=_PATIENCE_SECS)
   except TimeoutError as error:
     text = f"no answer of the snapshot store within {_PATIENCE_SECS:g} s"
-    raise OSError(text) from error
+    raise errors.StoreError(text) from error
   except ValueError as error:
-    raise OSError(f"the snapshot store failed: {error}") from error
+    raise errors.StoreError(f"the snapshot store failed: {error}") from error
 
 
 class SnapshotStore:
@@ -72,17 +72,15 @@ class SnapshotStore:
     self._beat: Callable[[], None] = lambda: None
     locations.bound_requests(url)
     place = locations.kvstore(url)
-    once = locations.kvstore(url, once=True)
+    self._is_bucket = not isinstance(place, str)
+    if self._is_bucket:
+      self.width = _WIDTH
     try:
       self.arrays = arrays.ArrayStore(place)
       context = self.arrays.context
       self._kvs = ts.KvStore.open(place, context=context).result()
-      self._once: Any = None  # for writes on a condition, if another
-      if once != place:
-        self._once = ts.KvStore.open(once, context=context).result()
-        self.width = _WIDTH
     except ValueError as error:
-      raise OSError(f"{url} cannot be opened: {error}") from error
+      raise errors.StoreError(f"{url} cannot be opened: {error}") from error
 
   def watched(self, beat: Callable[[], None]) -> SnapshotStore:
     """The same store; `beat` is called as procedures and tensors get on."""
@@ -126,7 +124,7 @@ class SnapshotStore:
     could not. So there blanks follow the record, in an order drawn for each.
     """
     data = record.to_bytes()
-    if self._once is not None:
+    if self._is_bucket:
       drawn = f"{secrets.randbits(_BLANKS):0{_BLANKS}b}"
       data += drawn.translate(_AS_BLANKS).encode()
     return data
@@ -136,25 +134,30 @@ class SnapshotStore:
   ) -> bool:
     """Writes only if the key is still at `generation`; says whether it was.
 
-    Some object stores report success to two writers of one key, so what counts
-    is what is read back.
+    What counts is what is read back: some object stores report success to two
+    writers of one key, and a write that is asked for again, here or by who
+    carries it, as its answer was lost, finds its condition broken by itself.
 
     Raises:
       OSError: the store failed; the record may be there.
     """
     data = self._bytes_of(record)
-    kvs = self._once or self._kvs
-    stamp = _finish(kvs.write(key, data, if_equal=generation))
-    if not stamp.generation:
-      return False
+    stamp = _finish(self._kvs.write(key, data, if_equal=generation))
+    refused = not stamp.generation
+    if refused and not self._is_bucket:
+      return False  # no answer gets lost there, and another's may be equal
     found = _finish(self._kvs.read(key)).value
     if found == data:
       return True
+    if refused:
+      return False
     try:
       type(record).from_bytes(found)
     except errors.CorruptSnapshotError as error:
       # It was there: this writer has not lost against another one.
-      raise OSError(f"{key} was written and is damaged: {error}") from error
+      raise errors.StoreError(
+        f"{key} was written and is damaged: {error}"
+      ) from error
     return False
 
   def keys(self, prefix: str) -> list[str]:

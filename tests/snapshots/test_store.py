@@ -1,6 +1,7 @@
 import json
 import threading
 
+import flaky_s3
 import numpy as np
 import pytest
 
@@ -274,7 +275,7 @@ def test_failing_store_is_an_os_error_whatever_it_raises(snapshots, call):
     def __getattr__(self, name):
       return lambda *args, **kwargs: Failing()
 
-  snapshots._kvs = snapshots._once = FailingStore()
+  snapshots._kvs = FailingStore()
   with pytest.raises(OSError, match="RESOURCE_EXHAUSTED"):
     call(snapshots)
 
@@ -311,13 +312,31 @@ class Overtaken:
 def test_of_two_writers_that_both_were_told_yes_one_has_won(snapshots):
   _, absent = snapshots.read_for_update("k", records.Lease)
   theirs = records.Lease("theirs", 1, 0)
-  snapshots._once = Overtaken(snapshots._kvs, theirs.to_bytes())
+  snapshots._kvs = Overtaken(snapshots._kvs, theirs.to_bytes())
   mine = records.Lease("mine", 1, 0)
   assert not snapshots.compare_and_set("k", mine, absent)
 
 
 def test_record_that_is_damaged_as_it_is_written_is_lost_to_nobody(snapshots):
   _, absent = snapshots.read_for_update("k", records.Lease)
-  snapshots._once = Overtaken(snapshots._kvs, b"torn")
+  snapshots._kvs = Overtaken(snapshots._kvs, b"torn")
   with pytest.raises(OSError, match="damaged"):
     snapshots.compare_and_set("k", records.Lease("mine", 1, 0), absent)
+
+
+@pytest.mark.parametrize("faults", [[flaky_s3.LOST], [409, 503], [429]])
+def test_write_on_a_condition_is_known_for_ours_whatever_the_answer(
+  faults, monkeypatch
+):
+  for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    monkeypatch.setenv(name, "any")
+  with flaky_s3.serving() as server:
+    snapshots = store.SnapshotStore(server.url)
+    for beat in range(2):  # created, then moved on
+      _, seen = snapshots.read_for_update("k", records.Lease)
+      server.faults[:] = faults
+      mine, late = (records.Lease(who, 1, beat) for who in ("me", "late"))
+      assert snapshots.compare_and_set("k", mine, seen)
+      assert not server.faults
+      assert not snapshots.compare_and_set("k", late, seen)
+      assert snapshots.read("k", records.Lease) == mine
