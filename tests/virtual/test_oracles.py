@@ -1,6 +1,7 @@
 """Methods in virtual time, against loops of a few lines in plain optax."""
 
 import itertools
+import json
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from diloco.islands import inner_step
 from diloco.report import summary
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, reader
-from diloco.tasks import replicated
+from diloco.tasks import inner_optimizer, replicated
 from diloco.virtual import fleet
 
 M, H, ROUNDS, RATE = 3, 4, 5, 0.05
@@ -66,7 +67,29 @@ class Rows:
     pass
 
 
-def train(folder, method, islands=M, steps=H * ROUNDS, speeds=None, **fields):
+class MuonTask(Task):
+  """By the project's own Muon, at a rate that stays the same."""
+
+  def optimizer(self, schedule_steps):
+    options = inner_optimizer.Options(
+      optimizer="muon",
+      learning_rate=RATE,
+      warmup_steps=0,
+      final_lr_fraction=1.0,
+      clip_norm=1e6,
+    )
+    return inner_optimizer.make(options, schedule_steps, self.is_embedding)
+
+
+def train(
+  folder,
+  method,
+  islands=M,
+  steps=H * ROUNDS,
+  speeds=None,
+  task=None,
+  **fields,
+):
   """A run of the method; its last global parameters, by leaf."""
   slices = [{"relative_speed": s} for s in speeds or [1.0] * islands]
   config = config_lib.from_mapping(
@@ -80,7 +103,7 @@ def train(folder, method, islands=M, steps=H * ROUNDS, speeds=None, **fields):
     | {"sync": {"every": H, "codec": "f32"} | fields.pop("sync", {})}
     | fields
   )
-  task = Task()
+  task = task or Task()
   if config.replicas > 1:
     task = replicated.Replicated(task, config.replicas)
   tree = inner_step.ParamTree(task, config.seed)
@@ -99,12 +122,21 @@ def train(folder, method, islands=M, steps=H * ROUNDS, speeds=None, **fields):
   return params
 
 
+@jax.jit
+def value_and_grad(params, batch):
+  return jax.value_and_grad(lambda p: Task().loss(p, batch)[0])(params)
+
+
+@jax.jit
+def adamw(params, opt_state, batch):
+  grads = value_and_grad(params, batch)[1]
+  updates, opt_state = optax.adamw(RATE).update(grads, opt_state, params)
+  return optax.apply_updates(params, updates), opt_state
+
+
 def inner_loop(params, opt_state, batches):
-  optimizer = optax.adamw(RATE)
   for batch in batches:
-    grads = jax.grad(lambda p, b=batch: Task().loss(p, b)[0])(params)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    params = optax.apply_updates(params, updates)
+    params, opt_state = adamw(params, opt_state, batch)
   return params, opt_state
 
 
@@ -239,6 +271,57 @@ def test_one_asynchronous_island_is_diloco_with_delayed_nesterov(tmp_path):
       delta = jax.tree.map(jnp.zeros_like, delta)
     params = jax.tree.map(lambda p, s: p - rate * s, params, step)
   close(train(tmp_path, "async_local_sgd", islands=1), params)
+
+
+def muloco(inner, outer, every):
+  """MuLoCo with one worker, arXiv 2505.23725, as an optimizer's wrapper."""
+
+  def init(params):
+    return inner.init(params), outer.init(params), params, 0
+
+  def update(grads, state, params):
+    inner_state, outer_state, start, count = state
+    updates, inner_state = inner.update(grads, inner_state, params)
+    if (count + 1) % every == 0:
+      end = optax.apply_updates(params, updates)
+      outer_grad = jax.tree.map(jnp.subtract, start, end)
+      step, outer_state = outer.update(outer_grad, outer_state, start)
+      start = optax.apply_updates(start, step)
+      updates = jax.tree.map(jnp.subtract, start, params)
+    return updates, (inner_state, outer_state, start, count + 1)
+
+  return optax.GradientTransformation(init, update)
+
+
+def jitted(made):
+  return optax.GradientTransformation(made.init, jax.jit(made.update))
+
+
+def test_one_island_is_an_optimizer_around_muon_step_by_step(tmp_path):
+  optimizer = muloco(
+    jitted(optax.contrib.muon(RATE, weight_decay=0.1, consistent_rms=0.2)),
+    optax.sgd(0.7, momentum=0.6, nesterov=True),
+    H,
+  )
+  params = Task().init(jax.random.key(0))
+  state, stream, losses = optimizer.init(params), Rows(0), []
+  for _ in range(H * ROUNDS):
+    batch = next(stream)
+    loss, grads = value_and_grad(params, batch)
+    losses.append(float(loss))
+    updates, state = optimizer.update(grads, state, params)
+    params = optax.apply_updates(params, updates)
+  found = train(
+    tmp_path,
+    "diloco",
+    islands=1,
+    task=MuonTask(),
+    outer={"learning_rate": 0.7, "momentum": 0.6},
+  )
+  close(found, params)
+  log = (tmp_path / "metrics" / "island-0.jsonl").read_text()
+  told = [json.loads(line)["loss"] for line in log.splitlines()]
+  np.testing.assert_allclose(told, losses, rtol=2e-4)
 
 
 @pytest.mark.parametrize(
