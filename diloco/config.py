@@ -222,7 +222,7 @@ class RunConfig:
   total_tokens: int = 1_000_000  # trained by all islands together
   init_from: str = ""  # file of the initial parameters; else from the seed
   store: str = ""  # URL of the snapshot store; else in the run directory
-  engine: Literal["process", "virtual"] = "process"  # where roles live
+  engine: Literal["process", "inline", "virtual"] = "process"  # of roles
   method: str = "decoupled"  # see `diloco.methods`
   task: TaskConfig = TaskConfig()
   fleet: FleetConfig = FleetConfig()
@@ -423,6 +423,12 @@ def _validate(config: RunConfig) -> None:
       f"config.faults[{i}].target = {typed.show(fault.target)}",
       f"the run has {', '.join(targets)}",
       "name one of them",
+    )
+    _require(
+      config.engine != "inline" or fault.kind != "sigstop",
+      f"config.faults[{i}].kind = 'sigstop'",
+      "config.engine = 'inline' has threads, which cannot be stopped",
+      "choose sigkill or poison, or config.engine = 'process'",
     )
     _require(
       config.engine != "virtual"

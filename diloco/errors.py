@@ -29,10 +29,6 @@ class UserError(ValueError):
     self.remedy = remedy
 
 
-class FencedError(RuntimeError):
-  """This syncer's lease was taken over; it must not commit anything more."""
-
-
 class DetachedError(RuntimeError):
   """The controller ended by an error of its own; its roles go on alone."""
 
@@ -45,7 +41,15 @@ class StoreError(OSError):
   """A snapshot store cannot be reached, read or written."""
 
 
-class CorruptSnapshotError(RuntimeError):
+class PlainError(RuntimeError):
+  """One whose text tells people all: where it was raised adds nothing."""
+
+
+class FencedError(PlainError):
+  """This syncer's lease was taken over; it must not commit anything more."""
+
+
+class CorruptSnapshotError(PlainError):
   """A stored object is torn, missing or does not match its checksum.
 
   Attributes:

@@ -5,15 +5,17 @@ controller, which then winds the run down in order.
 """
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
 import pathlib
 import signal
 import sys
+import traceback
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from diloco import config as config_lib
 from diloco import crash, errors
@@ -36,6 +38,26 @@ ISLAND_ENV = {
   "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
   "MALLOC_TOP_PAD_": str(1 << 26),
 }
+
+
+# Parameters of mallopt(3), by the variables that stand for them.
+_MALLOPT = {
+  -1: "MALLOC_TRIM_THRESHOLD_",
+  -2: "MALLOC_TOP_PAD_",
+  -3: "MALLOC_MMAP_THRESHOLD_",
+}
+_LARGEST_INT = (1 << 31) - 1
+
+
+def keep_memory() -> None:
+  """Has the C library keep what XLA takes and frees in every step.
+
+  For a process that was not born with `ISLAND_ENV`.
+  """
+  with contextlib.suppress(OSError, AttributeError):
+    mallopt = ctypes.CDLL(None).mallopt
+    for parameter, name in _MALLOPT.items():
+      mallopt(parameter, min(int(ISLAND_ENV[name]), _LARGEST_INT))
 
 
 def directory_id(run_dir: str | os.PathLike[str]) -> str:
@@ -284,6 +306,27 @@ def origin(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
     return {"url": str(found["url"]), "seen_secs": float(found["seen_secs"])}
   except (OSError, ValueError, KeyError, TypeError):
     return None
+
+
+def end_with(error: Exception, log: TextIO) -> int:
+  """Writes down why a role ends, its last line for people.
+
+  The controller tells a mistake of the configuration or the task by that line.
+
+  Args:
+    error: what ended it.
+    log: where to.
+
+  Returns:
+    The role's exit code.
+  """
+  line = str(error)
+  if not isinstance(error, errors.UserError | errors.PlainError):
+    traceback.print_exception(error, file=log)
+    line = errors.with_place(error)
+  print(f"error: {' '.join(line.splitlines())}", file=log)
+  asked = isinstance(error, errors.UserError)
+  return EXIT_USER_ERROR if asked else EXIT_FAILED
 
 
 def store_url(

@@ -14,14 +14,18 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import jax
+
 from diloco import channel, crash, errors, logbook, process, promises, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
 from diloco.controller import outside, resources, restorer, roles, wind_down
+from diloco.controller.engines import base
 from diloco.controller.engines import process as process_engine
 from diloco.fragments import partition
-from diloco.islands import bootstrap, compilation, trial
+from diloco.inline import engine as inline_engine
+from diloco.islands import bootstrap, compilation, devices, trial
 from diloco.report import html, live, liveness, summary
 from diloco.snapshots import locations, portable, store
 from diloco.tape import events, reader
@@ -86,9 +90,11 @@ def train(
   if resumed:
     restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
-  with _sole_controller(run_dir):
+  with _sole_controller(run_dir), contextlib.ExitStack() as ending:
     crash.configure(run_dir, "controller")
-    engine = process_engine.ProcessEngine(run_dir)
+    engine = _engine(config, run_dir, task)
+    if not engine.apart:
+      ending.callback(engine.kill_leftovers)
     incarnation = roles.draw_incarnation(run_dir, "controller")
 
     def restorer_with(end: Callable[[], list[str]]) -> restorer.Restorer:
@@ -128,6 +134,16 @@ def train(
   if outcome.user_error:
     raise outcome.user_error
   return Result(outcome.status, *concluded)
+
+
+def _engine(
+  config: config_lib.RunConfig, run_dir: pathlib.Path, task: task_lib.Task
+) -> base.Engine:
+  """Where the run's roles live."""
+  if config.engine == "process":
+    return process_engine.ProcessEngine(run_dir)
+  compilation.use_cache(run_dir / "compilation_cache")
+  return inline_engine.Engine(run_dir, config, task)
 
 
 def _train_in_virtual_time(
@@ -208,8 +224,10 @@ def preflight(
     UserError: the first thing that will not do.
   """
   _check_directory(run_dir, config)
-  if config.engine == "process":  # in virtual time all islands share a core
+  if config.engine == "process":  # else all islands share this one's cores
     resources.check_fits(config, resources.available_cores())
+  if config.engine == "inline":
+    devices.of_client(config.fleet, jax.devices())
   channel.check_port(config.controller.port)
   if config.store:
     _check_store(config.store, known=process.holds_run(run_dir))

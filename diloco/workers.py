@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from diloco import pulse
+from diloco import errors, pulse
 from diloco.snapshots import operations
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _UNEXPECTED = 4  # times in a row that an error nobody expected is tried again
 
 
-class WorkerError(RuntimeError):
+class WorkerError(errors.PlainError):
   """A background thread has ended that must not."""
 
 
@@ -135,7 +135,7 @@ class Loop:
     with self.changed:
       try:
         operations.perform(self._script, self._execute)
-      except _Closed:
+      except Ended:
         pass
       finally:
         self.changed.notify_all()
@@ -150,7 +150,7 @@ class Loop:
       case float(secs):
         return self._pause(secs, may_end=False)
     if self._closing and self._at_once:
-      raise _Closed
+      raise Ended
     self.changed.release()
     try:
       if isinstance(operation, operations.Compute):
@@ -164,21 +164,32 @@ class Loop:
       lambda: self._closing or (may_end and self._woken), secs
     )
     if self._closing:
-      raise _Closed
+      raise Ended
     if may_end:
       self._woken = False
 
 
-class _Closed(BaseException):
-  """Ends a script from outside; none of its lines sees it."""
+class Ended(BaseException):
+  """Ends a thread from outside, where it asks for it; nobody handles it."""
 
 
 class Threads:
   """How a role does what goes on in its background, and what time it is.
 
-  These are threads of this process and its clocks. A role in virtual time is
-  given others (`diloco.virtual`), and is the same in all else.
+  These are threads of this process and its clocks, and end with it. A role in
+  virtual time is given others (`diloco.virtual`), one that shares its process
+  with others as well (`diloco.inline`); it is the same in all else.
   """
+
+  def check(self) -> None:
+    """Called by a role's main thread before whatever it does next.
+
+    Raises:
+      Ended: the role was killed. A process that is has no need to say so.
+    """
+
+  def at_death(self, release: Callable[[], None]) -> None:
+    """What there is to release, should the role not leave in order."""
 
   def clock(self) -> float:
     """Monotonic seconds."""

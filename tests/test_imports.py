@@ -35,7 +35,7 @@ ALLOWED = {
   "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
   "diloco.promises": BASE | {"diloco.snapshots", "diloco.timing"},
-  "diloco.workers": {"diloco.snapshots", "diloco.pulse"},
+  "diloco.workers": {"diloco.errors", "diloco.snapshots", "diloco.pulse"},
   "diloco.logbook": STORE | {"diloco.process", "diloco.workers"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
@@ -47,6 +47,11 @@ ALLOWED = {
   "diloco.replay": ROLE
   | {"diloco.islands", "diloco.syncer", "diloco.tasks", "diloco.report"},
   "diloco.controller": CONTROLLER,
+  "diloco.inline": ROLE
+  | {
+    *("diloco.controller.engines.base", "diloco.islands"),
+    *("diloco.syncer", "diloco.tasks"),
+  },
   "diloco.virtual": ROLE
   | {
     "diloco.controller.outcome",

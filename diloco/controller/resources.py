@@ -30,13 +30,15 @@ def divide_cores(
 
   Args:
     speeds: relative speed of each island.
-    cores: core numbers, at least one.
+    cores: core numbers; none where no island is bound to any.
 
   Returns:
     [M] lists of core numbers.
   """
   order = sorted(range(len(speeds)), key=lambda m: (-speeds[m], m))
   shares: list[list[int]] = [[] for _ in speeds]
+  if not cores:
+    return shares
   if len(cores) < len(speeds):
     load = dict.fromkeys(cores, 0.0)
     for m in order:

@@ -96,8 +96,10 @@ class Roles:
     self._engine = engine
     self._tape = tape
     self._digest = digest(config)
-    cores = resources.available_cores()
-    resources.check_fits(config, cores)
+    cores = []
+    if engine.apart:
+      cores = resources.available_cores()
+      resources.check_fits(config, cores)
     self._resources = resources.ResourceManager(config, cores)
     self.islands = {f"island-{m}": m for m in range(config.fleet.islands)}
     self.seats = seats(config.controller.standbys)
@@ -111,6 +113,11 @@ class Roles:
   def names(self) -> list[str]:
     """All of them, syncers first."""
     return [*self.seats, *self.islands]
+
+  @property
+  def outlive(self) -> bool:
+    """Whether they live on without their controller."""
+    return self._engine.apart
 
   def alive(self, role: str) -> bool:
     """Whether the role has a process, as far as is known."""

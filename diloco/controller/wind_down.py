@@ -32,7 +32,10 @@ def run(controller: controller_lib.Controller) -> outcome_lib.Outcome:
     controller.close()
   except Exception as error:
     # A mistake in here is no reason to kill a fleet that trains.
-    controller.leave()
+    if controller.roles.outlive:
+      controller.leave()
+    else:
+      controller.close()
     _tell_requests(controller)
     controller.tape.close()
     raise _detached(controller, error) from error
@@ -58,10 +61,14 @@ def _detached(
     with log.open("a") as file:
       traceback.print_exception(error, file=file)
   what = " ".join(f"{type(error).__name__}: {error}".split())
+  fate = "its roles ended with it; go on"
+  if controller.roles.outlive:
+    secs = f"{controller.times.orphan_secs:g}"
+    fate = f"roles that live go on for {secs} s, then save and leave; take them"
+    fate += " up"
   return errors.DetachedError(
-    f"the controller failed ({what}, see {log}); roles that live go on for"
-    f" {controller.times.orphan_secs:g} s, then save and leave; take them up"
-    f" with 'diloco resume {controller.run_dir}'"
+    f"the controller failed ({what}, see {log}); {fate} with 'diloco resume"
+    f" {controller.run_dir}'"
   )
 
 

@@ -9,6 +9,7 @@ numbers but those its number determines, so there is no generator to save.
 """
 
 import pathlib
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from diloco.islands import core, feedback, shards, swap
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint
 
+# Orbax tells its own threads of a save by signals that all of a process share.
+_ORBAX = threading.Lock()
 # First letters of what error feedback has, as in `feedback.Saved`.
 _RESIDUALS = {"e": "owed", "l": "lent", "d": "left"}
 
@@ -77,12 +80,13 @@ def write(
 ) -> dict[str, str]:
   """Writes arrays and returns their digests once they are complete on disk."""
   path.mkdir(parents=True, exist_ok=True)
-  writer.save(path / checkpoint.ARRAYS, dict(arrays), force=True)
-  digests = {
-    name: checkpoint.leaf_digest(name, np.asarray(values))
-    for name, values in arrays.items()
-  }
-  writer.wait_until_finished()
+  with _ORBAX:
+    writer.save(path / checkpoint.ARRAYS, dict(arrays), force=True)
+    digests = {
+      name: checkpoint.leaf_digest(name, np.asarray(values))
+      for name, values in arrays.items()
+    }
+    writer.wait_until_finished()
   return digests
 
 
@@ -153,7 +157,8 @@ def _read(path: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
   }
   reader = ocp.StandardCheckpointer()
   try:
-    found: dict[str, Any] = reader.restore(path / checkpoint.ARRAYS, abstract)
+    with _ORBAX:
+      found: dict[str, Any] = reader.restore(path / checkpoint.ARRAYS, abstract)
   except Exception as error:  # Orbax raises many kinds for a broken file.
     what = " ".join(str(error).split())[:200]
     raise errors.CorruptSnapshotError(

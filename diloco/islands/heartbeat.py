@@ -18,8 +18,9 @@ class Progress:
   The main thread alone changes it, any thread may read it.
   """
 
-  def __init__(self) -> None:
-    """Nothing is done yet."""
+  def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+    """Nothing is done yet; `check` is called with every move."""
+    self._check = check
     # One object: a count told with the extra time of another is a hang.
     self._standing = 0, 0.0
 
@@ -35,6 +36,7 @@ class Progress:
 
   def moved(self) -> None:
     """The main thread did something."""
+    self._check()
     count, extra_secs = self._standing
     self._standing = count + 1, extra_secs
 

@@ -99,7 +99,7 @@ class Island:
     )
     self._store = spec.opened or store.SnapshotStore(spec.store_url)
     self.times = timing.read(self._store, config.controller)
-    self.progress = heartbeat.Progress()
+    self.progress = heartbeat.Progress(threads.check)
     self._trainer = trainer_lib.Trainer(
       config, task, spec.island, spec.slice.shape, devices, like
     )
@@ -156,6 +156,7 @@ class Island:
     return operations.perform(script, self._execute)
 
   def _execute(self, operation: Any) -> Any:
+    self._threads.check()
     if isinstance(operation, float):
       return time.sleep(operation)
     return self.execute(operation)

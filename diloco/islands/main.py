@@ -5,12 +5,9 @@ import gc
 import os
 import pathlib
 import sys
-import traceback
 
-from diloco import channel as channel_lib
-from diloco import errors, process, workers
+from diloco import process
 from diloco.islands import devices
-from diloco.snapshots import records
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,17 +22,8 @@ def main(argv: list[str] | None = None) -> int:
   process.setup_role(args.cores, args.run_dir, f"island-{args.island}")
   try:
     return _run(args)
-  except errors.UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return process.EXIT_USER_ERROR
-  except (errors.CorruptSnapshotError, workers.WorkerError) as error:
-    process.print_error(error)
-    return process.EXIT_FAILED
   except Exception as error:
-    # The controller tells a mistake in the task by the line in which it ends.
-    traceback.print_exception(error)
-    print(f"error: {errors.with_place(error)}", file=sys.stderr)
-    return process.EXIT_FAILED
+    return process.end_with(error, sys.stderr)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -46,34 +34,15 @@ def _run(args: argparse.Namespace) -> int:
   os.environ |= devices.environ(indices, os.environ)
   import jax
 
-  from diloco.islands import compilation, programs
+  from diloco.islands import compilation, life
   from diloco.islands import island as island_lib
   from diloco.tasks import registry
 
   compilation.use_cache(args.run_dir / "compilation_cache")
-  channel = channel_lib.Client(
-    args.run_dir,
-    f"island-{args.island}",
-    {"island": args.island, "incarnation": args.incarnation, "ready": False},
-  )
-
-  def report(member: records.Member, standing: tuple[int, float]) -> None:
-    channel.set_hello(step=member.step)
-    progress, extra_secs = standing
-    channel.send(
-      {
-        "type": "status",
-        "step": member.step,
-        "step_secs": member.step_secs,
-        "progress": progress,
-        "extra_secs": extra_secs,
-      }
-    )
-
   task = registry.make_task(
     config.task.name, config.task.options, config.replicas
   )
-  island = island_lib.Island(
+  life.live(
     island_lib.Spec(
       run_dir=args.run_dir,
       store_url=process.store_url(args.run_dir),
@@ -84,19 +53,19 @@ def _run(args: argparse.Namespace) -> int:
     config,
     task,
     devices.of_slice(indices, jax.devices()),
-    report=report,
+    joined=_settle,
   )
-  island.join()
-  # All that start-up made stays. Every full collection would look at it again,
-  # which stops a step for a tenth of a second and more.
+  return 0
+
+
+def _settle() -> None:
+  """Start-up is over.
+
+  All that it made stays. Every full collection would look at it again, which
+  stops a step for a tenth of a second and more.
+  """
   gc.collect()
   gc.freeze()
-  channel.set_hello(ready=True, step=island.step)
-  channel.send({"type": "ready", "step": island.step})
-  reason = programs.ProgramRunner(island, channel, config).run()
-  island.close(reason)
-  channel.close()
-  return 0
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Saver(saving.Saves):
     self._tape = tape
     self._clock = threads.clock
     self._writer = ocp.StandardCheckpointer()
+    threads.at_death(self._writer.close)
     self._saved: set[int] = set()  # serials of complete checkpoints
     self._started = 0.0
     self._loop = threads.loop("saver", self.save_all(), self._store.execute)

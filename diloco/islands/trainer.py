@@ -6,6 +6,7 @@ code driven by a core and by a tape.
 """
 
 import functools
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,7 @@ class Trainer(learner.Learner):
   state: inner_step.TrainState
   # By the steps of the schedule in it, and the tokens of a batch.
   _compiled: dict[tuple[int, int], inner_step.Step]
+  _compiling: threading.Lock
 
   def __init__(
     self,
@@ -73,6 +75,7 @@ class Trainer(learner.Learner):
     else:
       self.placement, self.tree = like.placement, like.tree
       self.plan, self._compiled = like.plan, like._compiled
+      self._compiling = like._compiling
       self.state = jax.tree.map(jnp.copy, like.state)
     self.step = 0
     self.swap = swap.Swap(
@@ -112,6 +115,7 @@ class Trainer(learner.Learner):
       jax.device_put(_step_array(0), self.placement.replicated()),
     )
     self._compiled = {}
+    self._compiling = threading.Lock()
 
   @functools.cached_property
   def _step_fn(self) -> inner_step.Step:
@@ -131,8 +135,9 @@ class Trainer(learner.Learner):
 
   def compile(self) -> None:
     """Compiles everything that steps will call."""
-    self._step_fn  # noqa: B018
-    self.swap.rehearse()
+    with self._compiling:  # what another one like it needs too, once
+      self._step_fn  # noqa: B018
+      self.swap.rehearse()
 
   @property
   def params(self) -> inner_step.FlatParams:

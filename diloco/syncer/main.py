@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import channel as channel_lib
-from diloco import errors, process, pulse, timing, workers
+from diloco import errors, process, timing, workers
 from diloco.snapshots import requests, store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import events, recorder
@@ -32,23 +32,39 @@ def main(argv: list[str] | None = None) -> int:
   args = parser.parse_args(argv)
   process.setup_role((), args.run_dir, args.role)
   try:
-    return _run(args.run_dir, args.role, args.incarnation)
-  except errors.UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return process.EXIT_USER_ERROR
+    live(args.run_dir, args.role, args.incarnation)
   except errors.FencedError as error:
     logger.warning("fenced error=%s", error)
     return process.EXIT_FAILED
-  except workers.WorkerError as error:
-    process.print_error(error)
-    return process.EXIT_FAILED
+  except Exception as error:
+    return process.end_with(error, sys.stderr)
+  return 0
 
 
-def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
+def live(
+  run_dir: pathlib.Path,
+  role: str,
+  incarnation: int,
+  threads: workers.Threads = workers.Threads(),
+  snapshots: store.SnapshotStore | None = None,
+) -> None:
+  """Returns once the syncer has left in order.
+
+  Args:
+    run_dir: directory of the run.
+    role: its seat.
+    incarnation: which life of it.
+    threads: gives its threads and their clock.
+    snapshots: the run's store, if others of this process use it too.
+
+  Raises:
+    FencedError: another one leads.
+  """
   config = process.read_config(run_dir, or_copy=True)
   channel = channel_lib.Client(
     run_dir, role, {"incarnation": incarnation, "ready": False, "token": 0}
   )
+  threads.at_death(channel.close)
   times = timing.derive(config.controller, 0.0)
   syncer: syncer_lib.Syncer | None = None
 
@@ -60,17 +76,20 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
       channel.send({"type": "status", **told})
 
   # It lives before it has seen the store, which may be out of reach for long.
-  reports = pulse.Pulse(report, times.heartbeat_secs, "report")
+  reports = threads.pulse(report, times.heartbeat_secs, "report")
   waiting = Waiting(channel, times.orphan_secs)
   waiting.ready(token=0)
   tape = recorder.Recorder(run_dir, role, incarnation)
-  snapshots = store.SnapshotStore(process.store_url(run_dir))
-  counter = requests.Counter(snapshots.url)
-  requesting = pulse.Pulse(
-    lambda: tape.record(events.STORE_REQUESTS, **counter.made()),
-    requests.EVERY_SECS,
-    "requests",
-  )
+  threads.at_death(tape.close)
+  requesting = None
+  if snapshots is None:  # else these requests are counted with all others
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    counter = requests.Counter(snapshots.url)
+    requesting = threads.pulse(
+      lambda: tape.record(events.STORE_REQUESTS, **counter.made()),
+      requests.EVERY_SECS,
+      "requests",
+    )
   with contextlib.suppress(OSError, errors.CorruptSnapshotError):
     snapshots.read_plan()  # now, so that nothing is done first when it leads
   syncer = syncer_lib.Syncer(
@@ -79,6 +98,7 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
     tape,
     owner=process.owner_name(os.getpid()),
     stranger=functools.partial(process.is_stranger, run_dir),
+    threads=threads,
   )
   reason = "stopped"
   if syncer.take_over(lambda: waiting.wanted(syncer.configure)):
@@ -87,10 +107,10 @@ def _run(run_dir: pathlib.Path, role: str, incarnation: int) -> int:
   logger.info("leaving reason=%s", reason)
   syncer.close()
   reports.close()
-  requesting.close()
+  if requesting is not None:
+    requesting.close()
   channel.close()
   tape.close()
-  return 0
 
 
 class Waiting:

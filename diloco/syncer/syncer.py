@@ -225,6 +225,7 @@ class Syncer(leadership.Leadership):
       yield from self._leading()
 
   def _execute(self, operation: Any) -> Any:
+    self._threads.check()
     match operation:
       case operations.Nap(secs):
         self._woken.wait(secs)

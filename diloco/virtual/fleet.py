@@ -7,8 +7,6 @@ that a seed determines to the bit.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import logging
 import pathlib
@@ -35,29 +33,10 @@ from diloco.virtual import elastic, memory, scheduler
 
 logger = logging.getLogger(__name__)
 
-# Parameters of mallopt(3), by the variables that stand for them.
-_MALLOPT = {
-  -1: "MALLOC_TRIM_THRESHOLD_",
-  -2: "MALLOC_TOP_PAD_",
-  -3: "MALLOC_MMAP_THRESHOLD_",
-}
-_LARGEST_INT = (1 << 31) - 1
 _FOREVER_SECS = float(10**12)
 _MERGE_SECS = 60.0  # that the last merges may take
 _IDLE_SECS = 0.05
 _LOOK_SECS = 0.2  # in which the syncer has looked around
-
-
-def _keep_memory() -> None:
-  """Has the C library keep what XLA takes and frees in every step.
-
-  Of an island's process the environment says so (`process.ISLAND_ENV`), which
-  is read before anything runs.
-  """
-  with contextlib.suppress(OSError, AttributeError):
-    mallopt = ctypes.CDLL(None).mallopt
-    for parameter, name in _MALLOPT.items():
-      mallopt(parameter, min(int(process.ISLAND_ENV[name]), _LARGEST_INT))
 
 
 class Fleet:
@@ -153,7 +132,7 @@ class Fleet:
     Raises:
       UserError: a slice has more devices than this process sees.
     """
-    _keep_memory()
+    process.keep_memory()
     self.begin()
     try:
       self.train_until(self.config.total_tokens)

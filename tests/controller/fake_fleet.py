@@ -93,6 +93,8 @@ class Role:
 class Fleet:
   """All of it: what `controller.Outside` asks for."""
 
+  apart = True
+
   def __init__(self):
     self.now = 0.0
     self.living = {}

@@ -32,6 +32,8 @@ class Handle:
 class Engine:
   """Processes that exist only here; they outlive their controller."""
 
+  apart = True
+
   def __init__(self):
     self.living = {}
     self.launches = []

@@ -64,6 +64,11 @@ class Task:
     return path == "b"
 
 
+def make(options):
+  """The task, by the name of this function; for other processes too."""
+  return Task(**options)
+
+
 def config(islands=1, **sync):
   """A run of this task, of two fragments: one for each leaf."""
   return config_lib.from_mapping(

@@ -26,7 +26,7 @@ class Seat:
     self.token = 0  # it leads under
     self.result = queue.Queue()
     self._thread = threading.Thread(
-      target=lambda: self.result.put(main._run(run_dir, "standby", 1)),
+      target=lambda: self.result.put(main.live(run_dir, "standby", 1)),
       daemon=True,
     )
     self._thread.start()
@@ -44,7 +44,7 @@ class Seat:
   def end(self):
     stop = {"type": "program", "name": "stop", "seq": 1, "args": {}}
     self.server.send("standby", stop)
-    assert self.result.get(timeout=_PATIENCE_SECS) == 0
+    assert self.result.get(timeout=_PATIENCE_SECS) is None
     self._thread.join()
     self.server.close()
 

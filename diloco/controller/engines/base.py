@@ -50,7 +50,14 @@ class Survivor:
 
 
 class Engine(Protocol):
-  """Starts roles."""
+  """Starts roles.
+
+  Attributes:
+    apart: whether roles have processes of their own: these outlive the one that
+      started them, and are bound to cores.
+  """
+
+  apart: bool
 
   def start(self, launch: Launch) -> Handle:
     """Starts a role and returns at once.

@@ -134,6 +134,8 @@ def _python_path() -> str:
 class ProcessEngine:
   """Starts roles as processes and remembers them across controllers."""
 
+  apart = True
+
   def __init__(self, run_dir: pathlib.Path):
     """Args: the run's directory, where process numbers are kept."""
     self._run_dir = run_dir

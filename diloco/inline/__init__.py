@@ -1,0 +1,1 @@
+"""Runs within one process: each role is threads of it."""

@@ -1,0 +1,231 @@
+"""The `inline` engine: every role is threads of this one process.
+
+The controller, and all that it knows of roles, is that of every run; what is
+here takes the place of `controller.engines.process`. Islands train on parts of
+one JAX client. To be killed is cooperative: a role's death is told once its
+threads have ended, so no two lives of it overlap; one whose threads hang is
+told dead after a while, and does no more than what it hangs in.
+
+What roles share, and what guards it: the snapshot store and the tape's lines by
+locks of their own; the compiled programs by the trainer's lock; `likes` by the
+engine's. The controller's state belongs to the controller's thread alone, which
+hears of roles through channels, as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import jax
+
+from diloco import config as config_lib
+from diloco import process, workers
+from diloco.controller.engines import base
+from diloco.inline import threads as threads_lib
+from diloco.islands import devices, life, trainer
+from diloco.islands import island as island_lib
+from diloco.snapshots import store
+from diloco.syncer import main as syncer_main
+from diloco.tasks import task as task_lib
+
+_HANG_SECS = 10.0  # after a kill; then a role counts as gone
+_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class Role:
+  """A life of a role; see `base.Handle`."""
+
+  def __init__(
+    self,
+    threads: threads_lib.MortalThreads,
+    log: pathlib.Path,
+    name: str,
+    body: Callable[[], None],
+  ):
+    """Starts it; `body` returns once it has left in order."""
+    self._threads = threads
+    self._log = log
+    self._body = body
+    self._cause: str | None = None
+    self._killed_secs = 0.0
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread.start()
+
+  def _run(self) -> None:
+    cause = f"exit {process.EXIT_FAILED}"
+    try:
+      self._body()
+      cause = "exit 0"
+    except workers.Ended:
+      cause = "SIGKILL"
+    except Exception as error:
+      with contextlib.suppress(OSError), self._log.open("a") as log:
+        cause = f"exit {process.end_with(error, log)}"
+    finally:
+      if cause != "exit 0":
+        self._threads.end()
+      self._cause = cause
+
+  @property
+  def pid(self) -> int:
+    """Process number: this one's."""
+    return os.getpid()
+
+  def cause_of_death(self) -> str | None:
+    """How it ended, as "exit 0" or "SIGKILL"; None while it lives."""
+    if not self._thread.is_alive():
+      return self._cause or "unknown"
+    since = self._killed_secs
+    if since and time.monotonic() > since + _HANG_SECS:
+      return "SIGKILL"
+    return None
+
+  def signal(self, number: int) -> None:
+    """Kills it; no other signal can be sent to threads."""
+    assert number == signal.SIGKILL
+    self._killed_secs = self._killed_secs or time.monotonic()
+    self._threads.kill()
+
+  def wait(self, timeout_secs: float) -> bool:
+    """Waits for its end; False on time-out."""
+    self._thread.join(timeout_secs)
+    return not self._thread.is_alive()
+
+
+class Engine:
+  """See `base.Engine`."""
+
+  apart = False
+
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    config: config_lib.RunConfig,
+    task: task_lib.Task,
+  ):
+    """Divides this process's devices; starts nothing.
+
+    Args:
+      run_dir: directory of the run.
+      config: of the run.
+      task: what to train; all islands share it.
+
+    Raises:
+      UserError: there are too few devices.
+    """
+    self._run_dir = run_dir
+    self._config = config
+    self._task = task
+    self._places = devices.of_client(config.fleet, jax.devices())
+    self._store = store.SnapshotStore(process.store_url(run_dir, config))
+    self._roles: list[Role] = []
+    self._likes: dict[tuple[jax.Device, ...], trainer.Trainer] = {}
+    self._lock = threading.Lock()
+    logging.getLogger("diloco").addHandler(_LOGS)  # adds it once
+    process.keep_memory()
+
+  def start(self, launch: base.Launch) -> Role:
+    """Starts a role and returns at once."""
+    launch.log.parent.mkdir(parents=True, exist_ok=True)
+    incarnation = launch.facts["incarnation"]
+    prefix = f"{self._run_dir.name}:{launch.role}.{incarnation}"
+    threads = threads_lib.MortalThreads(prefix)
+    _LOGS.paths[prefix] = launch.log
+
+    def body() -> None:
+      if "slice" in launch.facts:
+        self._live(launch, threads)
+      else:
+        syncer_main.live(
+          self._run_dir, launch.role, incarnation, threads, self._store
+        )
+
+    role = Role(threads, launch.log, f"{prefix}/main", body)
+    self._roles = [r for r in self._roles if r.cause_of_death() is None]
+    self._roles.append(role)
+    return role
+
+  def _live(
+    self, launch: base.Launch, threads: threads_lib.MortalThreads
+  ) -> None:
+    """An island's life."""
+    config = process.read_config(self._run_dir, or_copy=True)
+    place = self._places[launch.facts["slice"]]
+    spec = island_lib.Spec(
+      self._run_dir,
+      self._store.url,
+      int(launch.role.removeprefix("island-")),
+      launch.facts["incarnation"],
+      config.fleet.slices[launch.facts["slice"]],
+      self._store,
+    )
+    like = self._like(spec.slice.shape, place)
+    life.live(spec, config, self._task, place, threads, like)
+
+  def _like(
+    self, topology: tuple[int, ...], place: list[jax.Device]
+  ) -> trainer.Trainer | None:
+    """What islands on the same devices have in common; never makes a step.
+
+    An island that has its devices to itself keeps nothing else on them.
+    """
+    if self._places.count(place) == 1:
+      return None
+    with self._lock:
+      key = tuple(place)
+      if key not in self._likes:
+        self._likes[key] = trainer.Trainer(
+          self._config, self._task, 0, topology, place
+        )
+      return self._likes[key]
+
+  def survivors(self) -> dict[str, base.Survivor]:
+    """None: roles end with the controller."""
+    return {}
+
+  def kill_leftovers(self) -> list[str]:
+    """Ends all roles; returns no names, for none is of an earlier session."""
+    for role in self._roles:
+      role.signal(signal.SIGKILL)
+    for role in self._roles:
+      role.wait(_HANG_SECS)
+    return []
+
+  def keep_record(self) -> None:
+    """Nothing: roles have no process numbers of their own."""
+
+  def kill_stray(self, pid: int) -> None:
+    """Nothing: what goes on here has been started here."""
+
+
+class _Logs(logging.Handler):
+  """Puts what is logged in a role's threads into its log, as a process does.
+
+  Attributes:
+    paths: of logs, by what the names of the threads begin with.
+  """
+
+  def __init__(self) -> None:
+    """Knows of no role."""
+    super().__init__()
+    self.paths: dict[str, pathlib.Path] = {}
+    self.setFormatter(logging.Formatter(_FORMAT))
+
+  def emit(self, record: logging.LogRecord) -> None:
+    """See `logging.Handler`."""
+    path = self.paths.get((record.threadName or "").rpartition("/")[0])
+    if path is not None:
+      with contextlib.suppress(OSError), path.open("a") as log:
+        log.write(self.format(record) + "\n")
+    elif not logging.getLogger().handlers and logging.lastResort is not None:
+      logging.lastResort.handle(record)
+
+
+_LOGS = _Logs()

@@ -1,0 +1,70 @@
+"""An island's life: it joins, says that it is ready, does programs, leaves."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from diloco import channel as channel_lib
+from diloco import config as config_lib
+from diloco import workers
+from diloco.islands import island as island_lib
+from diloco.islands import programs
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import records
+from diloco.tasks import task as task_lib
+
+
+def live(
+  spec: island_lib.Spec,
+  config: config_lib.RunConfig,
+  task: task_lib.Task,
+  devices: Sequence[jax.Device],
+  threads: workers.Threads = workers.Threads(),
+  like: trainer_lib.Trainer | None = None,
+  joined: Callable[[], None] = lambda: None,
+) -> None:
+  """Returns once the island has left in order.
+
+  Args:
+    spec: who it is.
+    config: the run's configuration.
+    task: what to train.
+    devices: of its slice.
+    threads: see `island.Island`.
+    like: see `island.Island`.
+    joined: called when all that start-up makes is there.
+
+  Raises:
+    UserError: the task does not fit the mesh or the run.
+  """
+  role = f"island-{spec.island}"
+  channel = channel_lib.Client(
+    spec.run_dir,
+    role,
+    {"island": spec.island, "incarnation": spec.incarnation, "ready": False},
+  )
+  threads.at_death(channel.close)
+
+  def report(member: records.Member, standing: tuple[int, float]) -> None:
+    channel.set_hello(step=member.step)
+    progress, extra_secs = standing
+    channel.send(
+      {
+        "type": "status",
+        "step": member.step,
+        "step_secs": member.step_secs,
+        "progress": progress,
+        "extra_secs": extra_secs,
+      }
+    )
+
+  island = island_lib.Island(spec, config, task, devices, report, threads, like)
+  threads.at_death(island.abandon)
+  island.join()
+  joined()
+  threads.check()
+  channel.set_hello(ready=True, step=island.step)
+  channel.send({"type": "ready", "step": island.step})
+  reason = programs.ProgramRunner(island, channel, config).run()
+  island.close(reason)
+  channel.close()

@@ -1,0 +1,154 @@
+"""Roles as threads of one process: what only they can do wrong."""
+
+import random
+import threading
+
+import jax
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors, workers
+from diloco import run as run_lib
+from diloco.controller import controller as controller_lib
+from diloco.inline import engine, threads
+from diloco.replay import command as replay
+from diloco.snapshots import operations
+from diloco.tape import reader
+
+FLEET = 16
+
+
+def make_config(islands, **fields):
+  return {
+    "engine": "inline",
+    "total_tokens": 300 * islands,
+    "task": {"name": "tests.islands.quadratic:make"},
+    "fleet": {"slices": [{}] * islands, "pace_step_secs": 0.05},
+    "sync": {"num_fragments": 2, "every": 4, "codec": "f32"},
+    "programs": {
+      "window_steps": 4,
+      "checkpoint_every_steps": 10,
+      "final_eval_batches": 1,
+      "cut_every_secs": 0.5,
+    },
+    "controller": {"restart_base_secs": 0.05},
+  } | fields
+
+
+def names():
+  """Threads of roles that are alive."""
+  return {t.name for t in threading.enumerate() if ":" in t.name}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_many_kills_leave_sixteen_islands_with_balanced_books(tmp_path, seed):
+  drawn = random.Random(seed)
+  targets = [f"island-{m}" for m in range(FLEET)] * 2 + ["syncer"] * 6
+  faults = [
+    {"target": target, "at_fraction": round(drawn.uniform(0.05, 0.6), 3)}
+    for target in drawn.sample([*targets, "standby", "standby"], 24)
+  ]
+  config = make_config(FLEET, faults=faults, seed=seed)
+  result = run_lib.train(config, tmp_path / "run", quiet=True)
+  facts = result.summary
+  assert result.status == "finished"
+  assert all(fault["injected"] for fault in facts["faults"])
+  # Two faults may hit one life, so not each is a death.
+  lines = reader.read(tmp_path / "run", strict=True).events
+  died = {line["island"] for line in lines if line["event"] == "island_died"}
+  struck = {f["target"] for f in faults if f["target"].startswith("island")}
+  assert {f"island-{m}" for m in died} == struck
+  assert sum(i["restarts"] for i in facts["islands"].values()) > FLEET // 2
+  assert facts["tokens_unaccounted"] == 0 and not facts["violations"]
+  assert not names()
+
+
+def test_run_replays_to_the_same_bits(tmp_path):
+  faults = [{"target": "island-0", "at_fraction": 0.4}]
+  run_lib.train(make_config(1, faults=faults), tmp_path / "run", quiet=True)
+  replayed = replay.run(tmp_path / "run")
+  assert replayed.lives == 2 and replayed.arrays_compared == 2
+  assert replayed.difference is None
+
+
+def test_role_that_hangs_counts_as_gone_and_does_nothing_more(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(engine, "_HANG_SECS", 0.0)
+  hanging, go_on = threading.Event(), threading.Event()
+  mortal, done, ended = threads.MortalThreads("run:island-0.1"), [], []
+
+  def script():
+    yield operations.Compute(lambda: hanging.set() or go_on.wait())
+    yield operations.Names("a")
+
+  def body():
+    mortal.at_death(lambda: ended.append("released"))
+    loop = mortal.loop("publisher", script(), done.append)
+    loop.start()
+    go_on.wait()
+    while True:
+      mortal.check()
+
+  role = engine.Role(mortal, tmp_path / "log", "run:island-0.1/main", body)
+  assert hanging.wait(20)
+  assert role.cause_of_death() is None and not role.wait(0.0)
+  role.signal(9)
+  while role.cause_of_death() is None:
+    pass
+  assert role.cause_of_death() == "SIGKILL" and not ended
+  go_on.set()
+  assert role.wait(20)
+  assert done == [] and ended == ["released"]
+
+
+def test_dead_pulse_is_silent():
+  mortal, beats = threads.MortalThreads("x"), []
+  made = mortal.pulse(lambda: beats.append(1), 1000.0, "heartbeat")
+  while not beats:
+    pass
+  mortal.kill()
+  made.close()
+  assert beats == [1]
+  with pytest.raises(workers.Ended):
+    mortal.check()
+
+
+@pytest.mark.filterwarnings(
+  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)
+def test_whatever_ends_a_role_it_is_no_right_end(tmp_path):
+  def body():
+    raise SystemExit(0)
+
+  role = engine.Role(threads.MortalThreads("x"), tmp_path / "log", "x", body)
+  assert role.wait(20) and role.cause_of_death() == "exit 1"
+
+
+def test_controller_that_fails_takes_its_roles_along(tmp_path, monkeypatch):
+  seen = []
+
+  def fail(self):
+    if self.pilot.tokens:
+      seen.append(names())
+      raise ZeroDivisionError("a mistake of ours")
+
+  monkeypatch.setattr(controller_lib.Controller, "_keep_hints", fail)
+  with pytest.raises(errors.DetachedError, match="roles ended with it"):
+    run_lib.train(make_config(2), tmp_path / "run", quiet=True)
+  assert seen[0] and not names()
+
+
+def test_slices_of_several_devices_share_none(tmp_path):
+  wide = f"{len(jax.devices())}"
+  config = make_config(2)
+  config["fleet"]["slices"] = [{"topology": wide}] * 2
+  with pytest.raises(errors.UserError, match="only slices of one device can"):
+    run_lib.train(config, tmp_path / "run", quiet=True)
+  assert not (tmp_path / "run").exists()
+
+
+def test_threads_cannot_be_stopped():
+  faults = [{"target": "syncer", "at_fraction": 0.5, "kind": "sigstop"}]
+  with pytest.raises(errors.UserError, match=r"faults\[0\].*threads"):
+    config_lib.from_mapping(make_config(2, faults=faults))
