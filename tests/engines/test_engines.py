@@ -35,7 +35,8 @@ def make_config(engine, **fields):
       "final_eval_batches": 1,
       "cut_every_secs": 0.0,
     },
-    "controller": {"restart_base_secs": 0.1},
+    # However busy the machine, all are there before the first step.
+    "controller": {"restart_base_secs": 0.1, "gather_secs": 600.0},
   } | fields
 
 
