@@ -25,8 +25,8 @@ from diloco.snapshots import checkpoint
 
 # Orbax tells its own threads of a save by signals that all of a process share.
 _ORBAX = threading.Lock()
-# First letters of what error feedback has, as in `feedback.Saved`.
-_RESIDUALS = {"e": "owed", "l": "lent", "d": "left"}
+# First letters of what error feedback has: owed, lent and left.
+_RESIDUALS = "xyz"
 
 
 def content_of(
@@ -35,7 +35,7 @@ def content_of(
   positions: Sequence[core.Position],
 ) -> dict[str, jax.Array]:
   """What a checkpoint holds: arrays by short names, divided as they are."""
-  params, references, _, residuals = snapshot.progress
+  params, references, residuals = snapshot.progress
   arrays = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
   for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
     arrays[f"o{i:06d}"] = leaf
@@ -45,11 +45,15 @@ def content_of(
       for tensor in tensors:
         arrays[f"r{numbers[tensor.name]:06d}"] = references[tensor.name]
   for fragment, found in residuals.items():
-    steps = f"{found.first_step}.{found.step}"
-    for kind, what in _RESIDUALS.items():
-      for name, values in (getattr(found, what) or {}).items():
-        short = f"{kind}{numbers[name]:06d}.{fragment}.{steps}"
-        arrays[short] = values
+    parts = [("x", 0, 0, 0, found.owed)]
+    for loan in found.loans:
+      span = loan.first_step, loan.end
+      parts.append(("y", *span, 0, loan.lent))
+      parts += [("z", *span, step, left) for step, left in loan.left.items()]
+    for kind, first_step, end, step, values in parts:
+      place = f"{fragment}.{found.known}.{first_step}.{end}.{step}"
+      for name, array in (values or {}).items():
+        arrays[f"{kind}{numbers[name]:06d}.{place}"] = array
   return arrays
 
 
@@ -57,15 +61,26 @@ def _residuals_of(
   arrays: Mapping[str, jax.Array], tensors: Sequence[str]
 ) -> dict[int, feedback.Saved]:
   """What `content_of` made of these; `tensors` are sorted."""
-  found: dict[int, dict[str, Any]] = {}
-  for short, values in arrays.items():
-    if short[0] not in _RESIDUALS:
+  parts: dict[tuple[Any, ...], dict[str, Any]] = {}
+  for short, array in arrays.items():
+    if short[0] in _RESIDUALS:
+      number, *place = map(int, short[1:].split("."))
+      part = parts.setdefault((*place[:4], short[0], place[4]), {})
+      part[tensors[number]] = array
+  found: dict[int, feedback.Saved] = {}
+  for key in sorted(parts):
+    fragment, known, first_step, end, kind, step = key
+    if kind == "x":
+      found[fragment] = feedback.Saved(known, parts[key], [])
       continue
-    number, fragment, first_step, step = map(int, short[1:].split("."))
-    own = found.setdefault(fragment, {})
-    own |= {"first_step": first_step, "step": step}
-    own.setdefault(_RESIDUALS[short[0]], {})[tensors[number]] = values
-  return {p: feedback.Saved(**own) for p, own in found.items()}
+    loans = found.setdefault(fragment, feedback.Saved(known, None, [])).loans
+    if not loans or loans[-1].first_step != first_step:
+      loans.append(feedback.Loan(0, first_step, end))
+    if kind == "y":
+      loans[-1].lent = parts[key]
+    else:
+      loans[-1].left[step] = parts[key]
+  return found
 
 
 def _numbers(tensors: Iterable[str]) -> dict[str, int]:
@@ -138,7 +153,6 @@ def restore(
     swap.Progress(
       {n: arrays[f"p{i:06d}"] for i, n in enumerate(names)},
       {name: arrays[short] for short, name in references.items()},
-      marker.step,
       _residuals_of(arrays, ordered),
     ),
     jax.tree.unflatten(

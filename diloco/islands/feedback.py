@@ -41,39 +41,43 @@ class News(NamedTuple):
   merged_step: int
   holes: Sequence[Sequence[int]] = ()
 
-  def has(self, first_step: int, step: int) -> bool:
-    """Whether steps (first_step, step] are in it."""
-    return step <= self.merged_step and not any(
-      first < step and first_step < last for first, last in self.holes
-    )
+  def reach(self, first_step: int) -> int:
+    """The last step after `first_step` up to which it has all."""
+    gaps = [max(a, first_step) for a, b in self.holes if b > first_step]
+    return min([self.merged_step, *gaps])
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Loan:
+  """Publications that start from one version, and what was lent to them.
+
+  Attributes:
+    base: the version.
+    first_step: where they begin.
+    end: the last step of the longest that may be merged.
+    lent: None for nothing.
+    left: by each that is kept, by its last step.
+  """
+
+  base: int
+  first_step: int
+  end: int = 0
+  lent: Values | None = None
+  left: dict[int, Values] = dataclasses.field(default_factory=dict)
 
 
 class Saved(NamedTuple):
   """What a saved state has of a fragment.
 
   Attributes:
+    known: what was published after this step is not in it.
     owed: None for nothing.
-    lent: to the publication below.
-    left: by the newest publication that starts from the fragment's anchor.
-    first_step: where that begins.
-    step: where it ends; 0 without one.
+    loans: of which it is not known what became.
   """
 
-  owed: Values | None = None
-  lent: Values | None = None
-  left: Values | None = None
-  first_step: int = 0
-  step: int = 0
-
-
-@dataclasses.dataclass(slots=True)
-class _Loan:
-  """Publications that start from one version, and what was lent to them."""
-
-  base: int
-  first_step: int
-  lent: Values | None
-  left: dict[int, Values] = dataclasses.field(default_factory=dict)  # by step
+  known: int
+  owed: Values | None
+  loans: list[Loan]
 
 
 class Feedback:
@@ -91,13 +95,13 @@ class Feedback:
     self._max_staleness = max_staleness
     self._add = add
     self._owed: Values | None = None
-    self._loans: list[_Loan] = []  # of which it is not known what became
-    self._current: _Loan | None = None
+    self._loans: list[Loan] = []  # of which it is not known what became
+    self._current: Loan | None = None
 
   def lend(self, base: int, first_step: int) -> Values | None:
     """What a publication from this version on is to contain besides."""
     if self._current is None:
-      self._current = _Loan(base, first_step, self._owed)
+      self._current = Loan(base, first_step, lent=self._owed)
       self._loans.append(self._current)
       self._owed = None
     return self._current.lent
@@ -107,6 +111,7 @@ class Feedback:
     assert self._current is not None
     first = [*self._current.left.items()][: core.PUBLICATIONS_KEPT - 1]
     self._current.left = dict([*first, (step, left)])
+    self._current.end = step
 
   def settle(self, news: News | None) -> None:
     """A version is about to be adopted.
@@ -120,11 +125,12 @@ class Feedback:
       return
     open_loans = []
     for loan in self._loans:
-      merged = [s for s in loan.left if news.has(loan.first_step, s)]
+      first, reached = loan.first_step, news.reach(loan.first_step)
       stale = news.version - loan.base > self._max_staleness
-      if merged:
-        self._owe(loan.left[max(merged)])
-      elif stale or news.merged_step >= max(loan.left):
+      if reached > first:
+        # In the middle may be one of which is not kept what it left.
+        self._owe(loan.left.get(min(reached, loan.end)))
+      elif stale or news.merged_step > first or loan.end <= first:
         self._owe(loan.lent)
       else:
         open_loans.append(loan)
@@ -139,39 +145,28 @@ class Feedback:
       more = self._add(self._owed, more)
     self._owed = more if more is not None else self._owed
 
-  def saved(self) -> Saved:
-    """For a saved state: older publications count as never merged in it."""
-    now = self._current
-    copy = Feedback(self._max_staleness, self._add)
-    copy._owed = self._owed
-    for loan in self._loans:
-      if loan is not now:
-        copy._owe(loan.lent)
-    if now is None or now not in self._loans:
-      return Saved(copy._owed)
-    step, left = [*now.left.items()][-1]
-    return Saved(copy._owed, now.lent, left, now.first_step, step)
+  def saved(self, step: int) -> Saved:
+    """For a saved state, after `step`."""
+    known = step if self._current is None else self._current.end
+    loans = [dataclasses.replace(x, left={**x.left}) for x in self._loans]
+    return Saved(known, self._owed, loans)
 
-  def restore(
-    self, saved: Saved, saved_step: int, first_step: int, news: News
-  ) -> None:
+  def restore(self, saved: Saved, first_step: int, news: News) -> None:
     """Takes over what an earlier life saved, if it knew all that counts.
 
     Args:
       saved: what it saved.
-      saved_step: after which step.
-      first_step: where the fragment's progress counts from now: beyond what the
-        state knows to be published there is what it does not know of.
+      first_step: where the fragment's progress counts from now: what was
+        published beyond it came to nothing.
       news: of the version to start from.
     """
     self._owed, self._loans, self._current = None, [], None
-    if first_step > (saved.step or saved_step):
+    if first_step > saved.known:
       return
     self._owed = saved.owed
-    if first_step < saved.step:
-      self._owe(saved.lent)  # what was published came to nothing
-    elif saved.left is not None:
-      left = {saved.step: saved.left}
-      loan = _Loan(news.version, saved.first_step, saved.lent, left)
+    for loan in saved.loans:
+      end = min(loan.end, first_step)
+      # How stale it is counts from here: at worst its end is found out later.
+      loan = dataclasses.replace(loan, base=news.version, end=end)
       self._loans.append(loan)
-      self.settle(news)
+    self.settle(news)

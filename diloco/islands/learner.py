@@ -79,9 +79,8 @@ class Learner(abc.ABC):
   def snapshot(self) -> Snapshot:
     """Starts copies of the whole state in host memory; waits for nothing."""
     params = swap_lib.copy_to_host_memory(self.params)
-    progress = swap_lib.Progress(
-      params, self.swap.references(), self.step, self.swap.residuals()
-    )
+    residuals = self.swap.residuals(self.step)
+    progress = swap_lib.Progress(params, self.swap.references(), residuals)
     return Snapshot(self.step, progress, self.opt_state_copy())
 
   def opt_state_copy(self) -> Any:

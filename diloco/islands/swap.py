@@ -72,13 +72,11 @@ class Progress(NamedTuple):
     references: every tensor's value at its fragment's last publication, or
       the global version where nothing was published since; what was learned
       after it, `params - references`, has not left the island yet.
-    step: after which.
     residuals: by fragment, what error feedback has of it.
   """
 
   params: Params
   references: Params
-  step: int = 0
   residuals: Mapping[int, feedback.Saved] = {}
 
 
@@ -323,7 +321,7 @@ class Swap:
       self.start_over(params, fragment, anchor, first_step)
       if saved is not None and fragment in saved.residuals:
         self._feedback[fragment].restore(
-          saved.residuals[fragment], saved.step, first_step, news[fragment]
+          saved.residuals[fragment], first_step, news[fragment]
         )
       if fragment in carried:
         assert saved is not None
@@ -344,9 +342,9 @@ class Swap:
       found.update(self._published.get(fragment, begun))
     return found
 
-  def residuals(self) -> dict[int, feedback.Saved]:
-    """As in `Progress`."""
-    return {p: found.saved() for p, found in self._feedback.items()}
+  def residuals(self, step: int) -> dict[int, feedback.Saved]:
+    """As in `Progress`, after `step`."""
+    return {p: found.saved(step) for p, found in self._feedback.items()}
 
   def _take(self, fragment: int, anchor: Params) -> None:
     """A version is the fragment's anchor from now on."""
