@@ -16,6 +16,12 @@ TUNING_SEED = 0
 CONFIRMING_SEEDS = (1, 2, 3, 4, 5)
 TOKENS_A_STEP = 512  # of an island
 
+MUON = {
+  "task.options.optimizer": "muon",
+  "task.options.learning_rate": 0.008,
+}
+TOGETHER = {"sync.quorum": 4, "sync.grace": "0", "sync.follow": False}  # K = M
+
 # Width, depth and tokens; `small` has 265 k parameters, `medium` 886 k.
 _SIZES = {
   "small": (96, 2, 288, 5_300_000),
@@ -79,7 +85,11 @@ def named(points: list[hyper.Point]) -> list[hyper.Point]:
   for point in points:
     words: list[str] = []
     for field, value in point.items():
-      if field == "fleet.slices":
+      if field == "method":
+        words.insert(0, value)
+      elif field == "outer.learning_rate":
+        words.append(f"outer-{value}")
+      elif field == "fleet.slices":
         slowest = min(s.get("relative_speed", 1.0) for s in value)
         words.insert(0, f"m{len(value)}")
         words += [f"slowest-{slowest}"] if slowest < 1 else []

@@ -1,0 +1,46 @@
+"""Decoupled islands against one synchronous job, at equal tokens.
+
+Question: how much held-out loss do 2, 4 and 8 islands cost, with K = M and with
+K = 1, against one data-parallel job? Settings are those that `tuning.py` found.
+
+Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
+then `diloco compare DIR`. Cost: 25 runs of 4 to 5 minutes of one core.
+Variants: `:medium` (886 k parameters), `:smoke`. Expected: published models of
+35 M parameters pay 0.6, 2 and 4 % (arXiv 2503.09799).
+"""
+
+import ml_collections
+
+from diloco import hyper
+from experiments.studies import base
+
+
+def get_config(variant: str = "small") -> ml_collections.ConfigDict:
+  """What all points share."""
+  config = base.get_config("islands", variant, 4, fragments=0)
+  config.sync.merge = "mean"
+  return config
+
+
+def get_sweep() -> list[hyper.Point]:
+  """The job, and islands by M and K; five seeds each."""
+  job = [{"method": "data_parallel", "fleet.slices": base.slices(4)}]
+  islands = [
+    {
+      "sync.num_fragments": 12,
+      "fleet.slices": base.slices(m),
+      **base.TOGETHER,
+      "sync.quorum": m,
+    }
+    for m in (4, 2, 8)
+  ]
+  eager = [
+    {
+      "sync.num_fragments": 12,
+      "fleet.slices": base.slices(4),
+      "outer.learning_rate": 0.5,
+    }
+  ]
+  seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
+  arms = hyper.product(hyper.chain(job, islands, eager), [base.MUON], seeds)
+  return base.named(arms)

@@ -1,0 +1,92 @@
+"""Tuning, on one seed: one data-parallel job, and four islands.
+
+Question: how well does one synchronous job learn from these tokens at its best
+batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
+rate, momentum and inner optimizer bring four decoupled islands nearest to it?
+
+Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
+then `diloco compare DIR`. Cost: 39 runs of 3 to 5 minutes of one core.
+Variants: `:medium` (886 k parameters), `:smoke`.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from diloco import hyper
+from experiments.studies import base
+
+_JOB = [{"method": "data_parallel"}]
+
+
+def get_config(variant: str = "small") -> ml_collections.ConfigDict:
+  """What all points share."""
+  return base.get_config("tuning", variant, 4, fragments=0)
+
+
+def get_sweep() -> list[hyper.Point]:
+  """One job by batch and rate; four islands by one thing after another."""
+  batches = hyper.sweep("fleet.slices", [base.slices(n) for n in (1, 2, 4)])
+  job = hyper.chain(
+    hyper.product(_JOB, batches, _rates(0.002, 0.004, 0.008)),
+    hyper.product(
+      _JOB, [base.MUON | rate for rate in _rates(0.004, 0.008, 0.016)]
+    ),
+  )
+  alone = hyper.chain(  # K = 1
+    hyper.product(
+      hyper.sweep("outer.momentum", [0.0, 0.5]),
+      hyper.sweep("sync.merge", ["rda", "mean"]),
+      _rates(0.004, 0.008),
+    ),
+    [{"sync.merge": "rda"} | _rates(0.002)[0]],
+    hyper.product(
+      _mean({"outer.learning_rate": 0.5}),
+      hyper.sweep("sync.overlap_steps", [2, 8]),
+    ),
+    _mean({"sync.overlap_steps": 8}, {"sync.follow": False, "sync.every": 24}),
+    _mean(*(base.MUON | more for more in _outer(0.5, 0.7))),
+  )
+  muon: list[hyper.Point] = [
+    {},
+    {"outer.learning_rate": 0.7},
+    {"task.options.learning_rate": 0.016},
+    {"sync.every": 6, "sync.num_fragments": 6},
+  ]
+  together = hyper.product(  # K = M
+    [base.TOGETHER],
+    hyper.chain(
+      _mean({}, {"sync.every": 24}, {"sync.overlap_steps": 8}),
+      [{"sync.merge": "rda"} | _rates(0.008)[0]],
+      _mean(*(base.MUON | more for more in muon)),
+    ),
+  )
+  whole = hyper.product(
+    [{"method": "diloco", "outer.learning_rate": 1.0}],
+    [
+      {"sync.every": 12, "outer.momentum": 0.0} | _rates(0.008)[0] | more
+      for more in (
+        {},
+        base.MUON,
+        {"task.options.b2": 0.99},
+        {"outer.momentum": 0.5},
+      )
+    ],
+  )
+  decoupled = [
+    {"sync.num_fragments": 12} | point for point in hyper.chain(alone, together)
+  ]
+  return base.named(hyper.chain(job, decoupled, whole))
+
+
+def _rates(*rates: float) -> list[hyper.Point]:
+  return hyper.sweep("task.options.learning_rate", rates)
+
+
+def _outer(*rates: float) -> list[hyper.Point]:
+  return hyper.sweep("outer.learning_rate", rates)
+
+
+def _mean(*settings: dict[str, Any]) -> list[hyper.Point]:
+  """Each setting with the mean, at the inner rate that was best."""
+  return [{"sync.merge": "mean"} | _rates(0.008)[0] | one for one in settings]
