@@ -18,7 +18,7 @@ TOKENS_A_STEP = 512  # of an island
 
 MUON = {
   "task.options.optimizer": "muon",
-  "task.options.learning_rate": 0.008,
+  "task.options.learning_rate": 0.016,
 }
 TOGETHER = {"sync.quorum": 4, "sync.grace": "0", "sync.follow": False}  # K = M
 

@@ -42,5 +42,5 @@ def get_sweep() -> list[hyper.Point]:
     }
   ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
-  arms = hyper.product(hyper.chain(job, islands, eager), [base.MUON], seeds)
+  arms = hyper.product(seeds, [base.MUON], hyper.chain(job, eager, islands))
   return base.named(arms)

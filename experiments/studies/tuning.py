@@ -30,7 +30,7 @@ def get_sweep() -> list[hyper.Point]:
   job = hyper.chain(
     hyper.product(_JOB, batches, _rates(0.002, 0.004, 0.008)),
     hyper.product(
-      _JOB, [base.MUON | rate for rate in _rates(0.004, 0.008, 0.016)]
+      _JOB, [base.MUON | rate for rate in _rates(0.008, 0.016, 0.032)]
     ),
   )
   alone = hyper.chain(  # K = 1
@@ -45,14 +45,12 @@ def get_sweep() -> list[hyper.Point]:
       hyper.sweep("sync.overlap_steps", [2, 8]),
     ),
     _mean({"sync.overlap_steps": 8}, {"sync.follow": False, "sync.every": 24}),
-    _mean(*(base.MUON | more for more in _outer(0.5, 0.7))),
+    _mean(base.MUON | {"outer.learning_rate": 0.5}),
   )
-  muon: list[hyper.Point] = [
-    {},
-    {"outer.learning_rate": 0.7},
-    {"task.options.learning_rate": 0.016},
-    {"sync.every": 6, "sync.num_fragments": 6},
-  ]
+  muon = hyper.chain(
+    _rates(0.008, 0.016),
+    [{"sync.every": 6, "sync.num_fragments": 6} | _rates(0.008)[0]],
+  )
   together = hyper.product(  # K = M
     [base.TOGETHER],
     hyper.chain(
@@ -67,7 +65,7 @@ def get_sweep() -> list[hyper.Point]:
       {"sync.every": 12, "outer.momentum": 0.0} | _rates(0.008)[0] | more
       for more in (
         {},
-        base.MUON,
+        base.MUON | _rates(0.008)[0],
         {"task.options.b2": 0.99},
         {"outer.momentum": 0.5},
       )
@@ -81,10 +79,6 @@ def get_sweep() -> list[hyper.Point]:
 
 def _rates(*rates: float) -> list[hyper.Point]:
   return hyper.sweep("task.options.learning_rate", rates)
-
-
-def _outer(*rates: float) -> list[hyper.Point]:
-  return hyper.sweep("outer.learning_rate", rates)
 
 
 def _mean(*settings: dict[str, Any]) -> list[hyper.Point]:
