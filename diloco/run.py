@@ -74,8 +74,29 @@ def train(
   Raises:
     UserError: the configuration, the machine or the directory will not do.
       Nothing has been started or written then.
-    DetachedError: the controller failed; islands and syncers go on for
-      `orphan_secs`, and the next `train` takes them up.
+    DetachedError: the controller failed; islands and syncers that are processes
+      go on for `orphan_secs`, and the next `train` takes them up.
+  """
+  return conduct(values, workdir, quiet=quiet, cut=cut)
+
+
+def conduct(
+  values: Mapping[str, Any],
+  workdir: str | os.PathLike[str],
+  *,
+  quiet: bool = False,
+  cut: str | None = None,
+  begun: Callable[[controller_lib.Controller], None] = lambda _: None,
+) -> Result:
+  """As `train`, but leaves modes of files to the caller; in any thread.
+
+  Args:
+    values: as for `train`, like the others.
+    workdir: of which others see nothing, if it is made now.
+    quiet: as for `train`.
+    cut: as for `train`.
+    begun: is given the controller before its first turn. Other threads may call
+      its `interrupt`, and signal its roles.
   """
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()
@@ -90,6 +111,7 @@ def train(
   if resumed:
     restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
+  run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
   with _sole_controller(run_dir), contextlib.ExitStack() as ending:
     crash.configure(run_dir, "controller")
     engine = _engine(config, run_dir, task)
@@ -128,6 +150,7 @@ def train(
       incarnation=incarnation,
       changed=config_lib.changes(before, config),
     )
+    begun(controller)
     with _kept(run_dir, config):
       outcome = _run(controller, view)
       concluded = _conclude(run_dir)

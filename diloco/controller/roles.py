@@ -276,9 +276,9 @@ class Roles:
     self._resources.slice_lost(self.islands[role])
 
   def signal(self, role: str, number: int) -> None:
-    """Sends a signal, if the role has a process."""
-    if role in self._handles:
-      self._handles[role].signal(number)
+    """Sends a signal, if the role has a process; any thread may."""
+    if (handle := self._handles.get(role)) is not None:
+      handle.signal(number)
 
   def kill(self, role: str, why: str = "") -> None:
     """Kills a role's process, if it has one; `why` goes with its death."""

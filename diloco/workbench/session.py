@@ -1,10 +1,14 @@
 """A run that goes on beside its user, in notebooks and scripts: `diloco.start`.
 
 The controller is a process of its own, as `diloco train` is at a prompt, so an
-interrupted or restarted kernel stops nothing.
+interrupted or restarted kernel stops nothing. With `config.engine` "inline" the
+whole run is threads of this process: it begins sooner, and an interrupt does
+not stop it either. It ends with the process; to start it again goes on with it.
 """
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -12,8 +16,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from diloco import config as config_lib
@@ -23,7 +28,7 @@ from diloco.workbench import opened
 
 _POLL_SECS = 0.1
 _DRAW_SECS = 0.5
-_children: dict[pathlib.Path, subprocess.Popen[bytes]] = {}  # by directory
+_END_SECS = 15.0  # of threads, where their process ends
 _CONFIG = """\
 import json
 import ml_collections
@@ -57,7 +62,19 @@ def start(
 
     given = launch.load_config(config)
   values = config_lib.from_mapping(given).to_dict()
+  before = _children.get(run_dir)
+  if before is not None:
+    _wait(run_dir, before)  # one that ended a moment ago writes its report
   if liveness.controller_alive(run_dir):
+    return Session(run_dir)
+  if values["engine"] == "inline":
+    from diloco import run as run_lib  # it loads JAX
+
+    _end_with_process()
+    _children[run_dir] = mine = _Thread(run_lib.conduct, values, run_dir)
+    _wait(run_dir, mine)
+    if not mine.begun and mine.error is not None:
+      raise mine.error
     return Session(run_dir)
   with tempfile.TemporaryDirectory(prefix="diloco-") as folder:
     file = pathlib.Path(folder) / "config.py"
@@ -74,8 +91,7 @@ def start(
         stderr=output,
         start_new_session=True,  # Ctrl-C is for whoever looks on
       )
-    while child.poll() is None and not liveness.controller_alive(run_dir):
-      time.sleep(_POLL_SECS)
+    _wait(run_dir, child)
     if child.returncode:
       lines = log.read_text(errors="replace").splitlines()
       raise errors.UserError(
@@ -85,6 +101,90 @@ def start(
       )
   _children[run_dir] = child
   return Session(run_dir)
+
+
+def _wait(run_dir: pathlib.Path, child: "_Child") -> None:
+  """Waits until a run is on, or over."""
+  while child.poll() is None and not liveness.controller_alive(run_dir):
+    time.sleep(_POLL_SECS)
+
+
+class _Thread:
+  """A run in a thread of this process.
+
+  Attributes:
+    error: what ended it, if not in order.
+  """
+
+  def __init__(
+    self, conduct: Callable[..., Any], values: Any, run_dir: pathlib.Path
+  ):
+    """Starts it; `conduct` is `run.conduct`."""
+    self.error: BaseException | None = None
+    self._conduct = functools.partial(
+      conduct, values, run_dir, quiet=True, begun=self._begin
+    )
+    self._controller: Any = None
+    self._thread = threading.Thread(
+      target=self._run, name="diloco", daemon=True
+    )
+    self._thread.start()
+
+  def _begin(self, controller: Any) -> None:
+    self._controller = controller
+
+  def _run(self) -> None:
+    try:
+      self._conduct()
+    except BaseException as error:
+      self.error = error
+
+  @property
+  def begun(self) -> bool:
+    """Whether it was not refused."""
+    return self._controller is not None
+
+  def poll(self) -> int | None:
+    """None while it goes on, as of a process."""
+    return None if self._thread.is_alive() else 0
+
+  def interrupt(self) -> None:
+    """Winds it down."""
+    self._controller.interrupt()
+
+  def kill(self, role: str) -> bool:
+    """Kills a role, a syncer by what it does; says whether there was one."""
+    roles = self._controller.roles
+    if role in roles.seats and (leader := roles.leader) is not None:
+      waiting = [seat for seat in roles.seats if seat != leader]
+      role = leader if role == "syncer" else waiting[0]
+    roles.signal(role, signal.SIGKILL)
+    return bool(roles.alive(role))
+
+  def end(self) -> None:
+    """Kills all of it, if it goes on."""
+    if self.begun and self._thread.is_alive():
+      self.interrupt()
+      self.interrupt()
+      self._thread.join(_END_SECS)
+
+
+_Child = subprocess.Popen[bytes] | _Thread
+_children: dict[pathlib.Path, _Child] = {}  # by directory
+
+
+@functools.cache
+def _end_with_process() -> None:
+  """Sees to it that runs of this process end before what they work with."""
+
+  def end() -> None:
+    for child in _children.values():
+      if isinstance(child, _Thread):
+        child.end()
+
+  # What `atexit` calls comes after the end of all pools of threads, and a save
+  # that is under way would complain.
+  getattr(threading, "_register_atexit", atexit.register)(end)
 
 
 class Session(opened.Run):
@@ -102,6 +202,7 @@ class Session(opened.Run):
         draw()
         time.sleep(_DRAW_SECS)
       draw()
+    self._raise_error()
 
   @contextlib.contextmanager
   def _screen(self) -> Iterator[Any]:
@@ -124,7 +225,33 @@ class Session(opened.Run):
     deadline = time.monotonic() + secs
     while self._is_on() and time.monotonic() < deadline:
       time.sleep(_POLL_SECS)
+    self._raise_error()
     return self.state
+
+  def _raise_error(self) -> None:
+    """Raises what ended a run of this process, once."""
+    mine = self._mine()
+    if mine is not None and (error := mine.error) is not None:
+      mine.error = None
+      raise error
+
+  def _mine(self) -> _Thread | None:
+    """The thread that it goes on in, if it is one of this process.
+
+    Raises:
+      UserError: it is within another process.
+    """
+    child = _children.get(self.dir)
+    if isinstance(child, _Thread):
+      return child
+    pid = liveness.controller_pid(self.dir)
+    if self.settings.engine == "inline" and pid is not None:
+      raise errors.UserError(
+        f"the run in {self.dir}",
+        f"its roles are threads of process {pid}, which no other can reach",
+        "stop it or kill its roles there, or use 'diloco change' and 'cut'",
+      )
+    return None
 
   def _is_on(self) -> bool:
     child = _children.get(self.dir)
@@ -136,19 +263,29 @@ class Session(opened.Run):
 
     `start` on the same directory goes on with it.
     """
-    os.kill(self._pid("controller"), signal.SIGINT)
+    pid, mine = self._pid("controller"), self._mine()
+    if mine is not None:
+      mine.interrupt()
+    else:
+      os.kill(pid, signal.SIGINT)
     return self.wait()
 
   def kill(self, role: str) -> None:
     """Kills a role with SIGKILL, to see what becomes of it.
 
     Args:
-      role: such as `island-1`, `syncer`, `standby` or `controller`.
+      role: such as `island-1`, `syncer`, `standby` or `controller`; with
+        `config.engine` "inline" there is no process of the last, and `syncer`
+        is who leads, `standby` who waits.
 
     Raises:
       UserError: it has no such process.
     """
-    os.kill(self._pid(role), signal.SIGKILL)
+    mine = self._mine()
+    if mine is None:
+      os.kill(self._pid(role), signal.SIGKILL)
+    elif not mine.kill(role):
+      raise self._no_process(role)
 
   def change(self, **settings: Any) -> dict[str, tuple[Any, Any]]:
     """Changes settings while the run is on.
@@ -185,9 +322,12 @@ class Session(opened.Run):
     if role != "controller" and controller is not None:
       pid = process.read_processes(self.dir).get(role, {}).get("pid")
     if pid is None:
-      raise errors.UserError(
-        f"{role} of {self.dir}",
-        "there is no such process",
-        "see 'diloco status' for the roles that are alive",
-      )
+      raise self._no_process(role)
     return pid
+
+  def _no_process(self, role: str) -> errors.UserError:
+    return errors.UserError(
+      f"{role} of {self.dir}",
+      "there is no such process",
+      "see 'diloco status' for the roles that are alive",
+    )
