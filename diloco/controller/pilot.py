@@ -27,6 +27,7 @@ class Pilot:
     """Args: the run's configuration and the tokens of one inner step."""
     self._config = config
     self._tokens_per_step = tokens_per_step
+    self._tokens = 0  # after every step of any island somebody asks
     self._steps: dict[int, int] = {}
     # By island, from which step on a step had how many tokens.
     self._rates: dict[int, list[tuple[int, int]]] = {}
@@ -40,10 +41,10 @@ class Pilot:
   @property
   def tokens(self) -> int:
     """Tokens trained by all islands, as far as heard of."""
-    return sum(map(self._tokens_of, self._steps))
+    return self._tokens
 
   def _tokens_of(self, island: int) -> int:
-    tokens, until = 0, self._steps[island]
+    tokens, until = 0, self._steps.get(island, 0)
     for since, rate in reversed(self._rates.get(island, ())):
       tokens += (until - since) * rate
       until = since
@@ -62,7 +63,9 @@ class Pilot:
     """
     moved = step > self._steps.get(island, step)
     if moved:
+      before = self._tokens_of(island)
       self._steps[island] = step
+      self._tokens += self._tokens_of(island) - before
     return moved
 
   def joined(self, island: int, step: int, tokens_per_step: int = 0) -> None:
@@ -73,11 +76,13 @@ class Pilot:
       step: inner steps it has done.
       tokens_per_step: of those that it does now, if not those of the others.
     """
+    before = self._tokens_of(island)
     self._steps[island] = step
-    before = [r for r in self._rates.pop(island, ()) if r[0] < step]
-    if before or tokens_per_step:
+    rates = [r for r in self._rates.pop(island, ()) if r[0] < step]
+    if rates or tokens_per_step:
       now = (step, tokens_per_step or self._tokens_per_step)
-      self._rates[island] = [*before, now]
+      self._rates[island] = [*rates, now]
+    self._tokens += self._tokens_of(island) - before
     every = self._config.programs.checkpoint_every_steps
     self._next_checkpoint[island] = step + every
 

@@ -55,6 +55,10 @@ def test_budget_counts_what_an_elastic_job_has_trained():
   run.joined(0, 4, 10)  # it died, and goes back
   run.observe(0, 6)
   assert run.tokens == 120 + 20
+  run.observe(1, 5)  # never joined
+  run.joined(1, 7)
+  run.observe(1, 8)
+  assert run.tokens == 120 + 20 + 80
 
 
 def test_budget_counts_the_steps_of_all_islands():

@@ -107,6 +107,31 @@ def test_same_seed_gives_the_same_run_and_every_token_has_a_fate(
   assert record_of(tmp_path / "c") != first
 
 
+def test_sixty_four_islands_fit_and_share_what_is_compiled(
+  tmp_path, monkeypatch
+):
+  compiled, compile_step = [], inner_step.compile_step
+
+  def counted(*args):
+    compiled.append(args)
+    return compile_step(*args)
+
+  monkeypatch.setattr(inner_step, "compile_step", counted)
+  config = make_config(64, [1.0] * 64, total_tokens=64 * 12 * 10)
+  outcome, _ = run(config, tmp_path)
+  assert outcome.status == "finished" and len(compiled) == 1
+  found = summary.summarise(tmp_path)
+  assert found["tokens_unaccounted"] == 0 and not found["violations"]
+  merges = reader.stream(tmp_path, only_role="syncer").events
+  merged = {
+    contribution["island"]
+    for line in merges
+    if line["event"] == "merged"
+    for contribution in line["contributions"]
+  }
+  assert merged == set(range(64))
+
+
 def test_steps_take_what_the_pace_says_and_wait_for_nobody(tmp_path):
   config = make_config(
     fleet={
