@@ -248,6 +248,17 @@ class RunConfig:
     """Whether its one job goes on without slices that die."""
     return self.method == "elastic_data_parallel"
 
+  @property
+  def own_answers(self) -> bool:
+    """Whether islands adopt only versions with all that they published.
+
+    Where they wait, others would cost them the steps since, and are merged
+    without them.
+    """
+    gives_up = self.sync.adoption in ("overwrite", "blend")
+    alone = self.sync.quorum < self.fleet.islands
+    return gives_up and alone and self.sync.wait_secs > 0
+
   def sync_every(self, island: int) -> int:
     """Steps of an island between two publications of a fragment."""
     speeds = [s.relative_speed for s in self.fleet.slices][: self.fleet.islands]

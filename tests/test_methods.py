@@ -91,6 +91,13 @@ def test_method_leaves_what_is_given():
   assert config.outer.learning_rate == 0.4 and config.outer.momentum == 0.9
 
 
+def test_versions_of_others_count_only_where_they_cost_no_steps():
+  alone = [m for m in methods.METHODS if build(m).own_answers]
+  assert alone == ["async_local_sgd"]
+  one = build("async_local_sgd", fleet__slices=[{}])
+  assert not one.own_answers  # there are no others
+
+
 def test_slower_islands_do_fewer_steps_between_two_publications():
   config = build("async_local_sgd", sync__every=24)
   assert [config.sync_every(m) for m in range(3)] == [24, 12, 6]

@@ -223,6 +223,7 @@ class IslandCore:
     cut: int = 0,
     wait_secs: float = 0.0,
     wait_after: int = 0,
+    own_answers: bool = False,
   ):
     """Starts after `step`.
 
@@ -238,6 +239,8 @@ class IslandCore:
       wait_secs: how long an answer to what a step has published is waited for
         before the next step, at most: one that is lost stops nobody.
       wait_after: steps that may be done before that.
+      own_answers: whether to adopt only versions with all that was published,
+        until it is waited for no more.
     """
     self._when = when
     self._island = island
@@ -253,6 +256,7 @@ class IslandCore:
     self._cut = cut
     self._wait_secs = wait_secs
     self._wait_after = wait_after
+    self._own_answers = own_answers
     self._held_until = -math.inf
     self._resyncing = False
     self._just_told = False  # what is ready was fetched before
@@ -339,6 +343,8 @@ class IslandCore:
       actions.append(Cut(cut, step, self.positions))
     if stepped and self._some_muted:
       actions += self._unmute()
+    if self._own_answers and not self._resyncing:
+      found = [ready for ready in found if self._is_answer(ready)]
     # Adoption first: what is published after it starts from the new base.
     for ready in found:
       actions += self._adopt(ready.fragment, ready.version, ready.merged_step)
@@ -357,6 +363,14 @@ class IslandCore:
     if stepped and self._wait_secs:
       self._held_until = event.now + self._wait_secs
     return actions
+
+  def _is_answer(self, ready: Ready) -> bool:
+    """Whether a version has what was published, or what an earlier life did."""
+    state = self._fragments[ready.fragment]
+    if not state.published:
+      return state.muted or ready.merged_step > state.first_step
+    last = state.published[-1]
+    return ready.merged_step >= last or self._step > last + self._wait_after
 
   def _all_or_nothing(self, found: Sequence[Ready]) -> Sequence[Ready]:
     """What a resync may adopt: all fragments, fetched anew, or none."""

@@ -66,7 +66,11 @@ class Hands(abc.ABC):
     if resynced:
       self.mend(actions)
     if at_hand and not core.resyncing:
-      at_hand.clear()  # adopted, or not newer than what is there
+      # What is newer than what is there is not what is waited for.
+      for fragment, position in enumerate(core.positions):
+        found = at_hand.get(fragment)
+        if found and self.ready(found).version <= position.base:
+          del at_hand[fragment]
     if heard.request is not None and not core.resyncing:
       bases = [p.base for p in core.positions]
       if peer_protocol.can_serve(bases, heard.request.versions):

@@ -21,6 +21,8 @@ from diloco.syncer import core, protocol
 
 logger = logging.getLogger(__name__)
 
+_MOST_STALE = 8  # versions that pass while one is read
+
 
 class Pins(Protocol):
   """Knows what must stay because a cut points to it; `cutting.CutKeeper`."""
@@ -48,7 +50,7 @@ class NoPins:
 
 def versions_kept(max_staleness: int) -> int:
   """Global versions kept before the newest, for those still reading them."""
-  return max(max_staleness, 1) + 2
+  return min(max(max_staleness, 1), _MOST_STALE) + 2
 
 
 class Chores:

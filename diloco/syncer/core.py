@@ -8,9 +8,10 @@ A *round* of a fragment produces its next version. It opens with the first
 fresh contribution (one that started from the current version), reaches quorum
 with K islands, stays open for the grace window, and is ready early once every
 live island is in. Stale contributions join a round but never open one:
-otherwise rounds would follow the network instead of the schedule. Merges run
-one after another, in the order in which rounds are ready; who comes while a
-round waits for its turn still joins it.
+otherwise rounds would follow the network instead of the schedule. Where islands
+wait for their own answers (`stale_opens`) hardly any is fresh, and all open.
+Merges run one after another, in the order in which rounds are ready; who comes
+while a round waits for its turn still joins it.
 
 What a contribution contains is judged by `diloco.syncer.gates`. Cuts follow Lai
 and Yang (1987): a contribution stamped with a later cut than the syncer's makes
@@ -268,6 +269,7 @@ class Settings:
   suspension: gates.Suspension = dataclasses.field(
     default_factory=gates.Suspension
   )
+  stale_opens: bool = False  # whether any contribution opens a round
 
 
 @dataclasses.dataclass
@@ -662,7 +664,7 @@ class SyncerCore:
       if contribution.base_version == version:
         return contribution
       last = last or contribution
-    return last if self._draining else None
+    return last if self._draining or self._settings.stale_opens else None
 
   def _close(
     self, fragment: int, state: _Fragment, absent: list[int], now: float

@@ -55,6 +55,7 @@ def settings(
     quorum=quorum.MinimumQuorum(sync.quorum),
     grace=policy,
     max_staleness=sync.max_staleness,
+    stale_opens=config.own_answers,
     retry_secs=retry_secs,
     gate=gates.GateSettings(factor=sync.gate_factor),
     suspension=gates.Suspension(after=sync.suspend_after),

@@ -45,6 +45,23 @@ def check_wait(island: Any) -> None:
     )
 
 
+def check_answer(
+  island: Any, action: core.Adopt, fetched: Any, held: values.Fragment
+) -> None:
+  """Where others' versions cost an island its steps, it waits for its own."""
+  shape = island.world.schedule
+  if not shape.own_answers or action.resync or action.muted_until:
+    return
+  _, *published = held.references
+  merged_step = fetched.head.clock.get(str(island.index), 0)
+  if not published or merged_step < published[-1] == island.core.step:
+    raise kernel_lib.Violation(
+      f"island {island.index} adopts version {action.version} at step"
+      f" {island.core.step}, which has its steps up to {merged_step} and not"
+      f" those up to {published[-1:] or 'its next publication'}"
+    )
+
+
 def check_save_lost(
   island: Any, step: int, positions: Any, dropped: list[core.Publish]
 ) -> None:

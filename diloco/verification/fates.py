@@ -161,7 +161,8 @@ class Fates:
       theta,
       tuple(staleness),
     )
-    if 0 not in staleness and not self._world.draining:
+    any_opens = self._world.draining or self._schedule.own_answers
+    if 0 not in staleness and not any_opens:
       raise Violation(
         f"version {version.number} of fragment {head.fragment} has no"
         " contribution that starts from the one before"

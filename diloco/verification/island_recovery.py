@@ -170,6 +170,7 @@ def _resume(island: Any, basis: protocol.Basis) -> None:
     origins=back.origins,
     cut=standing.cut,
     wait_secs=shape.wait_secs,
+    own_answers=shape.own_answers,
   )
   world.checker.recovered(island, saved, standing.known, back)
   kernel = island.kernel

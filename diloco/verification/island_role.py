@@ -251,6 +251,7 @@ class Island(hands.Hands):
     held = self.fragments[action.fragment]
     step = self.core.step
     self.world.checker.adopted(self, action, fetched, held)
+    delays.check_answer(self, action, fetched, held)
     held.anchor = fetched.content
     if action.resync:
       self.spoken = _NOTHING_SAID  # a refusal is an answer too

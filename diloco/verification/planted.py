@@ -453,6 +453,12 @@ PLANTS: dict[str, Plant] = {
     "holds",
     bugs.constant(False),
   ),
+  "others_answer": Plant(
+    "an island takes a version without its steps for an answer",
+    island_core.IslandCore,
+    "_is_answer",
+    bugs.constant(True),
+  ),
   "waits_for_ever": Plant(
     "an island waits for an answer for as long as there is none",
     island_core.IslandCore,

@@ -92,6 +92,12 @@ class Schedule:
     return dataclasses.replace(self, **changes)
 
   @property
+  def own_answers(self) -> bool:
+    """As of a run's configuration."""
+    alone = self.quorum < self.islands
+    return self.adoption != "carry" and alone and self.wait_secs > 0
+
+  @property
   def roles(self) -> tuple[str, ...]:
     """Names of all roles."""
     islands = tuple(f"island-{m}" for m in range(self.islands))
@@ -184,7 +190,10 @@ def draw(seed: int, *, may_wait: bool = True) -> Schedule:
   if rng.random() < 0.06 and may_wait:
     wait_secs = 1.0 + round(3 * rng.random(), 3)
     base = base.replace(
-      fragments=1, quorum=islands, adoption="overwrite", wait_secs=wait_secs
+      fragments=1,
+      quorum=islands if rng.random() < 0.6 else base.quorum,
+      adoption="overwrite",
+      wait_secs=wait_secs,
     )
     drawn = tuple(f for f in drawn if f.role in base.targets)
   return dataclasses.replace(base, merge=method, faults=drawn)

@@ -441,5 +441,6 @@ def core_settings(schedule: schedules.Schedule) -> core.Settings:
     quorum.MinimumQuorum(schedule.quorum),
     policy,
     schedule.max_staleness,
+    stale_opens=schedule.own_answers,
     retry_secs=World.times.retry_secs,
   )

@@ -54,6 +54,35 @@ def test_next_step_waits_for_the_answer_but_not_for_ever():
   assert not state.holds(20.2)
 
 
+def test_island_that_waits_for_its_own_answer_takes_no_other():
+  state = core.IslandCore(
+    schedule.Schedule(2, 1),
+    0,
+    "overwrite",
+    follow=False,
+    step=0,
+    origins=[core.Origin(0, 0)],
+    wait_secs=3.0,
+    own_answers=True,
+  )
+
+  def moment(step, now, *ready):
+    return state.handle(core.Stepped(step, ready, now=now))
+
+  assert not moment(1, 1.0, core.Ready(0, 1, 0))  # it would cost step 1
+  assert moment(2, 2.0) == [core.Publish(0, 0, 0, 2, "schedule")]
+  assert not moment(2, 2.5, core.Ready(0, 2, 0)) and state.holds(2.5)
+  adopted = moment(2, 2.9, core.Ready(0, 3, 2))
+  assert adopted == [core.Adopt(0, 3, 2, 2, 2)] and not state.holds(2.9)
+  moment(3, 3.0)
+  assert moment(4, 4.0) == [core.Publish(0, 3, 2, 4, "schedule")]
+  other = core.Ready(0, 4, 2)
+  assert not moment(4, 6.9, other) and not state.holds(7.0)
+  assert moment(5, 8.0, other) == [core.Adopt(0, 4, 4, 4, 5)]  # it went on
+  # What an earlier life sent and was merged late counts, whoever waits.
+  assert moment(5, 8.1, core.Ready(0, 5, 9))[0].muted_until == 9
+
+
 def test_island_that_does_not_wait_is_never_held():
   state = _core()
   assert _step(state) and state.unanswered and not state.holds(0.0)

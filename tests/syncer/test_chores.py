@@ -110,6 +110,11 @@ def test_of_a_pinned_contribution_only_the_record_goes():
   ]
 
 
+def test_what_may_be_merged_late_keeps_no_version_for_ever():
+  kept = [chores.versions_kept(n) for n in (0, 2, 8, 9, 1_000_000)]
+  assert kept == [3, 4, 10, 10, 10]
+
+
 def test_newest_versions_and_those_of_cuts_are_kept():
   left = [_payload(v).rpartition("/")[2] for v in (3, 4, 5)]
   never_committed, of_a_successor = "000000006.s1.9", "000000006.s3.1"

@@ -58,6 +58,17 @@ def test_round_closes_at_once_without_grace():
   assert state.versions == [1]
 
 
+def test_stale_contribution_opens_a_round_where_all_wait_for_their_own():
+  for opens in (False, True):
+    settings = core.Settings(
+      *(1, quorum.MinimumQuorum(1), grace.FixedGrace(0.0), 2),
+      stale_opens=opens,
+    )
+    state = core.SyncerCore(settings, [(1, {})])
+    actions = state.handle(core.Arrived([Contribution(0, 0, 24)]), 1.0)
+    assert _kinds(actions) == (["Open", "Close"] if opens else [])
+
+
 def test_grace_window_admits_a_late_island_and_then_closes():
   state = _core(grace_secs=1.0)
   state.handle(core.Membership({0: 0.1, 1: 0.2, 2: 0.3}), 0.0)

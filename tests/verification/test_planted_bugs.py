@@ -46,6 +46,7 @@ LIMITS = {
   "saved_of_any_timeline": 500,
   "given_up_while_open": 5,
   "goes_on_unanswered": 20,
+  "others_answer": 300,
   "part_pushed_out": 60,
   "unreadable_ends_search": 40,
   "epoch_ignored": 600,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -254,23 +255,45 @@ def test_elastic_data_parallel_is_one_loop_over_who_is_there(tmp_path):
   assert told["chip_secs"]["lost"]["slices away"] > 0
 
 
-def test_one_asynchronous_island_is_diloco_with_delayed_nesterov(tmp_path):
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.83, 0.37)])
+def test_asynchronous_islands_are_delayed_nesterov_in_order_of_arrival(
+  tmp_path, speeds
+):
+  found = train(tmp_path, "async_local_sgd", len(speeds), speeds=speeds)
   start = params = Task().init(jax.random.key(0))
   momentum = delta = jax.tree.map(jnp.zeros_like, start)
-  stream, state, rate, mu, delay = Rows(0), None, 0.7, 0.9, 4
-  state = optax.adamw(RATE).init(params)
-  for arrival in range(1, ROUNDS + 1):
-    batches = itertools.islice(iter(stream.__next__, None), H)
-    end, state = inner_loop(params, state, batches)
-    grads = jax.tree.map(jnp.subtract, params, end)
-    delta = jax.tree.map(jnp.add, delta, grads)
-    step = jax.tree.map(lambda g: g / delay, grads)
+  rate, mu, delay = 0.7, 0.9, 4
+  streams = [Rows(m) for m in range(len(speeds))]
+  states = [optax.adamw(RATE).init(params)] * len(speeds)
+  starts, done = [params] * len(speeds), [0] * len(speeds)
+  # Who came when is the run's; what became of it is computed here.
+  lines = reader.stream(tmp_path, only_role="syncer").events
+  merges = [line for line in lines if line["event"] == events.MERGED]
+  for arrival, merged in enumerate(merges, 1):
+    grads, weights = [], []
+    for told in merged["contributions"]:
+      m, steps = told["island"], told["step"] - done[told["island"]]
+      batches = itertools.islice(iter(streams[m].__next__, None), steps)
+      end, states[m] = inner_loop(starts[m], states[m], batches)
+      grads.append(jax.tree.map(jnp.subtract, starts[m], end))
+      weights.append(steps)  # tokens² / steps, as all have equal batches
+      done[m] = told["step"]
+    grad = jax.tree.map(
+      lambda *g, w=weights: sum(map(operator.mul, w, g)) / sum(w), *grads
+    )
+    delta = jax.tree.map(jnp.add, delta, grad)
+    step = jax.tree.map(lambda g: g / delay, grad)
     if arrival % delay == 0:
       momentum = jax.tree.map(lambda m, d: mu * m + d / delay, momentum, delta)
       step = jax.tree.map(lambda s, m: s + mu * m, step, momentum)
       delta = jax.tree.map(jnp.zeros_like, delta)
     params = jax.tree.map(lambda p, s: p - rate * s, params, step)
-  close(train(tmp_path, "async_local_sgd", islands=1), params)
+    for told in merged["contributions"]:
+      starts[told["island"]] = params  # each goes on from its own answer
+  close(found, params)
+  told = summary.summarise(tmp_path)
+  assert told["tokens_merged"] == told["tokens_trained"] == sum(done) * 8
+  assert len(merges) >= ROUNDS * len(speeds) - 3
 
 
 def muloco(inner, outer, every):
@@ -336,7 +359,7 @@ def test_one_island_is_an_optimizer_around_muon_step_by_step(tmp_path):
         "outer": {"learning_rate": 0.7, "momentum": 0.0},
       },
     ),
-    ("async_local_sgd", {}),
+    ("async_local_sgd", {"outer": {"momentum": 0.5}}),
     ("diloco", {"outer": {"momentum": 0.0}}),
     ("data_parallel", {}),
   ],
