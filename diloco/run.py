@@ -259,7 +259,10 @@ def preflight(
   )
   tree = trial.check(task, config)
   plan = tree.plan(config.sync)
-  timing.derive(config.controller, 0.0)  # how fast the store is comes later
+  if config.engine == "virtual":
+    fleet.check(config, plan)
+  else:
+    timing.derive(config.controller, 0.0)  # how fast the store is comes later
   return task, plan, _given(config, run_dir, tree.shapes, plan)
 
 

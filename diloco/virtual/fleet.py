@@ -20,7 +20,7 @@ from diloco import config as config_lib
 from diloco import errors, process, timing, workers
 from diloco.controller import outcome as outcome_lib
 from diloco.controller import pilot
-from diloco.fragments import codec, partition
+from diloco.fragments import partition
 from diloco.islands import bootstrap, trainer
 from diloco.islands import island as island_lib
 from diloco.planning.fleet import traces
@@ -34,9 +34,8 @@ from diloco.virtual import elastic, memory, scheduler
 logger = logging.getLogger(__name__)
 
 _FOREVER_SECS = float(10**12)
-_MERGE_SECS = 60.0  # that the last merges may take
 _IDLE_SECS = 0.05
-_LOOK_SECS = 0.2  # in which the syncer has looked around
+_LOOK_SECS = 0.2  # and a round trip, in which the syncer has looked around
 
 
 class Fleet:
@@ -66,8 +65,7 @@ class Fleet:
       watch: told the time after every step.
 
     Raises:
-      UserError: the trace of deaths cannot be read, or strikes what there is
-        not.
+      UserError: see `check`.
     """
     self.config = config
     self.run_dir = run_dir
@@ -78,17 +76,11 @@ class Fleet:
     self.snapshots.write_plan(plan)
     if given is not None:
       bootstrap.keep_given(self.snapshots, plan, given)
+    virtual, tree = config.virtual, self.snapshots.tree
     self.link = scheduler.Link(
-      config.virtual.latency_secs,
-      config.virtual.bytes_per_sec,
-      tuple(
-        codec.of(config.sync.down_codec, config.sync.codec_block).num_bytes(
-          plan.size(p)
-        )
-        for p in range(plan.num_fragments)
-      ),
+      virtual.latency_secs, virtual.bytes_per_sec, lambda: tree.moved
     )
-    self.times = timing.derive(config.controller, 0.0, plan.num_fragments)
+    self.times = check(config, plan)
     self.snapshots.write(timing.KEY, self.times)
     self.tape = recorder.Recorder(
       run_dir, "controller", 1, lambda: self.time.now
@@ -106,42 +98,19 @@ class Fleet:
     """What islands of a topology have in common; it never makes a step."""
     if topology not in self._likes:
       self._likes[topology] = trainer.Trainer(
-        self.config, self.task, 0, topology, self.devices(topology)
+        self.config, self.task, 0, topology, _devices(topology)
       )
     return self._likes[topology]
 
-  def devices(self, topology: Sequence[int]) -> list[jax.Device]:
-    """Devices for an island; all islands share them.
-
-    Raises:
-      UserError: this process has too few.
-    """
-    wanted, found = int(np.prod(topology)), jax.devices()
-    if wanted > len(found):
-      raise errors.UserError(
-        f"a slice of {wanted} devices in virtual time",
-        f"all islands train in this process, which sees {len(found)}",
-        "use smaller slices, or set XLA_FLAGS="
-        f"--xla_force_host_platform_device_count={wanted}",
-      )
-    return found[:wanted]
-
   def run(self) -> outcome_lib.Outcome:
-    """Trains until the budget is spent, winds down, keeps the store.
-
-    Raises:
-      UserError: a slice has more devices than this process sees.
-    """
+    """Trains until the budget is spent, winds down, keeps the store."""
     process.keep_memory()
     self.begin()
     try:
       self.train_until(self.config.total_tokens)
-      outcome = self._wind_down()
+      return self._wind_down()
     finally:
       self.end()
-    url = process.store_url(self.run_dir, self.config)
-    self.snapshots.keep(store.SnapshotStore(url))
-    return outcome
 
   def begin(self) -> None:
     """Starts all roles; nothing happens yet."""
@@ -171,17 +140,30 @@ class Fleet:
     reason = "token budget trained"
     self.tape.record(events.RUN_STOPPING, reason=reason)
     there = [seat for seat in seats if seat.ready]
-    time.run(lambda: all(s.drained or not s.ready for s in there), _MERGE_SECS)
+    drain_secs = self.times.drain_secs
+    # First they end their steps.
+    time.run(
+      lambda: all(s.drained or not s.ready for s in there),
+      self.times.hang_secs + drain_secs,
+    )
+    # Nothing dies any more, but it may have died before.
     time.run(lambda: self._syncer is not None, _FOREVER_SECS)
-    assert self._syncer is not None
-    self._syncer.drain()
-    time.run(lambda: False, _LOOK_SECS)
-    time.run(lambda: bool(self._syncer and self._syncer.idle), _MERGE_SECS)
+    syncer = self._syncer
+    assert syncer is not None
+    syncer.drain()
+    time.run(lambda: False, _LOOK_SECS + self.times.round_trip_secs)
+    time.run(lambda: syncer.idle, drain_secs)
     final = self._evaluate([seat for seat in there if seat.ready])
     for seat in there:
       seat.leave()
-    self._syncer.close()
+    syncer.close()
     outcome = outcome_lib.conclude(final)
+    try:
+      url = process.store_url(self.run_dir, self.config)
+      self.snapshots.keep(store.SnapshotStore(url))
+    except OSError as error:
+      why = f"its store could not be written ({errors.of_store(error)})"
+      outcome = outcome_lib.Outcome("failed", why)
     self.tape.record(
       events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
     )
@@ -213,11 +195,19 @@ class Fleet:
     assert seat.island is not None
     self._watch(self.time.now)
     self.pilot.observe(seat.number, seat.island.step)
-    spent = self.pilot.tokens / self.config.total_tokens
-    for fault in list(self._faults):
-      if spent >= fault.at_fraction and self._strike(fault):
-        self._faults.remove(fault)
+    if self._due():
+      # Not in the middle of what a thread is doing.
+      self.time.after(0.0, self._strike_due)
     return self.pilot.budget_spent
+
+  def _due(self) -> list[config_lib.FaultConfig]:
+    spent = self.pilot.tokens / self.config.total_tokens
+    return [fault for fault in self._faults if spent >= fault.at_fraction]
+
+  def _strike_due(self) -> None:
+    for fault in self._due():
+      if self._strike(fault):
+        self._faults.remove(fault)
 
   def _strike(self, fault: config_lib.FaultConfig) -> bool:
     """Injects a fault; says whether that could be done."""
@@ -225,7 +215,8 @@ class Fleet:
     seat = None
     if fault.target.startswith("island-"):
       seat = self.islands[int(fault.target.removeprefix("island-"))]
-    if seat and not seat.ready:
+    there = seat.ready if seat else self._syncer is not None
+    if self.pilot.budget_spent or not there:
       return False
     self.tape.record(
       events.FAULT_INJECTED,
@@ -239,13 +230,12 @@ class Fleet:
       assert seat.island is not None
       seat.island.poison(0)
     else:
-      # Not in the middle of what its thread is doing.
-      self.time.after(0.0, lambda: seat.die(secs))
+      seat.die(secs)
     return True
 
   def _replace_syncer(self, secs: float) -> None:
     """Kills the syncer, and starts the next one after that time."""
-    if self._syncer is None:
+    if self._syncer is None or self.pilot.budget_spent:
       return
     self._syncer.kill()
     self._syncer = None
@@ -265,14 +255,47 @@ class Fleet:
       seat.lose(entry.island, repair_secs)
 
 
-def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
-  """The trace of the configuration.
+def check(
+  config: config_lib.RunConfig, plan: partition.FragmentPlan
+) -> timing.Timing:
+  """Checks what a run in virtual time needs; returns its timeouts.
 
   Raises:
-    UserError: it cannot be read, or strikes what the run does not have.
+    UserError: the trace of deaths cannot be read, or strikes what there is
+      not; a slice has more devices than this process sees; the link is too slow
+      for the timeouts chosen.
   """
+  _trace(config)
+  for slice_ in config.fleet.slices:
+    _devices(slice_.shape)
+  # To compare and set is to read and to write.
+  round_trip_secs = 2 * config.virtual.latency_secs
+  return timing.derive(config.controller, round_trip_secs, plan.num_fragments)
+
+
+def _devices(topology: Sequence[int]) -> list[jax.Device]:
+  """Devices for an island; all islands share them."""
+  wanted, found = int(np.prod(topology)), jax.devices()
+  if wanted > len(found):
+    raise errors.UserError(
+      f"a slice of {wanted} devices in virtual time",
+      f"all islands train in this process, which sees {len(found)}",
+      "use smaller slices, or set XLA_FLAGS="
+      f"--xla_force_host_platform_device_count={wanted}",
+    )
+  return found[:wanted]
+
+
+def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
+  """The trace of the configuration."""
   path = config.virtual.trace
-  found = traces.read(path) if path else ()
+  if not path:
+    return ()
+  try:
+    found = traces.read(path)
+  except errors.UserError as error:
+    what = f"config.virtual.trace, {error.what}"
+    raise errors.UserError(what, error.why, error.remedy) from error
   slices = config.replicas * config.fleet.islands
   for entry in found:
     known = entry.service == "syncer" or (
@@ -334,7 +357,7 @@ class Seat:
       ),
       fleet.config,
       self._task,
-      fleet.devices(slice_.shape),
+      _devices(slice_.shape),
       threads=self._process,
       like=fleet.like(slice_.shape),
     )

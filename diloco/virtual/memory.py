@@ -103,12 +103,14 @@ class Tree:
   Attributes:
     found: value and generation by key.
     children: names by prefix; those of keys, and of prefixes of keys.
+    moved: bytes of tensors written and read so far.
   """
 
   def __init__(self) -> None:
     """Is empty."""
     self.found: dict[str, tuple[Any, bytes]] = {}
     self.children: dict[str, dict[str, None]] = {}
+    self.moved = 0
     self._generation = 0
 
   def put(self, key: str, value: Any) -> None:
@@ -150,8 +152,15 @@ class Tree:
 class MemoryArray:
   """One tensor; as `arrays.StoredArray`."""
 
-  def __init__(self, name: str, layout: arrays.Layout, values: np.ndarray):
-    """Args: its name as it was given, its layout, its values."""
+  def __init__(
+    self,
+    name: str,
+    layout: arrays.Layout,
+    values: np.ndarray,
+    tree: Tree,
+  ):
+    """Args: its name as it was given, its layout, its values, and where."""
+    self._tree = tree
     self.name = name
     self.layout = layout
     self.values = values
@@ -160,7 +169,7 @@ class MemoryArray:
     self, out: np.ndarray, index: arrays.Index | None = None
   ) -> MemoryArray:
     """See `arrays.StoredArray`."""
-    out[...] = self.values[self.layout.box(index)]
+    self.read(index, out)
     return self
 
   def finish(self) -> None:
@@ -171,6 +180,7 @@ class MemoryArray:
   ) -> np.ndarray:
     """See `arrays.StoredArray`."""
     found = self.values[self.layout.box(index)]
+    self._tree.moved += found.nbytes
     if out is None:
       return found.copy()
     out[...] = found
@@ -191,8 +201,9 @@ class MemoryArrays:
       values = np.empty(layout.shape, layout.numpy_dtype)
       for index, piece in tensor.pieces:
         values[layout.box(index)] = piece
+        self._tree.moved += piece.nbytes
       key = f"{prefix}/{name.replace('/', '%2F')}"
-      self._tree.put(key, MemoryArray(name, layout, values))
+      self._tree.put(key, MemoryArray(name, layout, values, self._tree))
 
   def open(
     self, prefix: str, name: str, layout: arrays.Layout | None = None

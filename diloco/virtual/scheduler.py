@@ -8,6 +8,7 @@ island's pace, an operation of the store by the link that it goes through.
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,24 +57,12 @@ class Link(NamedTuple):
   Attributes:
     latency_secs: of an operation.
     bytes_per_sec: each way; 0 for any number.
-    fragment_bytes: [P], of a fragment's values as a version has them.
+    moved: bytes of tensors that have gone to the store or come from it.
   """
 
   latency_secs: float = 0.0
   bytes_per_sec: float = 0.0
-  fragment_bytes: tuple[int, ...] = ()
-
-  def secs(self, operation: Any) -> float:
-    """Time that an operation takes."""
-    num_bytes = 0
-    if self.bytes_per_sec:
-      match operation:
-        case operations.WritePayload(_, tensors):
-          num_bytes = sum(v.nbytes for t in tensors for _, v in t.pieces)
-        case operations.ReadPayload(head):
-          num_bytes = self.fragment_bytes[head.fragment]
-      return self.latency_secs + num_bytes / self.bytes_per_sec
-    return self.latency_secs
+  moved: Callable[[], int] = int
 
 
 class Process(workers.Threads):
@@ -138,7 +127,6 @@ class Loop(workers.Loop):
     self._process = process
     self._turn = 0  # what was asked for before the last one is void
     self._may_be_woken = False
-    self.ended = False
 
   def start(self) -> None:
     """See `workers.Loop`."""
@@ -160,7 +148,6 @@ class Loop(workers.Loop):
   def close(self) -> None:
     """Ends it where it waits."""
     self._turn += 1
-    self.ended = True
     self._script.close()
 
   def _later(self, secs: float, operation: Any) -> None:
@@ -177,37 +164,47 @@ class Loop(workers.Loop):
     try:
       while True:
         try:
+          before = link.moved()
           value = None if operation is None else self._done(operation)
         except Exception as error:
           operation = script.throw(error)
         else:
+          moved = link.moved() - before
+          if moved and link.bytes_per_sec:
+            given = operations.Compute(functools.partial(_same, value))
+            return self._later(moved / link.bytes_per_sec, given)
           operation = script.send(value)
+        pause: float | None = None
         match operation:
           case None:
-            secs = None
-          case operations.Nap(secs):
             pass
+          case operations.Nap(secs):
+            pause = secs
           case float(secs):
             return self._later(secs, None)
           case operations.Compute():
             continue
           case _:
-            if secs := link.secs(operation):
-              return self._later(secs, operation)
+            if link.latency_secs:
+              return self._later(link.latency_secs, operation)
             continue
         if not self._woken:
-          if secs is not None:
-            self._later(secs, None)
+          if pause is not None:
+            self._later(pause, None)
           self._may_be_woken = True
           return
         self._woken, operation = False, None
     except StopIteration:
-      self.ended = True
+      pass
 
   def _done(self, operation: Any) -> Any:
     if isinstance(operation, operations.Compute):
       return operation.work()
     return self._do(operation)
+
+
+def _same(value: Any) -> Any:
+  return value
 
 
 class Pulse(pulse.Pulse):

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from diloco import config as config_lib
-from diloco import errors
+from diloco import errors, timing
 from diloco import run as run_lib
 from diloco.islands import inner_step
 from diloco.report import liveness, summary
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import arrays, keys, operations, records, store
 from diloco.tape import reader
 from diloco.tasks import registry, replicated
-from diloco.virtual import fleet
+from diloco.virtual import fleet, memory, scheduler
 from tests.islands import quadratic
 
 KILLED = {"target": "island-1", "at_fraction": 0.3, "kind": "sigkill"}
@@ -197,9 +197,6 @@ def test_trace_kills_when_it_says(tmp_path):
     (6.0, "syncer_died"),
     (6.5, "syncer_started"),
   ]
-  trace.write_text("secs,target\n3,island-3\n")
-  with pytest.raises(errors.UserError, match="one of 3 islands"):
-    run(make_config(virtual={"trace": f"{trace}"}), tmp_path / "other")
 
 
 def test_slice_that_this_process_has_no_devices_for_is_refused(tmp_path):
@@ -209,6 +206,123 @@ def test_slice_that_this_process_has_no_devices_for_is_refused(tmp_path):
   )
   with pytest.raises(errors.UserError, match="this process, which sees"):
     run(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("fields", "trace", "told"),
+  [
+    ({}, "secs,target\n3,island-3\n", "config.virtual.trace.*3 islands"),
+    ({}, "secs\n3\n", r"config\.virtual\.trace.*its header is secs"),
+    ({}, None, r"config\.virtual\.trace.*No such file"),
+    ({"controller": {"takeover_secs": 1.0}}, "secs,target", "a round trip"),
+  ],
+)
+def test_what_virtual_time_cannot_have_is_refused_before_anything(
+  tmp_path, monkeypatch, fields, trace, told
+):
+  monkeypatch.setattr(registry, "make_task", lambda *_: quadratic.Task())
+  path = tmp_path / "trace.csv"
+  if trace is not None:
+    path.write_text(trace)
+  virtual = {"trace": str(path), "latency_secs": 0.3}
+  config = make_config(**{"virtual": virtual} | fields)
+  with pytest.raises(errors.UserError, match=told):
+    run_lib.train(config.to_dict(), tmp_path / "run", quiet=True)
+  assert not (tmp_path / "run").exists()
+
+
+def secs_of(folder, kind):
+  """When the controller told of such an event."""
+  told = reader.stream(folder, only_role="controller").events
+  return [event["wall_secs"] for event in told if event["event"] == kind]
+
+
+def test_syncer_is_not_struck_once_the_budget_is_spent(tmp_path):
+  slow = {"latency_secs": 0.3}
+  run(make_config(virtual=slow, total_tokens=300), tmp_path / "plain")
+  (began,) = secs_of(tmp_path / "plain", "run_stopping")
+  (ended,) = secs_of(tmp_path / "plain", "run_finished")
+  trace = tmp_path / "trace.csv"
+  strikes = [f"{began + (ended - began) * n / 4},syncer,5" for n in (1, 2, 3)]
+  trace.write_text("\n".join(["secs,target,repair_secs", *strikes]))
+  config = make_config(virtual=slow | {"trace": str(trace)}, total_tokens=300)
+  outcome, _ = run(config, tmp_path / "struck")
+  assert outcome.status == "finished"
+  assert secs_of(tmp_path / "struck", "run_finished") == [ended]
+
+
+def test_store_that_cannot_be_kept_fails_the_run_and_leaves_its_tape(
+  tmp_path, monkeypatch
+):
+  def full(*_):
+    raise errors.StoreError("no space left [device]")
+
+  monkeypatch.setattr(memory.MemoryStore, "keep", full)
+  outcome, _ = run(make_config(total_tokens=300), tmp_path)
+  assert outcome.status == "failed" and "no space left)" in outcome.reason
+  assert summary.summarise(tmp_path)["reason"] == outcome.reason
+
+
+def test_drain_takes_as_long_as_the_link_needs(tmp_path):
+  config = make_config(
+    total_tokens=600,
+    virtual={"latency_secs": 20.0},
+  )
+  outcome, _ = run(config, tmp_path)
+  found = summary.summarise(tmp_path)
+  assert outcome.status == "finished" and found["tokens_pending"] == 0
+  # All is published; of what overlaps what is merged, the syncer says so.
+  assert set(found["tokens_discarded"]) <= {"overlaps_merged"}
+
+
+def test_fault_is_told_of_if_it_happens_and_waits_for_its_target(tmp_path):
+  late = [fault | {"at_fraction": 1.0} for fault in (KILLED, DEPOSED)]
+  run(make_config(faults=[KILLED, DEPOSED] * 2 + late), tmp_path)
+  told = secs_of(tmp_path, "fault_injected")
+  deaths = [
+    *secs_of(tmp_path, "island_died"),
+    *secs_of(tmp_path, "syncer_died"),
+  ]
+  assert len(set(told)) == 4 and told == sorted(deaths)
+
+
+@pytest.mark.parametrize("bytes_per_sec", [0.0, 100.0])
+def test_link_takes_its_time_for_the_bytes_that_move(bytes_per_sec):
+  time, held = scheduler.Scheduler(), memory.MemoryStore()
+  whole, packed = np.zeros(60, np.float32), np.zeros(30, np.uint8)
+  tensors = [arrays.Tensor.whole("a", whole), arrays.Tensor.whole("b", packed)]
+  took = []
+
+  def execute(operation):
+    if isinstance(operation, operations.WritePayload):
+      return held.arrays.write(operation.prefix, operation.content)
+    if isinstance(operation, operations.ReadState):
+      return held.arrays.read("p", "b")
+    return held.execute(operation)
+
+  def script():
+    for operation in (
+      operations.WritePayload("p", tensors),
+      operations.ReadState(None),
+      operations.Names("p"),
+    ):
+      began = time.now
+      yield operation
+      took.append(time.now - began)
+
+  link = scheduler.Link(0.5, bytes_per_sec, lambda: held.tree.moved)
+  scheduler.Process(time, link).loop("any", script(), execute).start()
+  time.run(lambda: len(took) == 3, 100.0)
+  moved = [2.7, 0.3, 0.0] if bytes_per_sec else [0.0] * 3
+  assert took == pytest.approx([0.5 + secs for secs in moved])
+
+
+def test_timeouts_follow_the_link(tmp_path):
+  config = make_config(virtual={"latency_secs": 0.3}, total_tokens=100)
+  _, snapshots = run(config, tmp_path)
+  times = snapshots.read(timing.KEY, timing.Timing)
+  assert times.round_trip_secs == 0.6
+  assert times.heartbeat_secs >= 4 * times.round_trip_secs
 
 
 @pytest.mark.parametrize(
