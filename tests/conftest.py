@@ -1,13 +1,13 @@
 """Eight virtual CPU devices for all tests, and one cache of what is compiled.
 
-Set before JAX is imported. Workers of one session, and the processes of the
-runs that they start, inherit the cache's place; it goes with the session.
+Workers of a session, and the processes of the runs that they start, inherit the
+cache's place in the environment. It outlives the session: XLA compiles again
+only what has changed since. `make clean` clears it.
 """
 
 import os
 import pathlib
 import shutil
-import tempfile
 
 import jax
 import pytest
@@ -18,26 +18,35 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 )
-_OWNS_CACHE = "JAX_COMPILATION_CACHE_DIR" not in os.environ
-if _OWNS_CACHE:
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="diloco-")
+_CACHE = "JAX_COMPILATION_CACHE_DIR"
+_MOST_CACHED_BYTES = 2**28  # a session makes a tenth of that
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_configure(config):
   """Compiles quickly in this process, and as users do in those it starts."""
+  if _CACHE not in os.environ:
+    os.environ[_CACHE] = str(_cache(config))
   if config.getoption("numprocesses", None):
     return  # workers do the tests
   flags = os.environ["XLA_FLAGS"]
   os.environ["XLA_FLAGS"] = f"{flags} --xla_backend_optimization_level=0"
+  # This process may have imported JAX before they were in the environment.
+  jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   jax.devices()  # reads them, once and for all
   os.environ["XLA_FLAGS"] = flags
 
 
-def pytest_unconfigure():
-  if _OWNS_CACHE:
-    shutil.rmtree(os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+def _cache(config):
+  """Where it is; emptied when it has grown too large."""
+  folder = config.cache.mkdir("compiled")
+  if sum(f.stat().st_size for f in folder.iterdir()) > _MOST_CACHED_BYTES:
+    shutil.rmtree(folder)
+    folder.mkdir()
+  return folder
 
 
 @pytest.fixture(scope="session")

@@ -195,10 +195,10 @@ class Trainer(learner.Learner):
       self.state = self.state._replace(opt_state=None)
       placed = jax.device_put(opt_state, shardings, may_alias=False)
       self.state = self.state._replace(opt_state=placed)
-    opt_state = schedules.set_step(
-      self._optimizer, self.state.opt_state, params, step
-    )
-    self.state = self._placed(params, opt_state)
+    moved = self.state.opt_state
+    if step or opt_state is not None:  # a new one is at step 0
+      moved = schedules.set_step(self._optimizer, moved, params, step)
+    self.state = self._placed(params, moved)
     self._stream.seek(step)
 
   def _placed(

@@ -90,6 +90,20 @@ def joined(request) -> task.Task:
   return _TASKS[request.param]()
 
 
+@pytest.fixture(scope="module")
+def params(joined) -> task.Params:
+  return joined.init(jax.random.key(3))
+
+
+@pytest.fixture(scope="module")
+def stepped(joined, params):
+  """Loss, metrics and gradients of a first batch."""
+  (batch,) = _take(_stream(joined), 1)
+  step = jax.jit(jax.value_and_grad(joined.loss, has_aux=True))
+  (loss, metrics), gradients = step(params, batch)
+  return loss, metrics, gradients
+
+
 def _stream(joined, split="train", share=0, seed=0):
   return joined.batches(split, share=share, num_shares=2, seed=seed)
 
@@ -104,18 +118,14 @@ def _equal(first, second) -> bool:
   return jax.tree.all(jax.tree.map(np.array_equal, first, second))
 
 
-def test_equal_seeds_give_equal_float32_params(joined):
-  first = joined.init(jax.random.key(3))
-  assert _equal(first, joined.init(jax.random.key(3)))
-  assert not _equal(first, joined.init(jax.random.key(4)))
-  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(first))
+def test_equal_seeds_give_equal_float32_params(joined, params):
+  assert _equal(params, joined.init(jax.random.key(3)))
+  assert not _equal(params, joined.init(jax.random.key(4)))
+  assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
 
 
-def test_loss_and_gradients_are_finite_float32(joined):
-  params = joined.init(jax.random.key(0))
-  (batch,) = _take(_stream(joined), 1)
-  step = jax.jit(jax.value_and_grad(joined.loss, has_aux=True))
-  (loss, metrics), gradients = step(params, batch)
+def test_loss_and_gradients_are_finite_float32(params, stepped):
+  loss, metrics, gradients = stepped
   assert loss.shape == () and loss.dtype == jnp.float32
   assert all(np.shape(value) == () for value in metrics.values())
   assert jax.tree.structure(gradients) == jax.tree.structure(params)
@@ -124,8 +134,7 @@ def test_loss_and_gradients_are_finite_float32(joined):
     assert np.all(np.isfinite(leaf))
 
 
-def test_eval_loss_counts_what_it_sums(joined):
-  params = joined.init(jax.random.key(0))
+def test_eval_loss_counts_what_it_sums(joined, params):
   (batch,) = _take(_stream(joined, "heldout"), 1)
   total, tokens = jax.jit(joined.eval_loss)(params, batch)
   assert total.dtype == tokens.dtype == jnp.float32
@@ -134,11 +143,11 @@ def test_eval_loss_counts_what_it_sums(joined):
   assert total > 0
 
 
-def test_optimizer_moves_every_leaf_and_keeps_its_dtype(joined):
+def test_optimizer_moves_every_leaf_and_keeps_its_dtype(
+  joined, params, stepped
+):
   optimizer = joined.optimizer(10)
-  params = joined.init(jax.random.key(0))
-  (batch,) = _take(_stream(joined), 1)
-  gradients = jax.jit(jax.grad(joined.loss, has_aux=True))(params, batch)[0]
+  _, _, gradients = stepped
   update = jax.jit(optimizer.update)
   updates, _ = update(gradients, optimizer.init(params), params)
   moved = optax.apply_updates(params, updates)
@@ -174,8 +183,7 @@ def test_shares_and_seeds_give_other_batches(joined):
   assert not _equal(first, _take(_stream(joined, seed=1), 2))
 
 
-def test_is_embedding_answers_for_every_leaf(joined):
-  params = jax.eval_shape(joined.init, jax.random.key(0))
+def test_is_embedding_answers_for_every_leaf(joined, params):
   for path, _ in jax.tree_util.tree_leaves_with_path(params):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     assert joined.is_embedding(name) in (True, False)

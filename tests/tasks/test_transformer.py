@@ -1,6 +1,7 @@
 """The transformer's own properties: causality, positions, tying, dtypes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ _CONFIG = transformer.TransformerConfig(
 )
 
 
+@functools.cache
 def _build(**changes):
   config = dataclasses.replace(_CONFIG, **changes)
   model = transformer.Transformer(config)
@@ -48,11 +50,11 @@ def test_blocked_attention_equals_full_attention(length):
   query, key, value = (
     jax.random.normal(k, shape) for k in jax.random.split(jax.random.key(1), 3)
   )
-  scores = jnp.einsum("bnlk,bnmk->bnlm", query, key)
-  mask = np.tril(np.ones((length, length), bool))
-  weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
-  expected = jnp.einsum("bnlm,bnmk->bnlk", weights, value)
-  actual = transformer.causal_attention(query, key, value)
+  scores = np.einsum("bnlk,bnmk->bnlm", query, key)
+  weights = np.tril(np.exp(scores))
+  weights /= weights.sum(axis=-1, keepdims=True)
+  expected = np.einsum("bnlm,bnmk->bnlk", weights, value)
+  actual = jax.jit(transformer.causal_attention)(query, key, value)
   # float32 sums of up to 512 terms in another order.
   np.testing.assert_allclose(actual, expected, atol=2e-5)
 
@@ -98,10 +100,10 @@ def test_one_embedding_serves_input_and_output():
 
 
 def test_every_layer_has_leaves_of_its_own():
-  _, params = _build(num_layers=3)
-  layers = [params[f"layer_{index}"] for index in range(3)]
+  _, params = _build()
+  layers = [params[f"layer_{index}"] for index in range(2)]
   shapes = [jax.tree.map(np.shape, layer) for layer in layers]
-  assert shapes[0] == shapes[1] == shapes[2]
+  assert shapes[0] == shapes[1]
   assert not np.array_equal(
     layers[0]["attention"]["query"], layers[1]["attention"]["query"]
   )
@@ -109,7 +111,7 @@ def test_every_layer_has_leaves_of_its_own():
 
 @pytest.mark.parametrize("mlp", sorted(transformer.ACTIVATIONS))
 def test_the_gated_mlp_follows_its_formula(mlp):
-  _, params = _build(mlp=mlp)
+  _, params = _build()  # of either: the activation has none
   config = dataclasses.replace(_CONFIG, mlp=mlp)
   block = params["layer_0"]["mlp"]
   x = jax.random.normal(jax.random.key(3), (1, 3, _CONFIG.d_model))
@@ -140,7 +142,9 @@ def test_params_and_gradients_are_float32(compute_dtype):
 def test_bfloat16_compute_stays_near_float32():
   tokens = _tokens(20)
   exact_model, params = _build(num_layers=1)
-  rough_model, _ = _build(num_layers=1, compute_dtype="bfloat16")
+  rough_model = transformer.Transformer(
+    dataclasses.replace(exact_model.config, compute_dtype="bfloat16")
+  )
   exact = jax.jit(exact_model.apply)({"params": params}, tokens)
   rough = jax.jit(rough_model.apply)({"params": params}, tokens)
   error = np.sqrt(np.mean((exact - rough) ** 2) / np.mean(exact**2))
