@@ -643,12 +643,6 @@ TABLE: tuple[Command, ...] = (
         help="processes",
       ),
       flag(
-        "--plant",
-        default="",
-        metavar="BUG",
-        help="plant a bug; an unknown name lists them",
-      ),
-      flag(
         "--no-shrink",
         action="store_true",
         help="leave a failure as it was found",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
-from diloco.verification import planted, rare, schedules, world
+from diloco.verification import rare, schedules, world
 
 _CHUNK = 200  # schedules a process takes at a time
 _KEPT = 20  # violations told in full
@@ -115,7 +115,7 @@ class Tally:
     }
 
 
-def play(first: int, count: int, plant: str = "") -> Tally:
+def play(first: int, count: int) -> Tally:
   """Plays the schedules of consecutive seeds in this process."""
   tally = Tally()
   started = time.process_time()
@@ -125,9 +125,8 @@ def play(first: int, count: int, plant: str = "") -> Tally:
   # Worlds are freed by their last reference; looking for cycles costs a third.
   gc.disable()
   try:
-    with planted.bug(plant) if plant else contextlib.nullcontext():
-      for seed in range(first, first + count):
-        tally.add(seed, world.run(schedules.draw(seed)))
+    for seed in range(first, first + count):
+      tally.add(seed, world.run(schedules.draw(seed)))
   finally:
     if collecting:
       gc.enable()
@@ -156,7 +155,6 @@ def run(
   first: int,
   count: int,
   jobs: int,
-  plant: str = "",
   progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
   """Plays the schedules of consecutive seeds.
@@ -165,7 +163,6 @@ def run(
     first: the first seed.
     count: how many.
     jobs: processes.
-    plant: a planted bug, or "".
     progress: told now and then how far it is.
   """
   total = Tally()
@@ -175,7 +172,7 @@ def run(
   ]
   if jobs <= 1:
     for start, size in chunks:
-      total.merge(play(start, size, plant))
+      total.merge(play(start, size))
       progress(total)
     return total
   # Not by fork: who calls this may have threads, of JAX for one.
@@ -188,7 +185,7 @@ def run(
       under_way: set[futures.Future[Tally]] = set()
       while True:
         more = itertools.islice(todo, 2 * jobs - len(under_way))
-        under_way |= {pool.submit(play, *chunk, plant) for chunk in more}
+        under_way |= {pool.submit(play, *chunk) for chunk in more}
         if not under_way:
           return total
         done, under_way = futures.wait(

@@ -10,7 +10,6 @@ from typing import Any
 from diloco import errors
 from diloco.verification import (
   campaign,
-  planted,
   rare,
   schedules,
   shrink,
@@ -36,10 +35,9 @@ def run(args: Any) -> tuple[int, dict[str, Any]]:
       "--seed, --schedules and --jobs cannot be negative",
       "leave them out for the defaults",
     )
-  with planted.bug(args.plant) if args.plant else contextlib.nullcontext():
-    if args.schedule or args.trace:
-      return _run_one(args)
-    return _run_many(args)
+  if args.schedule or args.trace:
+    return _run_one(args)
+  return _run_many(args)
 
 
 def _run_one(args: Any) -> tuple[int, dict[str, Any]]:
@@ -74,7 +72,7 @@ def _run_many(args: Any) -> tuple[int, dict[str, Any]]:
   """Plays many schedules; the first failure is shrunk and printed."""
   count = args.schedules or 1000
   with _progress(count) as told:
-    tally = campaign.run(args.seed, count, args.jobs, args.plant, told)
+    tally = campaign.run(args.seed, count, args.jobs, told)
   facts = tally.to_dict()
   if tally.violations and not args.no_shrink:
     seed, reason = tally.violations[0]

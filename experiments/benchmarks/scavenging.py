@@ -16,9 +16,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from diloco.planning.fleet import budget, outcome, simulator
 from diloco.planning.fleet import fleet as fleet_lib
+from diloco.planning.fleet import outcome, simulator
 from diloco.planning.fleet import scenario as scenario_lib
+from experiments.benchmarks import budget
 
 CHIPS = 1_200_000
 SHARES = (0.25, 0.5, 1.0, 2.0, 3.0)

@@ -1,19 +1,19 @@
 """A real run in which processes were killed, and replays of it."""
 
+import contextlib
+import io
 import itertools
 import json
 import math
 import shutil
 import statistics
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 from real_run import Run
 
-from diloco import process
+from diloco import cli, process
 from diloco.islands import inner_step
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
@@ -22,14 +22,11 @@ from diloco.workbench import session
 
 
 def diloco(*words):
-  """Runs a command; returns (exit code, stdout, stderr)."""
-  result = subprocess.run(
-    [sys.executable, "-m", "diloco.cli", *map(str, words)],
-    capture_output=True,
-    text=True,
-    timeout=240,
-  )
-  return result.returncode, result.stdout, result.stderr
+  """Does a command in this process; returns (exit code, stdout, stderr)."""
+  out, err = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    code = cli.main([*map(str, words)])
+  return code, out.getvalue(), err.getvalue()
 
 
 CHANGES = {"outer.learning_rate": (0.9, 0.8), "sync.every": (8, 6)}

@@ -4,11 +4,11 @@ import collections
 import datetime
 import os
 
+import exhaustive
 import pytest
 
 from diloco.verification import (
   campaign,
-  exhaustive,
   faults,
   rare,
   schedules,

@@ -1,8 +1,8 @@
+import plants
 import pytest
 
 from diloco.verification import (
   faults,
-  planted,
   schedules,
   shrink,
   world,
@@ -44,7 +44,7 @@ def test_attempts_are_bounded():
 
 
 def test_shrunk_schedule_of_a_planted_bug_still_fails_the_same_way():
-  with planted.bug("muted_publishes"):
+  with plants.bug("muted_publishes"):
     seed, outcome = next(
       (seed, outcome)
       for seed in range(60)

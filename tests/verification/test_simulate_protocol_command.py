@@ -6,10 +6,12 @@ import subprocess
 import sys
 import time
 
+import exhaustive
+import plants
 import pytest
 
 from diloco import cli
-from diloco.verification import exhaustive, faults
+from diloco.verification import faults
 
 
 def run(capsys, *flags):
@@ -86,16 +88,14 @@ def test_killed_campaign_leaves_no_process_behind(number):
 
 
 def test_failure_prints_seed_reason_and_a_small_schedule(capsys):
-  code, _, err = run(
-    capsys, "--schedules=3", "--jobs=1", "--plant=head_before_payload"
-  )
+  with plants.bug("head_before_payload"):
+    code, _, err = run(capsys, "--schedules=3", "--jobs=1")
   assert code == 1
   assert "seed 0: the head of fragment" in err
   line = next(x for x in err.splitlines() if "--schedule=" in x)
   small = line.partition("--schedule='")[2].rstrip("'")
-  code, out, _ = run(
-    capsys, f"--schedule={small}", "--plant=head_before_payload"
-  )
+  with plants.bug("head_before_payload"):
+    code, out, _ = run(capsys, f"--schedule={small}")
   assert code == 1 and "which is not there" in out
   code, out, _ = run(capsys, f"--schedule={small}")
   assert code == 0
@@ -125,7 +125,6 @@ def test_trace_of_a_spoiled_version_names_it(capsys):
 @pytest.mark.parametrize(
   "flags",
   [
-    ["--plant=nonesuch", "--schedules=1"],
     ["--schedule={}"],
     ['--schedule={"seed":1,"set_back":-1,"faults":[]}'],
     ['--schedule={"seed":1,"set_back":"often","faults":[]}'],

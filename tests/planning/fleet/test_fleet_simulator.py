@@ -9,7 +9,6 @@ import pytest
 from diloco import config as config_lib
 from diloco import errors
 from diloco.planning.fleet import (
-  budget,
   defaults,
   failures,
   outcome,
@@ -19,6 +18,7 @@ from diloco.planning.fleet import (
   traffic,
 )
 from diloco.planning.fleet import fleet as fleet_lib
+from experiments.benchmarks import budget
 
 SMALL = scenario.Scenario(
   fleet=fleet_lib.Fleet(chips=100_000, islands=4),

@@ -10,7 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from diloco import errors, workers
+import wrong_judgement
+import wrong_pieces
+
+from diloco import workers
 from diloco.islands import comeback, outbox, peer_protocol, saving, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
@@ -18,25 +21,15 @@ from diloco.snapshots import cut_parts, cuts, lease, records, restore
 from diloco.syncer import chores, cutting, grace, heads, leader, leadership
 from diloco.syncer import core as syncer_core
 from diloco.syncer import protocol as syncer_protocol
-from diloco.verification import bugs, kernel, misjudged, syncer_role
+from diloco.verification import kernel, syncer_role
 
-Plant = bugs.Plant
+Plant = wrong_pieces.Plant
 
 
 @contextlib.contextmanager
 def bug(name: str) -> Iterator[None]:
-  """Plants a bug while the context lasts.
-
-  Raises:
-    UserError: there is no such bug.
-  """
-  plant = PLANTS.get(name)
-  if plant is None:
-    raise errors.UserError(
-      f"--plant={name}",
-      "there is no such planted bug",
-      f"choose one of {', '.join(PLANTS)}",
-    )
+  """Plants a bug while the context lasts."""
+  plant = PLANTS[name]
   with contextlib.ExitStack() as stack:
     for part in (plant, *_DEFENCES.get(name, ())):
       wrong = part.make(getattr(part.where, part.name))
@@ -49,97 +42,97 @@ PLANTS: dict[str, Plant] = {
     "a commit reads the head's generation anew before its compare-and-set",
     syncer_protocol,
     "commit",
-    bugs.commit_without_fence,
+    wrong_pieces.commit_without_fence,
   ),
   "commit_result_ignored": Plant(
     "a compare-and-set that failed counts as a commit",
     syncer_protocol,
     "commit",
-    bugs.commit_ignores_result,
+    wrong_pieces.commit_ignores_result,
   ),
   "commit_tried_again": Plant(
     "a commit whose fate is unknown is made once more",
     syncer_protocol,
     "commit",
-    bugs.commit_tried_again,
+    wrong_pieces.commit_tried_again,
   ),
   "token_not_raised": Plant(
     "a new leader does not raise the tokens of the heads",
     syncer_protocol,
     "fence",
-    bugs.fence_keeps_token,
+    wrong_pieces.fence_keeps_token,
   ),
   "healed_without_lease": Plant(
     "a damaged head is put back by whoever believes that it leads",
     syncer_protocol,
     "_leads",
-    bugs.heal_without_lease,
+    wrong_pieces.heal_without_lease,
   ),
   "healed_in_doubt": Plant(
     "a damaged head is put back although a later one may have been there",
     syncer_protocol,
     "heal",
-    bugs.heal_in_doubt,
+    wrong_pieces.heal_in_doubt,
   ),
   "head_before_payload": Plant(
     "the head moves before the payload it points to is written",
     syncer_protocol,
     "close_round",
-    bugs.head_before_payload,
+    wrong_pieces.head_before_payload,
   ),
   "record_before_payload": Plant(
     "the commit record is written before its payload",
     island_protocol,
     "publish",
-    bugs.record_before_payload,
+    wrong_pieces.record_before_payload,
   ),
   "live_payload_deleted": Plant(
     "a new leader deletes payloads whose publisher is still at work",
     syncer_protocol,
     "abandoned",
-    bugs.abandoned_without_clock,
+    wrong_pieces.abandoned_without_clock,
   ),
   "newer_deleted": Plant(
     "a new leader that is deposed meanwhile deletes what its successor made",
     chores,
     "_is_older",
-    bugs.constant(True),
+    wrong_pieces.constant(True),
   ),
   "base_deleted": Plant(
     "retention deletes versions that contributions still start from",
     chores,
     "versions_kept",
-    bugs.constant(0),
+    wrong_pieces.constant(0),
   ),
   "foreign_clock": Plant(
     "a lease is judged by the clock of the machine that renews it",
     lease.LeaseWatch,
     "expired",
-    bugs.expired_by_foreign_clock,
+    wrong_pieces.expired_by_foreign_clock,
   ),
   "counters_kept": Plant(
     "an island's counters are not reset when it adopts a version",
     island_core.IslandCore,
     "_adopt",
-    bugs.counters_kept,
+    wrong_pieces.counters_kept,
   ),
   "merged_twice": Plant(
     "the syncer does not check contributions against the vector clock",
     syncer_core.SyncerCore,
     "_admit",
-    bugs.admit_without_clock,
+    wrong_pieces.admit_without_clock,
   ),
   "passed_over_forgotten": Plant(
     "what is listed after later steps were merged is deleted without a word",
     syncer_core,
     "_is_passed_over",
-    bugs.constant(False),
+    wrong_pieces.constant(False),
   ),
   "supersession_dropped": Plant(
     "overlapping contributions of one island are all merged",
     syncer_core.SyncerCore,
     "_supersede",
-    bugs.constant([]),
+    wrong_pieces.constant([]),
   ),
   "grace_over_slack": Plant(
     "the grace window is longer than the slack",
@@ -157,73 +150,73 @@ PLANTS: dict[str, Plant] = {
     "a restarted island publishes rows again that it published before",
     comeback,
     "decide",
-    bugs.not_muted,
+    wrong_pieces.not_muted,
   ),
   "rows_skipped": Plant(
     "a restarted island goes on after the furthest row of any fragment",
     comeback,
     "decide",
-    bugs.resume_from_furthest,
+    wrong_pieces.resume_from_furthest,
   ),
   "older_than_clock": Plant(
     "a restarted island believes its saved state, not the vector clock",
     comeback,
     "decide",
-    bugs.resume_from_saved,
+    wrong_pieces.resume_from_saved,
   ),
   "optimizer_stale": Plant(
     "an island takes its own saved optimizer, however old",
     comeback,
     "decide",
-    bugs.own_optimizer,
+    wrong_pieces.own_optimizer,
   ),
   "peer_behind": Plant(
     "an island takes the optimizer of a peer older than the vector clock",
     peer_protocol,
     "can_serve",
-    bugs.constant(True),
+    wrong_pieces.constant(True),
   ),
   "saved_too_early": Plant(
     "a saved state counts before what it takes for published is",
     outbox,
     "settled",
-    bugs.constant(True),
+    wrong_pieces.constant(True),
   ),
   "epoch_ignored": Plant(
     "a contribution from before a return to a cut is taken in",
     syncer_core.SyncerCore,
     "_admit",
-    bugs.any_epoch,
+    wrong_pieces.any_epoch,
   ),
   "cut_by_the_deposed": Plant(
     "a deposed leader that does not know it takes its part in a cut",
     cuts,
     "_is_deposed",
-    bugs.no_procedure(False),
+    wrong_pieces.no_procedure(False),
   ),
   "cut_taken_late": Plant(
     "the syncer takes its part after what made it aware of the cut",
     syncer_core.SyncerCore,
     "_arrived",
-    bugs.cut_after_admission,
+    wrong_pieces.cut_after_admission,
   ),
   "cut_unstamped": Plant(
     "contributions do not say which cut their island has taken part in",
     island_core.IslandCore,
     "_publish",
-    bugs.unstamped,
+    wrong_pieces.unstamped,
   ),
   "cut_without_channel": Plant(
     "what was on its way is left out of a cut",
     cutting,
     "_is_of_the_channel",
-    bugs.constant(False),
+    wrong_pieces.constant(False),
   ),
   "cut_unpinned": Plant(
     "payloads that a cut points to are deleted once they are merged",
     cutting.CutKeeper,
     "is_pinned",
-    bugs.constant(False),
+    wrong_pieces.constant(False),
   ),
   "cuts_unlisted": Plant(
     "a new leader knows only the cuts that are listed, and what is listed",
@@ -235,85 +228,85 @@ PLANTS: dict[str, Plant] = {
     "a restore does not read what the cut points to",
     restore,
     "choose",
-    bugs.chosen_unread,
+    wrong_pieces.chosen_unread,
   ),
   "timeline_not_given_up": Plant(
     "a return leaves the cuts after the one gone back to as they are",
     restore,
     "_give_up_cuts",
-    bugs.only_open_cuts_given_up,
+    wrong_pieces.only_open_cuts_given_up,
   ),
   "cuts_all_damaged": Plant(
     "of old cuts none is kept that lacks a version the newest has",
     cuts,
     "expired",
-    bugs.expired_by_number,
+    wrong_pieces.expired_by_number,
   ),
   "key_not_compared": Plant(
     "a record that lies under another's key is believed",
     records,
     "check_key",
-    bugs.constant(None),
+    wrong_pieces.constant(None),
   ),
   "lost_head_made_anew": Plant(
     "a new leader makes a fragment anew whose head is lost",
     syncer_protocol,
     "fence",
-    bugs.lost_head_made_anew,
+    wrong_pieces.lost_head_made_anew,
   ),
   "failed_merge_given_up": Plant(
     "a merge that failed is not tried again",
     syncer_core.SyncerCore,
     "_failed",
-    bugs.constant([]),
+    wrong_pieces.constant([]),
   ),
   "superseded_lost": Plant(
     "what is superseded while no round is open is not deleted",
     syncer_core.SyncerCore,
     "_evaluate",
-    bugs.superseded_lost,
+    wrong_pieces.superseded_lost,
   ),
   "survey_by_name": Plant(
     "a restarted island counts records from before a return to a cut",
     island_protocol,
     "survey",
-    bugs.survey_by_name,
+    wrong_pieces.survey_by_name,
   ),
   "timed_before_look": Plant(
     "a lease is judged by the time before a look that took long",
     lease,
     "acquire",
-    bugs.timed_before_look,
+    wrong_pieces.timed_before_look,
   ),
   "token_unfenced": Plant(
     "a token that was given out and is in no head yet is given out again",
     lease,
     "draw",
-    bugs.token_from_lease,
+    wrong_pieces.token_from_lease,
   ),
   "token_restarts": Plant(
     "after a lost or damaged lease tokens start from 1 again",
     lease,
     "_newest_of_heads",
-    bugs.heads_without_tokens,
+    wrong_pieces.heads_without_tokens,
   ),
   "token_stays_damaged": Plant(
     "nobody draws a token while the newest one drawn cannot be read",
     lease,
     "draw",
-    bugs.token_must_be_readable,
+    wrong_pieces.token_must_be_readable,
   ),
   "lease_stays_damaged": Plant(
     "nobody takes a lease that nobody can read",
     lease.LeaseWatch,
     "unreadable",
-    bugs.constant(False),
+    wrong_pieces.constant(False),
   ),
   "lease_damages_alike": Plant(
     "a lease damaged twice counts as damaged from the first time on",
     lease.LeaseWatch,
     "unreadable",
-    bugs.damages_alike,
+    wrong_pieces.damages_alike,
   ),
   "cut_of_any_epoch": Plant(
     "a cut asked for before a return to a cut is still taken part in",
@@ -325,61 +318,61 @@ PLANTS: dict[str, Plant] = {
     "a verdict that could not be written is not written again",
     chores.Chores,
     "tell",
-    bugs.told_once,
+    wrong_pieces.told_once,
   ),
   "verdict_not_repeated": Plant(
     "an island does not hear of a verdict that the store lost",
     chores.Chores,
     "remind",
-    bugs.constant(()),
+    wrong_pieces.constant(()),
   ),
   "offence_not_told": Plant(
     "an island whose values are refused does not hear of it",
     syncer_core.SyncerCore,
     "_offence",
-    bugs.constant([]),
+    wrong_pieces.constant([]),
   ),
   "failed_merge_left": Plant(
     "the payload of a merge that failed is not deleted",
     heads.Heads,
     "_sweep",
-    bugs.constant(()),
+    wrong_pieces.constant(()),
   ),
   "unheard_commit_undone": Plant(
     "the payload of a commit that may have succeeded is deleted unasked",
     syncer_protocol,
     "rewrite",
-    bugs.not_rewritten,
+    wrong_pieces.not_rewritten,
   ),
   "head_unstamped": Plant(
     "a new version does not say which cut its syncer has taken part in",
     heads.Heads,
     "__init__",
-    bugs.heads_with(cut=0),
+    wrong_pieces.heads_with(cut=0),
   ),
   "head_of_first_epoch": Plant(
     "a new version forgets that the run was set back",
     heads.Heads,
     "__init__",
-    bugs.heads_with(epoch=0),
+    wrong_pieces.heads_with(epoch=0),
   ),
   "litter_forgotten": Plant(
     "a contribution that could not be deleted is never deleted",
     chores.Chores,
     "tidy",
-    bugs.constant(()),
+    wrong_pieces.constant(()),
   ),
   "one_stops_all": Plant(
     "a damaged fragment ends an island's look at all that comes after it",
     watching.Watch,
     "_attempt",
-    bugs.attempt_raises,
+    wrong_pieces.attempt_raises,
   ),
   "thread_ends_unseen": Plant(
     "an error nobody foresaw ends a thread, and its process goes on",
     kernel.Kernel,
     "ended",
-    bugs.constant(None),
+    wrong_pieces.constant(None),
   ),
   "hung_leader_leads": Plant(
     "a leader whose main thread hangs goes on renewing its lease",
@@ -391,13 +384,13 @@ PLANTS: dict[str, Plant] = {
     "a standby that met a failure of the store waits no more",
     leadership.Leadership,
     "waiting",
-    bugs.waiting_ends,
+    wrong_pieces.waiting_ends,
   ),
   "merge_never_ends": Plant(
     "a merge stands still for ever",
     syncer_role._Leader,
     "merging",
-    bugs.merge_never_ends,
+    wrong_pieces.merge_never_ends,
   ),
   "merge_hang_unseen": Plant(
     "a leader counts as getting on although its merge does not",
@@ -409,49 +402,49 @@ PLANTS: dict[str, Plant] = {
     "the thread that merges hands back what it has yet to do",
     leader.Leader,
     "merge",
-    bugs.handed_back_early,
+    wrong_pieces.handed_back_early,
   ),
   "stamped_as_closed": Plant(
     "a version is stamped with the cut there was before its merge",
     heads.Heads,
     "_close_round",
-    bugs.stamped_as_closed,
+    wrong_pieces.stamped_as_closed,
   ),
   "found_beside_broken_forgotten": Plant(
     "a look that meets a damaged record forgets what else it found",
     chores.Chores,
     "look",
-    bugs.found_beside_broken_forgotten,
+    wrong_pieces.found_beside_broken_forgotten,
   ),
   "follow_delays_grid": Plant(
     "a fragment published off its grid is due at a grid point, not after H",
     island_core.IslandCore,
     "_publish",
-    bugs.only_on_the_grid,
+    wrong_pieces.only_on_the_grid,
   ),
   "lost_for_good": Plant(
     "after one publication was lost no saved state counts any more",
     outbox.Outbox,
     "submit",
-    bugs.lost_is_remembered,
+    wrong_pieces.lost_is_remembered,
   ),
   "given_up_while_open": Plant(
     "a saved state is given up for a publication that is on its way",
     saving.Saves,
     "_save",
-    bugs.given_up_while_open,
+    wrong_pieces.given_up_while_open,
   ),
   "part_pushed_out": Plant(
     "a part of a cut that waits to be saved gives way to a plain save",
     saving.Saves,
     "submit",
-    bugs.part_pushed_out,
+    wrong_pieces.part_pushed_out,
   ),
   "goes_on_unanswered": Plant(
     "an island that is to wait for an answer does not",
     island_core.IslandCore,
     "holds",
-    bugs.constant(False),
+    wrong_pieces.constant(False),
   ),
   "others_answer": Plant(
     "an island takes a version without its steps for an answer",
@@ -469,23 +462,23 @@ PLANTS: dict[str, Plant] = {
     "an island goes on from a state saved before a return to a cut",
     island_protocol.Search,
     "is_of_this_timeline",
-    bugs.constant(True),
+    wrong_pieces.constant(True),
   ),
   "unreadable_ends_search": Plant(
     "a saved state that cannot be read ends the island that comes back",
     island_protocol.Search,
     "_newest_saved",
-    bugs.unreadable_ends_search,
+    wrong_pieces.unreadable_ends_search,
   ),
   "answer_left_behind": Plant(
     "an answer to a peer that has given up is left in the store",
     peer_protocol,
     "answer",
-    bugs.answer_not_taken_back,
+    wrong_pieces.answer_not_taken_back,
   ),
 }
 
-PLANTS |= misjudged.PLANTS
+PLANTS |= wrong_judgement.PLANTS
 
 # What would make a planted bug harmless, and has to be taken out with it.
 _DEFENCES: dict[str, tuple[Plant, ...]] = {
@@ -503,7 +496,7 @@ _DEFENCES: dict[str, tuple[Plant, ...]] = {
         "no cut is found inconsistent",
         cut_parts,
         "inconsistency",
-        bugs.constant(""),
+        wrong_pieces.constant(""),
       ),
     ),
   ),
@@ -512,7 +505,7 @@ _DEFENCES: dict[str, tuple[Plant, ...]] = {
       "a look that failed is made again",
       watching.Watch,
       "look",
-      bugs.look_gives_up,
+      wrong_pieces.look_gives_up,
     ),
   ),
   "thread_ends_unseen": (
@@ -520,7 +513,7 @@ _DEFENCES: dict[str, tuple[Plant, ...]] = {
       "what nobody foresaw is not tried again",
       workers.Retry,
       "failed",
-      bugs.unexpected_at_once,
+      wrong_pieces.unexpected_at_once,
     ),
   ),
   "merge_never_ends": (
@@ -532,20 +525,24 @@ _DEFENCES: dict[str, tuple[Plant, ...]] = {
     ),
   ),
   "lost_for_good": (
-    Plant("all need it", outbox.Outbox, "ticket", bugs.lost_is_needed),
+    Plant("all need it", outbox.Outbox, "ticket", wrong_pieces.lost_is_needed),
   ),
   "told_once": (
-    Plant("nobody is reminded", chores.Chores, "remind", bugs.constant(())),
+    Plant(
+      "nobody is reminded", chores.Chores, "remind", wrong_pieces.constant(())
+    ),
   ),
   "token_restarts": (
-    Plant("nobody knows tokens drawn", lease, "draw", bugs.token_from_lease),
+    Plant(
+      "nobody knows tokens drawn", lease, "draw", wrong_pieces.token_from_lease
+    ),
   ),
   "saved_too_early": (
     Plant(
       "a hole before what was published goes unnoticed",
       comeback,
       "_has_hole",
-      bugs.constant(False),
+      wrong_pieces.constant(False),
     ),
   ),
 }

@@ -1,7 +1,7 @@
 """Planted bugs in judgement: wrong reasons, weights, gates, losses and stamps.
 
 Each is caught by the checker's own account of what was published, merged and
-held; none breaks the order of operations. See `planted`.
+held; none breaks the order of operations. See `plants`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import wrong_pieces
+
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import core as syncer_core
 from diloco.syncer import gates, heads, weighting
 from diloco.syncer import merge as merge_lib
-from diloco.verification import bugs
 
 _FAR = 10**6
 
@@ -217,122 +218,122 @@ def _one_prefix(right: Any) -> Any:
   return close_round
 
 
-PLANTS: dict[str, bugs.Plant] = {
-  "weight_without_staleness": bugs.Plant(
+PLANTS: dict[str, wrong_pieces.Plant] = {
+  "weight_without_staleness": wrong_pieces.Plant(
     "a stale contribution weighs as much as a fresh one",
     weighting.Weighting,
     "weight",
     _staleness_ignored,
   ),
-  "weight_without_tokens": bugs.Plant(
+  "weight_without_tokens": wrong_pieces.Plant(
     "a contribution weighs by its steps, whatever they were trained on",
     weighting.Weighting,
     "weight",
     _quality_ignored,
   ),
-  "merge_without_radius": bugs.Plant(
+  "merge_without_radius": wrong_pieces.Plant(
     "the merged direction is not stretched to the mean length",
     merge_lib.Merger,
     "_combine",
     _radius_ignored,
   ),
-  "merge_by_mean": bugs.Plant(
+  "merge_by_mean": wrong_pieces.Plant(
     "all tensors are averaged as embeddings are",
     merge_lib.Merger,
     "_combine",
     _means_all,
   ),
-  "staleness_at_limit_refused": bugs.Plant(
+  "staleness_at_limit_refused": wrong_pieces.Plant(
     "what is just not too old is refused as too old",
     syncer_core.SyncerCore,
     "_admit",
     _limit_moved(-1),
   ),
-  "staleness_off_by_one": bugs.Plant(
+  "staleness_off_by_one": wrong_pieces.Plant(
     "what is one version too old is let in",
     syncer_core.SyncerCore,
     "_admit",
     _limit_moved(1),
   ),
-  "reason_swapped": bugs.Plant(
+  "reason_swapped": wrong_pieces.Plant(
     "what shares rows with what was merged is said to be too old",
     syncer_core.SyncerCore,
     "_admit",
     _reason_swapped("overlaps_merged", "too_stale"),
   ),
-  "overlaps_forgotten": bugs.Plant(
+  "overlaps_forgotten": wrong_pieces.Plant(
     "what shares rows with what was merged is deleted without a word",
     syncer_core.SyncerCore,
     "_admit",
     _overlaps_forgotten,
   ),
-  "merged_and_discarded": bugs.Plant(
+  "merged_and_discarded": wrong_pieces.Plant(
     "a contribution that was merged is discarded too",
     syncer_core.SyncerCore,
     "_committed",
     _merged_discarded,
   ),
-  "round_stays_open": bugs.Plant(
+  "round_stays_open": wrong_pieces.Plant(
     "a round whose fresh contributions were all refused stays open",
     syncer_core.SyncerCore,
     "_is_fresh",
-    bugs.constant(True),
+    wrong_pieces.constant(True),
   ),
-  "gate_open": bugs.Plant(
+  "gate_open": wrong_pieces.Plant(
     "the norm gate lets everything in",
     gates.NormGate,
     "judge",
     _always_in,
   ),
-  "gate_without_root": bugs.Plant(
+  "gate_without_root": wrong_pieces.Plant(
     "the norm gate divides by the steps and not by their root",
     gates.NormGate,
     "judge",
     _without_root,
   ),
-  "gate_never_gives_in": bugs.Plant(
+  "gate_never_gives_in": wrong_pieces.Plant(
     "a norm gate that refuses everybody goes on for ever",
     gates.NormGate,
     "judge",
     _with_settings(patience=_FAR),
   ),
-  "gate_remembers_all": bugs.Plant(
+  "gate_remembers_all": wrong_pieces.Plant(
     "the norm gate's median is over all that was ever merged",
     gates.NormGate,
     "accepted",
     _with_settings(history=_FAR),
   ),
-  "suspended_at_once": bugs.Plant(
+  "suspended_at_once": wrong_pieces.Plant(
     "an island is suspended at its first offence",
     gates.Suspension,
     "secs",
     _suspended_at_once,
   ),
-  "lost_understated": bugs.Plant(
+  "lost_understated": wrong_pieces.Plant(
     "an island says that it gives up one step fewer than it does",
     island_core.IslandCore,
     "_adopt",
     _lost_shifted(1),
   ),
-  "lost_overstated": bugs.Plant(
+  "lost_overstated": wrong_pieces.Plant(
     "an island says that it gives up a step that it has published",
     island_core.IslandCore,
     "_adopt",
     _lost_shifted(-1),
   ),
-  "adopted_unstamped": bugs.Plant(
+  "adopted_unstamped": wrong_pieces.Plant(
     "an island ignores which cut a version's syncer has taken part in",
     island_core.IslandCore,
     "_stepped",
     _adopted_unstamped,
   ),
-  "survey_race": bugs.Plant(
+  "survey_race": wrong_pieces.Plant(
     "a restarted island reads heads before records, and a merge overtakes it",
     island_protocol,
     "come_back",
     _survey_race,
   ),
-  "one_prefix": bugs.Plant(
+  "one_prefix": wrong_pieces.Plant(
     "every try to make a version writes to one prefix",
     heads.Heads,
     "close_round",

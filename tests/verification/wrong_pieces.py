@@ -1,4 +1,4 @@
-"""The wrong pieces that `planted` puts in the place of right ones.
+"""The wrong pieces that `plants` puts in the place of right ones.
 
 Each function takes the right piece and gives the wrong one.
 """
