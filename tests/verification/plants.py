@@ -450,7 +450,7 @@ PLANTS: dict[str, Plant] = {
     "an island takes a version without its steps for an answer",
     island_core.IslandCore,
     "_is_answer",
-    bugs.constant(True),
+    wrong_pieces.constant(True),
   ),
   "waits_for_ever": Plant(
     "an island waits for an answer for as long as there is none",
