@@ -688,6 +688,12 @@ def _validate_sync(sync: SyncConfig, num_islands: int) -> None:
     "raise staleness_decay or lower max_staleness",
   )
   _require(
+    sync.merge_clip == 0 or sync.merge_clip >= 1,
+    f"config.sync.merge_clip = {sync.merge_clip}",
+    "below 1 even contributions of one length would be shortened",
+    "set it to at least 1, or to 0 for any length",
+  )
+  _require(
     sync.grace == "adaptive" or fixed_grace_secs(sync.grace) is not None,
     f"config.sync.grace = {typed.show(sync.grace)}",
     "it is 'adaptive' or a number of seconds",

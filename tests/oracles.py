@@ -45,9 +45,9 @@ def merge(vectors, weights, method, *, shape=None):
 
 
 def clipped(vectors, times):
-  """Those longer than so many times the median length are shortened to that."""
+  """What is longer than so many times the median (but 0) is shortened to it."""
   norms = [np.linalg.norm(v) for v in vectors]
-  longest = times * np.median(norms)
+  longest = times * np.median([n for n in norms if n] or [1.0])
   return [
     v * longest / n if n > longest else v
     for v, n in zip(vectors, norms, strict=True)

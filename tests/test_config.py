@@ -23,6 +23,12 @@ REFUSALS = {
     "config.outer.optimizer = 'nesterov' looks ahead",
     "set config.outer.optimizer to 'heavy_ball' or 'sgd'",
   ),
+  "clip that shortens all": (
+    {"sync": {"merge_clip": 0.1}},
+    "config.sync.merge_clip = 0.1",
+    "even contributions of one length would be shortened",
+    "set it to at least 1, or to 0",
+  ),
   "optimizer without its momentum": (
     {"outer": {"optimizer": "ema"}},
     "config.outer.momentum = 0.0",

@@ -13,7 +13,7 @@ from typing import Any
 
 from diloco import config as config_lib
 from diloco import crash, errors, timing, workers
-from diloco.fragments import codec, schedule
+from diloco.fragments import schedule
 from diloco.islands import (
   adopter,
   checkpoints,
@@ -101,7 +101,7 @@ class Exchange(hands.Hands):
       who,
       encoding.Encoder(
         setting.learner.plan,
-        codec.of(sync.codec, sync.codec_block),
+        self._swap.codec,
         self._swap.shardings,
       ),
       setting.tape,

@@ -94,7 +94,7 @@ def encode(
     dtype = codec_lib.FLOATS[codec.name]
     if encoding.stochastic and dtype != np.float32:
       values = _draw_upper_half(values, key)
-    stored = values.astype(dtype)
+    stored = _as_stored(values, dtype).astype(dtype)
     return stored, stored.astype(jnp.float32)
   rows = _to_rows(values, part)
   size = rows.shape[1]
@@ -128,9 +128,18 @@ def _scales(encoding: Encoding, x: jax.Array, counts: np.ndarray) -> jax.Array:
     above = shares > _THRESHOLD * mean
     total = jnp.where(above, shares, 0).sum(axis=-1, keepdims=True)
     scales *= total / jnp.maximum(above.sum(axis=-1, keepdims=True), 1)
-  scales = scales.astype(codec_lib.SCALE).astype(jnp.float32)
+  scales = _as_stored(scales, codec_lib.SCALE)
   scales = jnp.where(scales >= _TINY, scales, 0)
   return jnp.where(jnp.isfinite(largest), scales, jnp.nan)
+
+
+def _as_stored(values: jax.Array, dtype: Any) -> jax.Array:
+  """What a type can hold, as float32.
+
+  There and back by conversions alone, a compiler may leave both out.
+  """
+  kind = jnp.finfo(dtype)
+  return jax.lax.reduce_precision(values, kind.nexp, kind.nmant)
 
 
 def _integers(

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
 from diloco.islands import core, eager, feedback, kernels, packing, shards
 
@@ -158,6 +159,11 @@ class Swap:
       values = self._values(arranged, params, nothing)
       self.anchors.append(copy_to_host_memory(values))
       self._started(fragment, 0)
+
+  @property
+  def codec(self) -> codec_lib.Codec:
+    """What publications are stored in."""
+    return self._encoding.codec
 
   @property
   def shardings(self) -> dict[str, shards.Sharding]:

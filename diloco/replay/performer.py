@@ -8,7 +8,6 @@ import orbax.checkpoint as ocp
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.fragments import codec
 from diloco.islands import (
   bootstrap,
   checkpoints,
@@ -61,9 +60,7 @@ class Performer:
     self._plan = self._trainer.plan
     self._swap = self._trainer.swap
     self._encoder = encoding.Encoder(
-      self._plan,
-      codec.of(config.sync.codec, config.sync.codec_block),
-      self._swap.shardings,
+      self._plan, self._swap.codec, self._swap.shardings
     )
     self._initial = bootstrap.initial_of(
       original, self._trainer, given=bool(config.init_from)

@@ -66,7 +66,8 @@ class Scratch:
     """Makes a version of the values of another."""
     head = self.read_head(*old)
     # Named after the version whose values it has, as in the store of a run.
-    payload = keys.global_prefix(*old, f"r{new.version}")
+    made = keys.payload_version(head.payload)
+    payload = keys.global_prefix(old.fragment, made, f"r{new.version}")
     root = self._folder / "snapshots"
     shutil.copytree(root / head.payload, root / payload)
     self.write_head(

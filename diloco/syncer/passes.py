@@ -3,7 +3,8 @@
 All blocks have one size, each is summed in one order, and sums over blocks run
 in block order in float64. So no number of threads and no way of storing a
 tensor changes a bit; another kind of processor may still round otherwise. BLAS
-sees only rows too short for it to share among threads of its own.
+sees only rows too short for it to share among threads of its own, and matrices
+that are decomposed, for which it has one thread (`diloco/__init__.py`).
 """
 
 from __future__ import annotations

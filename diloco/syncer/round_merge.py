@@ -262,7 +262,8 @@ def _clipped(operation: operations.Merge, clip: float) -> list[float]:
   held to that.
   """
   norms = [math.hypot(*c.norms) for c in operation.contributions]
-  if not clip:
+  some = [norm for norm in norms if norm > 0]  # who is still says nothing
+  if not clip or not some:
     return [1.0] * len(norms)
-  longest = clip * statistics.median(norms)
+  longest = clip * statistics.median(some)
   return [min(1.0, longest / norm) if norm else 1.0 for norm in norms]

@@ -75,6 +75,26 @@ def close_scales(name, block):
   return {float(s) for s in near.astype(ml_dtypes.bfloat16)}
 
 
+@pytest.mark.parametrize("name", ["bf16", *LARGEST])
+def test_no_compiler_may_leave_the_rounding_out(name):
+  # A float32 that becomes a bfloat16 and a float32 again may stay what it was.
+  how = packing.Encoding(codec_lib.of(name, 16))
+  text = program(how, (8,)).lower(np.ones(8, np.float32), KEY).as_text()
+  assert "reduce_precision" in text
+
+
+def test_what_is_decoded_is_what_the_type_holds():
+  bits = np.random.default_rng(0).integers(0, 1 << 32, 1 << 16, np.uint32)
+  ties = np.arange(1 << 9, dtype=np.uint32) * 0x8000 + 0x3F800000
+  edges = np.array([0, 0x7F800000, 0x7F7FFFFF, 0xFF7F8000], np.uint32)
+  values = np.concatenate([bits, ties, edges]).view(np.float32)
+  values = values[~(np.abs(values) < np.finfo(np.float32).tiny)]
+  found = jax.jit(packing._as_stored, static_argnums=1)(values, jnp.bfloat16)
+  with np.errstate(all="ignore"):
+    right = values.astype(ml_dtypes.bfloat16).astype(np.float32)
+  np.testing.assert_array_equal(np.asarray(found), right)
+
+
 @pytest.mark.parametrize("name", LARGEST)
 @pytest.mark.parametrize(
   ("shape", "block"),

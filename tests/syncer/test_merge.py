@@ -1,6 +1,9 @@
 """The merge against a slow float64 reference, and what it must never do."""
 
 import math
+import os
+import subprocess
+import sys
 import tracemalloc
 
 import hypothesis
@@ -447,6 +450,29 @@ def test_threads_and_storage_change_no_bit(tmp_path, method):
       )
       results.add(theta.tobytes() + momentum.tobytes())
   assert len(results) == 1
+
+
+_FLATTENS = """
+import os, sys
+os.sched_setaffinity(0, set(map(int, sys.argv[1:])))
+from diloco.syncer import averages
+import numpy as np
+matrix = np.random.default_rng(0).standard_normal((256, 512), np.float32)
+averages.flatten(matrix)
+print(matrix.tobytes().hex())
+"""
+
+
+def test_spectrum_is_flattened_alike_on_any_number_of_cores():
+  cores = sorted(map(str, os.sched_getaffinity(0)))
+  environ = {k: v for k, v in os.environ.items() if "NUM_THREADS" not in k}
+  found = {
+    subprocess.check_output(
+      [sys.executable, "-c", _FLATTENS, *cores[:count]], env=environ
+    )
+    for count in {1, min(2, len(cores))}
+  }
+  assert len(found) == 1
 
 
 class FailingSource:

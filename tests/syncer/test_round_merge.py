@@ -221,7 +221,8 @@ def test_embeddings_and_body_are_merged_each_in_its_way(
   assert merged.cosine == pytest.approx(0.0, abs=1e-6)
 
 
-def test_contributions_longer_than_most_are_shortened(snapshots):
+@pytest.mark.parametrize("scales", [(1, 1, 9), (0, 0, 5), (0, 0, 0)])
+def test_contributions_longer_than_most_are_shortened(snapshots, scales):
   config = config_lib.from_mapping(
     {"sync": {"merge": "mean", "merge_clip": 1.5}}
   )
@@ -229,7 +230,7 @@ def test_contributions_longer_than_most_are_shortened(snapshots):
   merger.set_learning_rate(0.5)  # which leaves the other rules as they were
   first, payload = (keys.global_prefix(0, v, "x") for v in (0, 1))
   write(snapshots, f"{first}/params", np.zeros((4, 3), np.float32))
-  grads = [normal(1), normal(2), 9 * normal(3)]
+  grads = [scale * normal(i) for i, scale in enumerate(scales, 1)]
   sent = [
     (contribute(snapshots, merger, g, i), 1.0) for i, g in enumerate(grads)
   ]
