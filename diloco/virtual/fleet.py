@@ -287,7 +287,7 @@ def _devices(topology: Sequence[int]) -> list[jax.Device]:
 
 
 def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
-  """The trace of the configuration."""
+  """The trace of the configuration; each island is a slice of its own."""
   path = config.virtual.trace
   if not path:
     return ()
@@ -296,6 +296,10 @@ def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
   except errors.UserError as error:
     what = f"config.virtual.trace, {error.what}"
     raise errors.UserError(what, error.why, error.remedy) from error
+  found = tuple(
+    entry if entry.slice is None else entry._replace(island=entry.slice)
+    for entry in found
+  )
   slices = config.replicas * config.fleet.islands
   for entry in found:
     known = entry.service == "syncer" or (
@@ -306,7 +310,7 @@ def _trace(config: config_lib.RunConfig) -> tuple[traces.Entry, ...]:
         f"config.virtual.trace = {path!r}",
         f"at {entry.secs:g} s it strikes what is neither the syncer nor one of"
         f" {slices} islands",
-        "name island-<m> or syncer",
+        "name island-<m>, or m alone, or syncer",
       )
   return found
 

@@ -181,7 +181,7 @@ def test_slow_link_delays_what_is_merged_and_no_step(tmp_path):
 
 def test_trace_kills_when_it_says(tmp_path):
   trace = tmp_path / "deaths.csv"
-  trace.write_text("secs,target,repair_secs\n3,island-2,2\n6,syncer,0.5\n")
+  trace.write_text("secs,target,repair_secs\n3,2,2\n6,syncer,0.5\n")
   run(make_config(virtual={"trace": f"{trace}"}), tmp_path / "run")
   told = reader.stream(tmp_path / "run", only_role="controller").events
   found = [

@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diloco import errors, hyper
-from diloco.planning.fleet import flags, reality, simulator, sweeps
+from diloco.planning.fleet import (
+  flags,
+  reality,
+  simulator,
+  sweeps,
+  traces,
+)
 from diloco.planning.fleet import scenario as scenario_lib
 
 
@@ -31,6 +37,14 @@ def main(argv: Sequence[str]) -> int:
     return 0
   if args.sweep is not None:
     _print(_sweep(args, list(argv)), as_json=args.json, text=sweeps.text)
+    return 0
+  if args.draw is not None:
+    scenario = flags.scenario(args)
+    scenario_lib.check_length(scenario)
+    drawn = simulator.trace(scenario, args.seed)
+    traces.write(args.draw, drawn)
+    facts = {"trace": args.draw, "seed": args.seed, "failures": len(drawn)}
+    _print(facts, as_json=args.json, text=_drawn)
     return 0
   facts = simulate(argv)
   if args.timeline is not None:
@@ -108,6 +122,13 @@ def text(facts: Mapping[str, Any]) -> str:
       f" {100 * found['covered']:.2g} % of the time"
     )
   return "\n".join(lines)
+
+
+def _drawn(facts: Mapping[str, Any]) -> str:
+  return (
+    f"{facts['failures']} failures of seed {facts['seed']} in {facts['trace']},"
+    " for --trace or config.virtual.trace"
+  )
 
 
 def _spread(value: Mapping[str, float], scale: float) -> str:

@@ -19,6 +19,8 @@ _EXAMPLES = (
   "diloco simulate --islands=4 --quorum=2 --speeds=1,0.8 --timeline=fleet.png",
   "diloco simulate --sweep=experiments/sweeps/published.py --seeds=2",
   "diloco simulate --from_run=runs/quickstart --quorum=2",
+  "diloco simulate --islands=4 --chips=4 --mtbi_years=1.4e-6 --days=0.01"
+  " --repair_scale_secs=12.8 --draw=deaths.csv",
 )
 # Settings of the rounds that have a flag: field and word, by flag.
 _SYNC = {
@@ -49,6 +51,11 @@ def parser() -> arguments.Parser:
     help="extra, as a share of the fleet, between two days",
   )
   add("--trace", metavar="FILE.csv", help="failures instead of drawn ones")
+  add(
+    "--draw",
+    metavar="FILE.csv",
+    help="write what fails under the first seed as a trace, and simulate none",
+  )
   add("--timeline", metavar="FILE.png", help="draw the first seed")
   add("--sweep", metavar="FILE.py", help="simulate each row of get_sweep()")
   add("--from_run", metavar="DIR", help="predict a run that was made")

@@ -20,6 +20,7 @@ from diloco.planning.fleet import (
   jobs,
   outcome,
   rounds,
+  traces,
   traffic,
 )
 from diloco.planning.fleet import failures as failures_lib
@@ -51,12 +52,8 @@ def simulate_seed(
   scenario: scenario_lib.Scenario, seed: int
 ) -> outcome.Outcome:
   """Simulates a scenario under one seed."""
-  rng = np.random.default_rng(seed)
-  fleet, horizon = scenario.fleet, scenario.horizon_secs
-  events = failures_lib.sample(
-    scenario.failures, fleet, scenario.times.repair, horizon, rng
-  )
-  services = failures_lib.sample_services(scenario.failures, horizon, rng)
+  horizon = scenario.horizon_secs
+  events, services, rng = _drawn(scenario, seed)
   found = _jobs(scenario, events, rng)
   tallies, covered = _rounds(scenario, found, services, rng)
   return outcome.Outcome(
@@ -67,6 +64,40 @@ def simulate_seed(
     len(services.syncer) + len(services.store),
     covered,
   )
+
+
+def _drawn(
+  scenario: scenario_lib.Scenario, seed: int
+) -> tuple[failures_lib.Failures, failures_lib.Services, np.random.Generator]:
+  """What fails under a seed, and what is drawn after that."""
+  rng, horizon = np.random.default_rng(seed), scenario.horizon_secs
+  events = failures_lib.sample(
+    scenario.failures, scenario.fleet, scenario.times.repair, horizon, rng
+  )
+  services = failures_lib.sample_services(scenario.failures, horizon, rng)
+  return events, services, rng
+
+
+def trace(scenario: scenario_lib.Scenario, seed: int) -> list[traces.Entry]:
+  """What fails under a seed, slice by slice, for a trace.
+
+  Raises:
+    UserError: the scenario cannot be.
+  """
+  events, services, _ = _drawn(scenario, seed)
+  found = [
+    traces.Entry(secs, slice=index, repair_secs=repair_secs)
+    for secs, first, last, repair_secs, _ in zip(
+      *(column.tolist() for column in events), strict=True
+    )
+    for index in range(first, last)
+  ]
+  for service, outages in services._asdict().items():
+    found += [
+      traces.Entry(start, service=service, repair_secs=end - start)
+      for start, end in outages
+    ]
+  return sorted(found, key=lambda entry: entry.secs)
 
 
 def _jobs(

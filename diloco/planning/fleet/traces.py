@@ -12,6 +12,7 @@ import math
 import os
 import pathlib
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from diloco import errors
@@ -63,6 +64,28 @@ def read(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
       )
     entries.append(entry)
   return tuple(entries)
+
+
+def write(path: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
+  """Writes a trace, which `read` gives back.
+
+  Raises:
+    UserError: it cannot be written there.
+  """
+  lines = [",".join(_COLUMNS)]
+  for secs, number, island, service, repair_secs in entries:
+    target = service or (number if island is None else f"island-{island}")
+    lines.append(
+      f"{secs!r},{target},{'' if repair_secs is None else repr(repair_secs)}"
+    )
+  try:
+    pathlib.Path(path).write_text("\n".join(lines) + "\n")
+  except OSError as error:
+    raise errors.UserError(
+      f"trace {os.fspath(path)}",
+      f"it cannot be written ({error.strerror})",
+      "name a file in a directory that is there",
+    ) from error
 
 
 def _entry(row: dict[str, str], where: str) -> Entry:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from diloco import cli
+from diloco.planning.fleet import traces
 
 QUICK = (
   "--chips=20000",
@@ -69,6 +70,22 @@ def test_trace_decides_what_fails(capsys, tmp_path):
   assert facts["downtime"]["recovery"]["mean"] == pytest.approx(1200 / 86_400)
 
 
+def test_drawn_trace_is_what_the_seed_has(capsys, tmp_path):
+  path = tmp_path / "drawn.csv"
+  fails = ("--mtbi_years=5", "--rack_mtbi_years=0.02", "--syncer_mtbi_days=0.2")
+  code, out, _ = run(capsys, "--seed=3", *fails, f"--draw={path}", "--json")
+  assert code == 0
+  drawn = traces.read(path)
+  assert json.loads(out)["failures"] == len(drawn) > 6
+  assert {"syncer"} < {entry.service for entry in drawn}
+  found = []
+  for trace in ([], [f"--trace={path}"]):
+    _, out, _ = run(capsys, "--seed=3", "--seeds=1", "--json", *fails, *trace)
+    found.append(json.loads(out))
+  for name in ("goodput", "uptime", "downtime"):
+    assert found[0][name] == found[1][name]
+
+
 def test_sweep_simulates_every_row(capsys, tmp_path):
   path = tmp_path / "sweep.py"
   path.write_text(
@@ -109,6 +126,7 @@ BAD = [
   (["--capacity=0.5:9-3"], "before it goes"),
   (["--capacity=-1:3-9"], "above 0"),
   (["--trace=nowhere.csv"], "No such file"),
+  (["--draw=nowhere/drawn.csv"], "cannot be written"),
   (["--sweep=nowhere.py"], "no such file"),
   (["--from_run=nowhere"], "no such directory"),
   (["--timeline=/nowhere/x.png"], "No such file"),
