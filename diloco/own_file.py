@@ -14,10 +14,6 @@ from diloco import errors
 def execute(what: str, path: str) -> Iterator[types.ModuleType]:
   """Executes a file; what is called of it meanwhile is its own code too.
 
-  Args:
-    what: the flag that names it, with the name.
-    path: the file.
-
   Yields:
     The module.
 

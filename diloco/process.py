@@ -313,10 +313,6 @@ def end_with(error: Exception, log: TextIO) -> int:
 
   The controller tells a mistake of the configuration or the task by that line.
 
-  Args:
-    error: what ended it.
-    log: where to.
-
   Returns:
     The role's exit code.
   """

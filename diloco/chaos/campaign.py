@@ -89,13 +89,6 @@ class Campaign:
   ):
     """Plans; starts nothing. Clears what a killed campaign left here.
 
-    Args:
-      workdir: gets a directory for each run; new or empty.
-      trials: how many faults.
-      seed: of the plan.
-      kinds: of faults, of `faults.KINDS`.
-      per_run: faults of one run.
-
     Raises:
       UserError: the directory is in use, or an argument cannot be.
     """

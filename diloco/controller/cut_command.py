@@ -20,10 +20,6 @@ def run(
 ) -> dict[str, Any]:
   """Takes a cut of a run that is on.
 
-  Args:
-    run_dir: directory of the run.
-    told: hears in words how it goes.
-
   Returns:
     `cut` (its number, 0 for none), `status` ("complete" or "abandoned"),
     `reason` and `secs`.

@@ -24,15 +24,7 @@ class Injector:
     is_ready: Callable[[str | None], bool],
     dispatcher: dispatcher_lib.Dispatcher,
   ):
-    """Prepares.
-
-    Args:
-      config: of the run.
-      tape: the controller's.
-      roles: who can be hit.
-      is_ready: who is ready for it.
-      dispatcher: tells islands.
-    """
+    """Prepares."""
     self._total_tokens = config.total_tokens
     self._tape = tape
     self._roles = roles

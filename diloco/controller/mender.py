@@ -37,10 +37,6 @@ class Mender:
   def look(self, now: float, bury: Callable[[], None]) -> bool:
     """Goes back to a cut if damage has stood for long enough.
 
-    Args:
-      now: monotonic seconds.
-      bury: takes in that processes have ended.
-
     Returns:
       Whether all roles have been ended, and are about to start.
 

@@ -46,11 +46,6 @@ def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
 
   What a life writes is named after its number, in the store and here; so its
   tape is made now, and only if it is not there.
-
-  Args:
-    run_dir: directory of the run.
-    role: whose life begins.
-    last: of its lives, as far as known.
   """
   folder = run_dir / recorder.TAPE_DIR
   folder.mkdir(parents=True, exist_ok=True)

@@ -98,13 +98,7 @@ def keep_given(
   plan: partition.FragmentPlan,
   given: Mapping[str, np.ndarray],
 ) -> None:
-  """Stores what a run starts from, for its islands and whoever replays it.
-
-  Args:
-    snapshots: the run's store.
-    plan: of its fragments.
-    given: float32 values of every leaf, by name.
-  """
+  """Stores what a run starts from, for its islands and whoever replays it."""
   for fragment, tensors in enumerate(plan.fragments):
     held = {}
     for spec in tensors:

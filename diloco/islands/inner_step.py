@@ -151,12 +151,6 @@ def make_step(
   Beside the new state it gives `loss`, the norms of gradient and update, the
   learning rate where it is known, and as `task` the scalars that the task's
   loss returns.
-
-  Args:
-    task: gives the loss.
-    optimizer: the inner optimizer.
-    tree: between the flat mapping and the task's pytree.
-    schedule_steps: where the optimizer's schedule ends.
   """
   rate_of = getattr(task, "learning_rate", None)
   schedule = rate_of(schedule_steps) if callable(rate_of) else None

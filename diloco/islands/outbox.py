@@ -176,11 +176,6 @@ class Outbox:
     What the store would not take is tried again, until a newer publication
     that contains it takes its place. It is to be woken when something comes.
 
-    Args:
-      publish: publishes one.
-      dropped: hears of what gave way to a newer one.
-      failed: hears of every failure.
-
     Raises:
       Exception: what nobody expected, and keeps coming back.
     """

@@ -68,11 +68,6 @@ class Rules(NamedTuple):
   ) -> PartitionSpec:
     """How a parameter is divided.
 
-    Args:
-      sizes: devices along each axis of the mesh.
-      name: its '/'-joined path.
-      shape: its shape.
-
     Raises:
       UserError: the task's rule does not fit the mesh or the shape.
     """

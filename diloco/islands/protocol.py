@@ -30,12 +30,7 @@ _MID_RECOVERY = operations.Point("mid_recovery")
 def publish(
   record: records.Contribution, content: Any
 ) -> operations.Procedure[None]:
-  """Writes a contribution: the payload first, the record that proves it last.
-
-  Args:
-    record: the commit record.
-    content: the payload's tensors.
-  """
+  """Writes a contribution: the payload, then the record that proves it."""
   yield operations.WritePayload(record.payload, content)
   yield _AFTER_PAYLOAD
   yield _BEFORE_COMMIT_RECORD
@@ -56,10 +51,6 @@ def fetch(
   """Reads the newest version of a fragment.
 
   A version may be retired while it is read; then there is a newer one.
-
-  Args:
-    fragment: which.
-    newer_than: versions up to this one are of no interest.
 
   Returns:
     The version, or None when there is no newer one.

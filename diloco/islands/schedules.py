@@ -27,12 +27,6 @@ def set_step(
   its moments, which may be older than that after a recovery. What a schedule's
   count is after so many steps, wherever in the state it stands, tells the
   optimizer itself: it is asked for its counts alone, which costs no tensor.
-
-  Args:
-    optimizer: whose state it is.
-    opt_state: to be moved.
-    params: the parameters, for their shapes.
-    step: inner steps of the island.
   """
   if not _counts(opt_state):
     return opt_state  # a constant learning rate

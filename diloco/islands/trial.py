@@ -28,10 +28,6 @@ def check(
 ) -> inner_step.ParamTree:
   """Tries every part of a task that an island will use.
 
-  Args:
-    task: of the run.
-    config: of the run.
-
   Returns:
     The task's parameters, as an island will name them.
 

@@ -14,12 +14,7 @@ _NOT_KNOWN = "by a time not known (another syncer's clock)"
 
 
 def render(facts: explanation.Explanation, sync: config_lib.SyncConfig) -> str:
-  """Returns the explanation, lines of at most about 100 columns.
-
-  Args:
-    facts: what the tape says.
-    sync: the run's policies.
-  """
+  """Returns the explanation, lines of at most about 100 columns."""
   return "\n".join([*_head(facts, sync), *_parts(facts), *_others(facts)])
 
 

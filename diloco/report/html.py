@@ -47,10 +47,6 @@ def write_report(
 def render(run: summary.Run, name: str) -> str:
   """Returns the report as HTML.
 
-  Args:
-    run: the run.
-    name: how to call it.
-
   Returns:
     A whole page.
   """

@@ -20,9 +20,6 @@ _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 def start_ticks(pid: int) -> int | None:
   """Returns when a process started, in clock ticks after boot.
 
-  Args:
-    pid: process id.
-
   Returns:
     The ticks; None if there is no such process or it is a zombie.
   """

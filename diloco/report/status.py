@@ -15,9 +15,6 @@ _SILENT_GAPS = 5.0
 def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   """Returns the state of a run, live or dead.
 
-  Args:
-    run_dir: directory of the run.
-
   Returns:
     Plain JSON values. `alive` tells whether its controller is; `status` is
     "crashed" if it is not and left no word of an end.

@@ -170,11 +170,6 @@ def prune(folder: pathlib.Path, keep: int, cuts: Collection[int]) -> None:
   """Deletes all but the newest complete checkpoints and the pinned ones.
 
   The caller is the only writer of `folder` and has no save under way.
-
-  Args:
-    folder: where they are.
-    keep: how many of the newest to keep.
-    cuts: cuts that exist.
   """
   kept = set(completed(folder)[:keep])
   for path in folder.glob(_NAMES):

@@ -123,11 +123,6 @@ def check_fits(
 ) -> None:
   """Refuses parameters of another model.
 
-  Args:
-    what: how to call them.
-    params: by name.
-    shapes: of the model's parameters, by name.
-
   Raises:
     UserError: names or shapes differ; it names the first that do.
   """

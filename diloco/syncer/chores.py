@@ -62,17 +62,6 @@ class Chores:
     untold: verdicts that could not be written, by island.
   """
 
-  __slots__ = (
-    "_each",
-    "_keep_versions",
-    "_pins",
-    "_retained",
-    "_told",
-    "known",
-    "litter",
-    "untold",
-  )
-
   def __init__(
     self,
     pins: Pins,
@@ -216,9 +205,6 @@ class Chores:
     """Deletes versions of a fragment that nobody can be reading any more.
 
     What the store would not delete is tried again with the next version.
-
-    Args:
-      head: the newest version.
     """
     oldest = head.version - self._keep_versions
     versions = self._retained[head.fragment]

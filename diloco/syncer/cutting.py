@@ -78,9 +78,6 @@ class CutKeeper:
   ) -> operations.Procedure[_News]:
     """Looks for news, at most once a heartbeat; gives events for the core.
 
-    Args:
-      channel: the core's.
-
     Raises:
       OSError: the store failed; the next look tries again.
     """

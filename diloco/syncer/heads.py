@@ -58,20 +58,6 @@ class Heads:
       cannot be read, and why.
   """
 
-  __slots__ = (
-    "_closing",
-    "_each",
-    "_looks",
-    "_make",
-    "_rubbish",
-    "_tries",
-    "_unsettled",
-    "cut",
-    "held",
-    "standing",
-    "token",
-  )
-
   def __init__(
     self,
     token: int,
@@ -144,11 +130,6 @@ class Heads:
     content_of: Callable[[Any], Content],
   ) -> operations.Procedure[None]:
     """Merges a round and makes the result the fragment's head.
-
-    Args:
-      close: the round.
-      weights: one for each chosen contribution.
-      content_of: completes the head from what the merge gives.
 
     Raises:
       RefusedError: some contributions cannot be used. Nothing is committed.

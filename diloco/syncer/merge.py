@@ -259,11 +259,6 @@ class Merger:
   ) -> _Sums:
     """One pass: what `combine` makes into the accumulator, and all norms.
 
-    Args:
-      contributions: to be checked.
-      mix: with their tensors.
-      combine: of that mix.
-
     Raises:
       ContributionError: damaged, not finite or not of the recorded norm.
     """

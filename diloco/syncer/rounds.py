@@ -39,16 +39,7 @@ class Rounds(leader.Leader):
     parts: leader.Parts,
     threads: workers.Threads = workers.Threads(),
   ):
-    """Does nothing yet.
-
-    Args:
-      plan: the fragment plan.
-      merger: the arithmetic.
-      tape: where decisions go.
-      orders: whom to ask.
-      parts: what it works with.
-      threads: gives the thread that merges, and its clock.
-    """
+    """Does nothing yet."""
     super().__init__(parts, threads.clock)
     self._plan = plan
     self._merger = merger

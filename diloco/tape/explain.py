@@ -29,11 +29,6 @@ def explain(
 ) -> explanation.Explanation:
   """Explains one round.
 
-  Args:
-    record: all tapes of a run, unbroken.
-    fragment: which.
-    version: the one the round made.
-
   Raises:
     UserError: the tape has no such round.
   """

@@ -78,11 +78,6 @@ def make(
   The schedule's step count is the `count` of the chain's only
   `optax.ScaleByScheduleState`, apart from those that are the age of moments:
   either can be set without the other.
-
-  Args:
-    options: its name and numbers.
-    schedule_steps: where the schedule ends.
-    is_embedding: of a leaf's '/'-joined path.
   """
   return optax.chain(
     optax.clip_by_global_norm(options.clip_norm),

@@ -60,14 +60,7 @@ def merged(
   weights: Sequence[float],
   method: str,
 ) -> values.Vector:
-  """Parameters after a merge and an outer step.
-
-  Args:
-    parent: parameters before.
-    contents: what is merged.
-    weights: one each.
-    method: "rda", "mean" or "median".
-  """
+  """Parameters after a merge and an outer step."""
   if method == "median":
     x, y = _median(contents, weights)
     return parent[0] - LEARNING_RATE * x, parent[1] - LEARNING_RATE * y

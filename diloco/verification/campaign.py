@@ -157,14 +157,7 @@ def run(
   jobs: int,
   progress: Callable[[Tally], None] = lambda tally: None,
 ) -> Tally:
-  """Plays the schedules of consecutive seeds.
-
-  Args:
-    first: the first seed.
-    count: how many.
-    jobs: processes.
-    progress: told now and then how far it is.
-  """
+  """Plays the schedules of consecutive seeds."""
   total = Tally()
   chunks = [
     (first + start, min(_CHUNK, count - start))

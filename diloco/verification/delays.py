@@ -65,14 +65,7 @@ def check_answer(
 def check_save_lost(
   island: Any, step: int, positions: Any, dropped: list[core.Publish]
 ) -> None:
-  """A saved state is given up only for a publication that it counts on.
-
-  Args:
-    island: whose state.
-    step: of the state.
-    positions: [P], of the state.
-    dropped: publications of this life that never left it.
-  """
+  """A saved state is given up only for a publication that it counts on."""
   island.world.checker.seen["saves_lost"] += 1
   counted_on = [
     outbox.Entry(
@@ -92,13 +85,7 @@ def check_save_lost(
 
 
 def watch_bystanders(world: Any, spoiled: int, secs: float) -> None:
-  """One spoiled fragment holds up no other, nor cuts.
-
-  Args:
-    world: where it has just been spoiled.
-    spoiled: the fragment.
-    secs: until everything is killed.
-  """
+  """One spoiled fragment holds up no other, nor cuts."""
   kernel: kernel_lib.Kernel = world.kernel
   if secs < 2 * _KEEP_UP_SECS:
     return

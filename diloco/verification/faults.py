@@ -182,13 +182,7 @@ def draw(
 def draw_spoiling(
   rng: random.Random, fragments: int, horizon_secs: float
 ) -> Fault:
-  """Draws what damages or loses the newest version of a fragment.
-
-  Args:
-    rng: source of randomness.
-    fragments: how many there are.
-    horizon_secs: it strikes before.
-  """
+  """Draws what damages or loses the newest version of a fragment."""
   uniform = rng.random
   return Fault(
     SPOILING[int(uniform() * len(SPOILING))],
@@ -207,14 +201,7 @@ _UNEVEN = 0.000271828
 def draw_outliers(
   rng: random.Random, islands: int, fragments: int, horizon_secs: float
 ) -> tuple[Fault, ...]:
-  """Draws faults that make progress too long, in a tenth of all schedules.
-
-  Args:
-    rng: source of randomness.
-    islands: how many there are.
-    fragments: as many.
-    horizon_secs: they strike before.
-  """
+  """Draws faults that make progress too long, in a tenth of all schedules."""
   uniform = rng.random
   if uniform() >= 0.1:
     return ()
@@ -282,11 +269,6 @@ def draw_rare(
 
   What they lead to, single faults hardly ever would: an island that is refused
   again and again until it is suspended, and then dies or sees its syncer die.
-
-  Args:
-    rng: source of randomness.
-    roles: all of the run.
-    horizon_secs: they begin before it.
   """
   uniform = rng.random
   if uniform() >= 0.1:
@@ -342,13 +324,7 @@ def draw_around_cuts(
 def draw_long_spoiling(
   rng: random.Random, fragments: int, horizon_secs: float
 ) -> tuple[Fault, ...]:
-  """Draws a spoiled version that several cuts will point to.
-
-  Args:
-    rng: source of randomness.
-    fragments: how many there are.
-    horizon_secs: it strikes before.
-  """
+  """Draws a spoiled version that several cuts will point to."""
   uniform = rng.random
   return (
     Fault(

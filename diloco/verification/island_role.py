@@ -39,40 +39,6 @@ _TURN_SECS = 1.0  # a peer of a lower number has so long to answer a call
 class Island(hands.Hands):
   """One incarnation of an island."""
 
-  __slots__ = (
-    "adopter",
-    "answered",
-    "answering",
-    "at_hand",
-    "board",
-    "cleaned_up",
-    "core",
-    "cut",
-    "draining",
-    "dropped",
-    "epoch",
-    "fragments",
-    "index",
-    "kernel",
-    "life",
-    "moments_finite",
-    "offences",
-    "outbox",
-    "poisoned",
-    "poisoned_at",
-    "present",
-    "publisher",
-    "random",
-    "request",
-    "saver",
-    "saving",
-    "spoken",
-    "started_at",
-    "step_secs",
-    "watch",
-    "world",
-  )
-
   watch: watching.Watch
 
   def __init__(self, world: Any, life: kernel_lib.Life, index: int):

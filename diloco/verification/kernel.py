@@ -48,18 +48,6 @@ class UnexpectedError(RuntimeError):
 class Role:
   """A seat, with the process that fills it now."""
 
-  __slots__ = (
-    "cut_off",
-    "index",
-    "life",
-    "lives",
-    "name",
-    "operations",
-    "random",
-    "strike_at",
-    "strikes",
-  )
-
   def __init__(self, index: int, name: str, seed: int):
     self.index = index
     self.name = name
@@ -79,17 +67,6 @@ class Role:
 class Life:
   """One process."""
 
-  __slots__ = (
-    "alive",
-    "incarnation",
-    "offset",
-    "rate",
-    "role",
-    "shell",
-    "stopped_until",
-    "threads",
-  )
-
   def __init__(self, role: Role, rate: float, offset: float):
     self.role = role
     self.incarnation = role.lives
@@ -103,16 +80,6 @@ class Life:
 
 class Thread:
   """A generator of a process; an event for it is void once `token` moved."""
-
-  __slots__ = (
-    "asleep",
-    "life",
-    "missed",
-    "nudged",
-    "send",
-    "throw",
-    "token",
-  )
 
   def __init__(self, life: Life, script: Script):
     self.life = life

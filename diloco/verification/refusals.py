@@ -9,6 +9,7 @@ store at that moment. Neither asks the syncer's core.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from typing import Any
 
@@ -21,16 +22,14 @@ _SUSPENDED_AFTER, _BASE_SECS, _MOST_SECS = 3, 10.0, 600.0
 _OFFENCES = ("not_finite", "norm_outlier")
 
 
+@dataclasses.dataclass
 class _Offender:
   """An island that was refused, and not merged since."""
 
-  __slots__ = ("incarnation", "offences", "step", "until")
-
-  def __init__(self) -> None:
-    self.incarnation = 0
-    self.step = 0
-    self.offences = 0
-    self.until = -math.inf
+  incarnation: int = 0
+  step: int = 0
+  offences: int = 0
+  until: float = -math.inf
 
 
 class Keeper:
@@ -43,13 +42,7 @@ class Keeper:
   """
 
   def __init__(self, heads: list[values.Version], epoch: int, most: int):
-    """Has taken over.
-
-    Args:
-      heads: [P], as it found them.
-      epoch: of the run.
-      most: staleness allowed.
-    """
+    """Has taken over."""
     self.heads = heads
     self.refusals: dict[str, str] = {}
     self.gave_in = False
@@ -73,13 +66,7 @@ class Keeper:
     return offender is not None and now < offender.until
 
   def arrived(self, record: Any, content: values.Delta, now: float) -> str:
-    """A commit record was found; gives why it must be refused for its content.
-
-    Args:
-      record: the record.
-      content: what it stands for.
-      now: on this leader's clock.
-    """
+    """A commit record was found; why must it be refused for its content?"""
     key = record.key
     if key in self._admitted or not self._is_candidate(record, content):
       return ""

@@ -8,12 +8,14 @@ too: `diloco.verification.arithmetic`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 Span = tuple[int, int]  # steps (first, last]
 Vector = tuple[float, float]
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Delta:
   """An outer gradient: the rows an island trained since a global version.
 
@@ -33,51 +35,25 @@ class Delta:
     discarded: whether any leader has discarded it.
   """
 
-  __slots__ = (
-    "base",
-    "discarded",
-    "epoch",
-    "fate",
-    "fate_of",
-    "finite",
-    "fragment",
-    "incarnation",
-    "island",
-    "judged",
-    "norm",
-    "sent",
-    "spans",
-  )
-
-  def __init__(
-    self,
-    island: int,
-    incarnation: int,
-    fragment: int,
-    base: Version,
-    spans: tuple[Span, ...],
-    finite: bool,
-    epoch: int = 0,
-    norm: float = 1.0,
-  ):
-    self.island = island
-    self.incarnation = incarnation
-    self.fragment = fragment
-    self.base = base
-    self.spans = spans
-    self.finite = finite
-    self.epoch = epoch
-    self.norm = norm
-    self.sent = 0
-    self.fate = ""
-    self.judged: tuple[str, tuple[int, int]] | None = None
-    self.fate_of = (-1, -1)
-    self.discarded = False
+  island: int
+  incarnation: int
+  fragment: int
+  base: Version
+  spans: tuple[Span, ...]
+  finite: bool
+  epoch: int = 0
+  norm: float = 1.0
+  sent: int = 0
+  fate: str = ""
+  judged: tuple[str, tuple[int, int]] | None = None
+  fate_of: tuple[int, int] = (-1, -1)
+  discarded: bool = False
 
   def __str__(self) -> str:
     return f"rows {list(self.spans)} of island {self.island}"
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Version:
   """A global version: its parent, and the rows its merge added.
 
@@ -92,37 +68,15 @@ class Version:
     moment: when it became one, on the scale of `Delta.sent`.
   """
 
-  __slots__ = (
-    "added",
-    "committed",
-    "fragment",
-    "moment",
-    "number",
-    "parent",
-    "rows",
-    "staleness",
-    "theta",
-  )
-
-  def __init__(
-    self,
-    fragment: int,
-    number: int,
-    rows: dict[int, tuple[Span, ...]],
-    parent: Version | None = None,
-    added: tuple[Delta, ...] = (),
-    theta: Vector = (0.0, 0.0),
-    staleness: tuple[int, ...] = (),
-  ):
-    self.fragment = fragment
-    self.number = number
-    self.rows = rows
-    self.parent = parent
-    self.added = added
-    self.theta = theta
-    self.staleness = staleness
-    self.committed = False
-    self.moment = 0
+  fragment: int
+  number: int
+  rows: dict[int, tuple[Span, ...]]
+  parent: Version | None = None
+  added: tuple[Delta, ...] = ()
+  theta: Vector = (0.0, 0.0)
+  staleness: tuple[int, ...] = ()
+  committed: bool = False
+  moment: int = 0
 
   @property
   def merge(self) -> Version:
@@ -170,8 +124,6 @@ class Fragment:
     scale: how many times too long the progress is.
   """
 
-  __slots__ = ("anchor", "finite", "held_from", "references", "scale")
-
   def __init__(self, anchor: Version, held_from: int):
     self.anchor = anchor
     self.held_from = held_from
@@ -180,6 +132,7 @@ class Fragment:
     self.scale = 1.0
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Moments:
   """An inner optimizer's state, as a peer sends it.
 
@@ -188,11 +141,8 @@ class Moments:
     versions: [P], numbers of the global versions it stepped from.
   """
 
-  __slots__ = ("island", "versions")
-
-  def __init__(self, island: int, versions: tuple[int, ...]):
-    self.island = island
-    self.versions = versions
+  island: int
+  versions: tuple[int, ...]
 
   def __str__(self) -> str:
     return f"optimizer of island {self.island} at versions {self.versions}"

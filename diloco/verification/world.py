@@ -59,12 +59,7 @@ class Played:
 
 
 def run(schedule: schedules.Schedule, trace: list[str] | None = None) -> Played:
-  """Plays one schedule.
-
-  Args:
-    schedule: what to play.
-    trace: where readable lines go.
-  """
+  """Plays one schedule."""
   world = World(schedule, trace)
   violation = ""
   try:

@@ -92,9 +92,6 @@ class Comparison:
   def differences(self, key: str) -> list[Interval | None]:
     """Each group's figure minus that of the first, seed by seed.
 
-    Args:
-      key: name of the figure.
-
     Returns:
       One for each group but the first; None where no seed is in both.
     """

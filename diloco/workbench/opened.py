@@ -189,10 +189,6 @@ class Run:
   def explain(self, fragment: int, version: int) -> str:
     """Tells why a round closed when it did, and with whom.
 
-    Args:
-      fragment: whose round.
-      version: the version it made.
-
     Raises:
       UserError: the tape has no such round, or is damaged.
     """

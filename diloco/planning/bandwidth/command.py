@@ -28,27 +28,17 @@ def parser() -> arguments.Parser:
   sync = decoupled.Sync(base.params)
   codecs = f"one of {', '.join(workload_lib.CODEC_BITS)}"
   add("--bandwidth", action="store_true", help=argparse.SUPPRESS)
+  add("--params", type=number(1), default=base.params, help="of the model")
+  add("--layers", type=whole(1), default=base.layers, help="of the model")
   add(
-    *("--params",),
-    type=number(1),
-    default=base.params,
-    help="of the model",
-  )
-  add(
-    *("--layers",),
-    type=whole(1),
-    default=base.layers,
-    help="of the model",
-  )
-  add(
-    *("--step_secs",),
+    "--step_secs",
     type=number(0, above=True),
     default=base.step_secs,
     help="pure computing of one inner step",
   )
   add("--every", type=whole(1), default=base.every, help="H")
   add(
-    *("--fragment_layers",),
+    "--fragment_layers",
     type=whole(1),
     default=base.fragment_layers,
     help="layers of a fragment, of the streaming methods",
@@ -56,12 +46,12 @@ def parser() -> arguments.Parser:
   add("--sites", type=whole(2), help="2, or as many as --links")
   add("--method", help=f"one of {', '.join([*methods.METHODS, _DECOUPLED])}")
   add(
-    *("--links",),
+    "--links",
     type=arguments.numbers(0, above=True),
     help="Gbit/s of each site's link, with commas, or one for all",
   )
   add(
-    *("--latency_ms",),
+    "--latency_ms",
     type=arguments.numbers(0),
     default=(0.0,),
     help="one way, of each site's link, with commas, or one for all",
@@ -69,19 +59,19 @@ def parser() -> arguments.Parser:
   add("--codec", default=base.codec, help=f"of what is reduced; {codecs}")
   add("--down_codec", default="f32", help="of new versions, decoupled only")
   add(
-    *("--num_fragments",),
+    "--num_fragments",
     type=whole(1),
     default=sync.num_fragments,
     help="P, decoupled only",
   )
   add(
-    *("--overlap_steps",),
+    "--overlap_steps",
     type=whole(1),
     default=sync.overlap_steps,
     help="tau, decoupled only",
   )
   add(
-    *("--syncer_site",),
+    "--syncer_site",
     type=whole(0),
     help="site, from 0, whose link all others meet at; else a place of its own"
     " with bandwidth enough; decoupled only",

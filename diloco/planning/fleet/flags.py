@@ -64,16 +64,13 @@ def parser() -> arguments.Parser:
   _add_switch(made, "follow", "islands join rounds that would close without")
   add("--lockstep", action="store_true", help="islands wait for their rounds")
   add(
-    *("--windows",),
+    "--windows",
     type=arguments.whole(0),
     default=6,
     help="in which rounds are followed; 0: no rounds",
   )
   add(
-    *("--window_steps",),
-    type=arguments.whole(1),
-    default=120,
-    help="length of one",
+    "--window_steps", type=arguments.whole(1), default=120, help="length of one"
   )
   sync = config_lib.SyncConfig()
   for flag, (field, word) in _SYNC.items():

@@ -27,30 +27,30 @@ def parser() -> arguments.Parser:
   add("--fleet", required=True, metavar="FILE.py", help="has get_fleet()")
   add("--params", type=number(1), help="of the model; or give --config")
   add(
-    *("--config",),
+    "--config",
     metavar="FILE.py[:VARIANT]",
     help="of a run, whose parameters, layers and tokens are taken",
   )
   add("--layers", type=whole(1), help="default: 24 (params / 1e9)^(1/3)")
   add("--tokens", type=number(1), help="budget; default: 20 a parameter")
   add(
-    *("--batch_tokens",),
+    "--batch_tokens",
     type=number(1),
     help="of one step of all islands; default: 0.292 C^0.3271",
   )
   add(
-    *("--mfu",),
+    "--mfu",
     type=number(0, above=True),
     default=0.4,
     help="share of peak that an island's steps reach",
   )
   add(
-    *("--wan_gbps",),
+    "--wan_gbps",
     type=number(0, above=True),
     help="of each site's link, in place of the fleet file's",
   )
   add(
-    *("--cost_per_chip_hour",),
+    "--cost_per_chip_hour",
     type=number(0),
     help="in place of the fleet file's prices",
   )

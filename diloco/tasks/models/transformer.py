@@ -142,11 +142,6 @@ def causal_attention(
 
   out_t = sum_{s <= t} softmax_s(q_t . k_s) v_s; scaling is the caller's.
 
-  Args:
-    query_BxNxLxK: queries.
-    key_BxNxLxK: keys.
-    value_BxNxLxK: values.
-
   Returns:
     [B, N, L, K], in the dtype of the values.
   """
