@@ -223,7 +223,7 @@ class IslandCore:
     cut: int = 0,
     wait_secs: float = 0.0,
     wait_after: int = 0,
-    own_answers: bool = False,
+    passes_by: int = -1,
   ):
     """Starts after `step`.
 
@@ -239,8 +239,8 @@ class IslandCore:
       wait_secs: how long an answer to what a step has published is waited for
         before the next step, at most: one that is lost stops nobody.
       wait_after: steps that may be done before that.
-      own_answers: whether to adopt only versions with all that was published,
-        until it is waited for no more.
+      passes_by: others' versions that are not adopted while an answer may come,
+        at most: as many as a contribution may be behind; -1 adopts any.
     """
     self._when = when
     self._island = island
@@ -256,7 +256,7 @@ class IslandCore:
     self._cut = cut
     self._wait_secs = wait_secs
     self._wait_after = wait_after
-    self._own_answers = own_answers
+    self._passes_by = passes_by
     self._held_until = -math.inf
     self._resyncing = False
     self._just_told = False  # what is ready was fetched before
@@ -343,7 +343,7 @@ class IslandCore:
       actions.append(Cut(cut, step, self.positions))
     if stepped and self._some_muted:
       actions += self._unmute()
-    if self._own_answers and not self._resyncing:
+    if self._passes_by >= 0 and not self._resyncing:
       found = [ready for ready in found if self._is_answer(ready)]
     # Adoption first: what is published after it starts from the new base.
     for ready in found:
@@ -370,7 +370,9 @@ class IslandCore:
     if not state.published:
       return state.muted or ready.merged_step > state.first_step
     last = state.published[-1]
-    return ready.merged_step >= last or self._step > last + self._wait_after
+    hopeless = ready.version - state.base > self._passes_by
+    gone_on = self._step > last + self._wait_after
+    return ready.merged_step >= last or hopeless or gone_on
 
   def _all_or_nothing(self, found: Sequence[Ready]) -> Sequence[Ready]:
     """What a resync may adopt: all fragments, fetched anew, or none."""

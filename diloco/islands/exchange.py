@@ -87,7 +87,7 @@ class Exchange(hands.Hands):
       cut=basis.standing.cut,
       wait_secs=sync.wait_secs,
       wait_after=sync.wait_after,
-      own_answers=setting.config.own_answers,
+      passes_by=sync.max_staleness if setting.config.own_answers else -1,
     )
     self._cut = basis.standing.cut  # the last one taken part in
     self._saves = 0

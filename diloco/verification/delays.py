@@ -54,7 +54,11 @@ def check_answer(
     return
   _, *published = held.references
   merged_step = fetched.head.clock.get(str(island.index), 0)
-  if not published or merged_step < published[-1] == island.core.step:
+  behind = action.version - held.anchor.number
+  if not published or (
+    merged_step < published[-1] == island.core.step
+    and behind <= shape.max_staleness
+  ):
     raise kernel_lib.Violation(
       f"island {island.index} adopts version {action.version} at step"
       f" {island.core.step}, which has its steps up to {merged_step} and not"

@@ -170,7 +170,7 @@ def _resume(island: Any, basis: protocol.Basis) -> None:
     origins=back.origins,
     cut=standing.cut,
     wait_secs=shape.wait_secs,
-    own_answers=shape.own_answers,
+    passes_by=shape.max_staleness if shape.own_answers else -1,
   )
   world.checker.recovered(island, saved, standing.known, back)
   kernel = island.kernel

@@ -63,7 +63,7 @@ def test_island_that_waits_for_its_own_answer_takes_no_other():
     step=0,
     origins=[core.Origin(0, 0)],
     wait_secs=3.0,
-    own_answers=True,
+    passes_by=2,
   )
 
   def moment(step, now, *ready):
@@ -76,11 +76,14 @@ def test_island_that_waits_for_its_own_answer_takes_no_other():
   assert adopted == [core.Adopt(0, 3, 2, 2, 2)] and not state.holds(2.9)
   moment(3, 3.0)
   assert moment(4, 4.0) == [core.Publish(0, 3, 2, 4, "schedule")]
-  other = core.Ready(0, 4, 2)
+  other = core.Ready(0, 5, 2)
   assert not moment(4, 6.9, other) and not state.holds(7.0)
-  assert moment(5, 8.0, other) == [core.Adopt(0, 4, 4, 4, 5)]  # it went on
+  assert moment(5, 8.0, other) == [core.Adopt(0, 5, 4, 4, 5)]  # it went on
+  assert moment(6, 8.1) == [core.Publish(0, 5, 5, 6, "schedule")]
+  # What it sent is too stale by now, and will never be merged.
+  assert moment(6, 8.2, core.Ready(0, 8, 2)) == [core.Adopt(0, 8, 6, 6, 6)]
   # What an earlier life sent and was merged late counts, whoever waits.
-  assert moment(5, 8.1, core.Ready(0, 5, 9))[0].muted_until == 9
+  assert moment(6, 8.3, core.Ready(0, 9, 9))[0].muted_until == 9
 
 
 def test_island_that_does_not_wait_is_never_held():
