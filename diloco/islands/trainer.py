@@ -42,7 +42,7 @@ class Trainer(learner.Learner):
   state: inner_step.TrainState
   # By the steps of the schedule in it, and the tokens of a batch.
   _compiled: dict[tuple[int, int], inner_step.Step]
-  _compiling: threading.Lock
+  _compiling: dict[object, threading.Lock]  # by what is compiled under it
 
   def __init__(
     self,
@@ -115,14 +115,19 @@ class Trainer(learner.Learner):
       jax.device_put(_step_array(0), self.placement.replicated()),
     )
     self._compiled = {}
-    self._compiling = threading.Lock()
+    self._compiling = {}
 
   @functools.cached_property
   def _step_fn(self) -> inner_step.Step:
     kind = self._schedule_steps, self.task.tokens_per_batch
-    if kind not in self._compiled:
-      self._compiled[kind] = self._compile_step()
+    with self._alone(kind):
+      if kind not in self._compiled:
+        self._compiled[kind] = self._compile_step()
     return self._compiled[kind]
+
+  def _alone(self, kind: object) -> threading.Lock:
+    """What one of those like it holds while it compiles what others need too."""
+    return self._compiling.setdefault(kind, threading.Lock())
 
   def _compile_step(self) -> inner_step.Step:
     position = self._stream.position
@@ -135,8 +140,8 @@ class Trainer(learner.Learner):
 
   def compile(self) -> None:
     """Compiles everything that steps will call."""
-    with self._compiling:  # what another one like it needs too, once
-      self._step_fn  # noqa: B018
+    self._step_fn  # noqa: B018
+    with self._alone("fragments"):
       self.swap.rehearse()
 
   @property

@@ -26,6 +26,7 @@ from experiments.benchmarks import s3_server
 def measure(delay_secs: float, tokens: int, pace_secs: float) -> dict[str, Any]:
   """Trains the quickstart's smoke model; returns what came of it."""
   config = launch.load_config("experiments/configs/quickstart.py:smoke")
+  config.task.options.num_layers = 2
   config.total_tokens = tokens
   config.fleet.pace_step_secs = pace_secs
   config.faults = (

@@ -18,6 +18,10 @@
 # on one island, then on three of unequal speed; kills what it can; changes settings
 # on the way; and takes the result out. Two processor cores and five minutes are
 # enough. On a fresh machine run `pip install "diloco[workbench]"` first.
+#
+# With the engine `inline` islands and syncers are threads of this notebook's own
+# process, so a run begins at once. They talk through a store on the disk as they do
+# across processes and machines, and everything below is the same without that line.
 
 # %%
 import pathlib
@@ -31,7 +35,7 @@ from experiments.configs import quickstart
 folder = pathlib.Path(tempfile.mkdtemp(prefix="diloco-story-"))
 config = quickstart.get_config("smoke")
 config.faults = ()  # we do that ourselves
-config.task.options.num_layers = 1
+config.engine = "inline"
 config.fleet.slices = config.fleet.slices[:1]
 config.total_tokens = 30_000
 
@@ -62,12 +66,14 @@ draw(run)
 #
 # The second island makes 6 steps while the first makes 10, the third 4. Nobody
 # waits: each publishes what it learned, fragment by fragment, and adopts what the
-# syncer has merged. A cell that is run twice starts nothing twice.
+# syncer has merged. A cell that is run twice starts nothing twice, one that is
+# interrupted stops nothing, and after a restart of the notebook it goes on with the
+# run where that was.
 
 # %%
 config = quickstart.get_config("smoke")
 config.faults = ()
-config.task.options.num_layers = 1
+config.engine = "inline"
 config.total_tokens = 100_000
 alone, run = run, diloco.start(config, folder / "three")
 run.watch(secs=6)
@@ -75,8 +81,9 @@ run.watch(secs=6)
 # %% [markdown]
 # ## Kill one
 #
-# SIGKILL, no warning. The others go on; the dead one comes back by itself, with its
-# optimizer, its place in the data and what it had not sent yet.
+# No warning: it does nothing more, whatever it was at. (A process would get a
+# SIGKILL.) The others go on; the dead one comes back by itself, with its optimizer,
+# its place in the data and what it had not sent yet.
 
 # %%
 run.kill("island-1")

@@ -85,11 +85,11 @@ def _leave_one_island(config: ml_collections.ConfigDict) -> None:
 
 
 def _shrink(config: ml_collections.ConfigDict) -> None:
-  config.total_tokens = 200_000
+  config.total_tokens = 60_000
   config.fleet.pace_step_secs = 0.05
-  config.faults = (dict(target="island-1", at_fraction=0.2, kind="sigkill"),)
+  config.faults = (dict(target="island-1", at_fraction=0.1, kind="sigkill"),)
   config.task.options.update(
-    d_model=32, num_layers=2, num_heads=2, seq_len=64, batch_size=4
+    d_model=32, num_layers=1, num_heads=2, seq_len=64, batch_size=4
   )
   config.sync.update(num_fragments=8, every=8)
   config.programs.update(

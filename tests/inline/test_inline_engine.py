@@ -63,6 +63,19 @@ def test_many_kills_leave_sixteen_islands_with_balanced_books(tmp_path, seed):
   assert not names()
 
 
+def test_islands_have_meshes_of_their_own(tmp_path):
+  faults = [{"target": "island-1", "at_fraction": 0.3}]
+  config = make_config(3, faults=faults)
+  config["fleet"]["slices"] = [{"topology": t} for t in ("2", "1x2", "2x2")]
+  result = run_lib.train(config, tmp_path / "run", quiet=True)
+  assert result.status == "finished"
+  assert result.summary["tokens_unaccounted"] == 0
+  lines = reader.read(tmp_path / "run").events
+  started = [line for line in lines if line["event"] == "started"]
+  found = {(line["role"], line["devices"]) for line in started}
+  assert found == {("island-0", 2), ("island-1", 2), ("island-2", 4)}
+
+
 def test_run_replays_to_the_same_bits(tmp_path):
   faults = [{"target": "island-0", "at_fraction": 0.4}]
   run_lib.train(make_config(1, faults=faults), tmp_path / "run", quiet=True)
