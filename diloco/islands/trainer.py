@@ -126,7 +126,7 @@ class Trainer(learner.Learner):
     return self._compiled[kind]
 
   def _alone(self, kind: object) -> threading.Lock:
-    """What one of those like it holds while it compiles what others need too."""
+    """Held by who compiles what all those like it need."""
     return self._compiling.setdefault(kind, threading.Lock())
 
   def _compile_step(self) -> inner_step.Step:
