@@ -100,6 +100,8 @@ def conduct(
   """
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()
+  if config.engine == "virtual":
+    compilation.in_one_thread()
   task, plan, given = preflight(config, run_dir)
   resumed = process.holds_run(run_dir)
   if config.engine == "virtual":
@@ -190,18 +192,10 @@ def _train_in_virtual_time(
   announced = channel.address_path(run_dir)
   announced.parent.mkdir(exist_ok=True)
   announced.write_text(json.dumps(liveness.announcement(run_dir)))
-  clock = [0.0]
-  view = live.LiveView(
-    run_dir, quiet=quiet, hint="Ctrl-C ends it", wall=lambda: clock[0]
-  )
-
-  def watch(now: float) -> None:
-    clock[0] = now
-    view.tick()
-
+  view = live.LiveView(run_dir, quiet=quiet, hint="Ctrl-C ends it")
   with _kept(run_dir, config):
     try:
-      outcome = fleet.Fleet(config, run_dir, task, plan, given, watch).run()
+      outcome = fleet.Fleet(config, run_dir, task, plan, given, view.tick).run()
     except errors.UserError:
       raise
     except Exception as error:
@@ -237,7 +231,9 @@ def _sole_controller(run_dir: pathlib.Path) -> Iterator[None]:
 def preflight(
   config: config_lib.RunConfig, run_dir: pathlib.Path
 ) -> tuple[task_lib.Task, partition.FragmentPlan, portable.Params | None]:
-  """Checks everything that can be checked before a run; touches nothing.
+  """Checks everything that can be checked before a run; starts nothing.
+
+  It leaves nothing behind, but writes into a store that was named, to try it.
 
   Returns:
     The task, every function of which was tried, its fragments, and initial

@@ -24,12 +24,20 @@ _TAKEN = (
   *("JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"),
   *("JAX_DEFAULT_PRNG_IMPL", "JAX_THREEFRY_PARTITIONABLE", "JAX_DISABLE_JIT"),
   *("JAX_NUMPY_DTYPE_PROMOTION", "JAX_NUMPY_RANK_PROMOTION"),
-  *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR"),
+  *(
+    "NPROC",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "MKL_CBWR",
+  ),
   # Which kernel of a dot product norms are made with, and so a merge's lengths.
   *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
   *("NPY_DISABLE_CPU_FEATURES", *process.ISLAND_ENV),
 )
 _FLAGS = "XLA_FLAGS"
+THREADS = "NPROC"  # of XLA's pool on a processor; else one for each core
+forced: dict[str, str] = {}  # of the environment, what XLA began with
 _WORDS = re.compile(r"[\w., -]*").fullmatch
 _FLAG = re.compile(
   r"--xla_(?!dump_)(?!\w+_(?:dir|file|path|to)(?:=|$))\w+(=[\w.,-]*)?"
@@ -38,13 +46,16 @@ _PACKAGES = ("diloco", "flax", "grain", "jax", "jaxlib", "numpy", "optax")
 
 
 def describe() -> dict[str, Any]:
-  """Returns `cores`, `environ` and `software` of this process."""
+  """Returns `cores`, `environ` and `software` of this process.
+
+  With one thread it does not matter which core it has, and is told as core 0.
+  """
+  environ = dict(os.environ) | forced
+  alone = environ.get(THREADS) == "1"
   return {
-    "cores": sorted(os.sched_getaffinity(0)),
+    "cores": [0] if alone else sorted(os.sched_getaffinity(0)),
     "environ": {
-      name: value
-      for name, value in sorted(os.environ.items())
-      if _matters(name)
+      name: value for name, value in sorted(environ.items()) if _matters(name)
     },
     "software": {
       "python": platform.python_version(),
@@ -55,7 +66,8 @@ def describe() -> dict[str, Any]:
 
 
 def _matters(name: str) -> bool:
-  return name.startswith(_PREFIXES) and not name.startswith(_IGNORED)
+  known = name == THREADS or name.startswith(_PREFIXES)
+  return known and not name.startswith(_IGNORED)
 
 
 def environ(told: Mapping[str, str]) -> dict[str, str]:

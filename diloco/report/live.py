@@ -69,7 +69,6 @@ class LiveView:
     quiet: bool = False,
     exposed_secs: float = 0.0,
     hint: str = "",
-    wall: Callable[[], float] = time.time,
   ):
     """Takes what there is, so that only news will be told.
 
@@ -79,7 +78,6 @@ class LiveView:
       quiet: show nothing; only keep the run's totals.
       exposed_secs: write the run's state for a scraper so often; 0: never.
       hint: what the user can do, for a terminal.
-      wall: the clock of the run's tapes.
     """
     self._run_dir = pathlib.Path(run_dir)
     self._stream = stream or sys.stderr
@@ -92,7 +90,6 @@ class LiveView:
     self._named: set[pathlib.Path] = set()  # files told to be broken
     self._quiet = quiet
     self._hint = hint
-    self._wall = wall
     self._screen: rich.live.Live | None = None
     if self._stream.isatty() and not quiet:
       console = rich.console.Console(file=self._stream)
@@ -137,7 +134,7 @@ class LiveView:
     totals.keep(self._run_dir, self._reading)
     if self._exposed_secs and now >= self._exposed_due:
       self._exposed_due = now + self._exposed_secs
-      facts = status_lib.status_of(self._view, alive, self._wall())
+      facts = status_lib.status_of(self._view, alive, time.time())
       told = openmetrics.text(facts, self._run_dir.name)
       summary.replace(self._run_dir / openmetrics.FILE_NAME, told)
     if self._quiet:
@@ -147,7 +144,7 @@ class LiveView:
       if now < self._line_due:
         return
       self._line_due = now + _LINE_SECS
-    facts = status_lib.status_of(self._view, alive, self._wall())
+    facts = status_lib.status_of(self._view, alive, time.time())
     if self._screen is None:
       line = _line(facts)
       if line != self._printed:

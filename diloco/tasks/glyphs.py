@@ -9,7 +9,8 @@ never seen. Capital A is drawn alike in Latin, Greek and Cyrillic: no model
 reaches a loss of zero.
 
 Two sets are held out: "characters" are characters that training has in no
-font; "fonts" are the others in a family that training has not at all.
+font; "fonts" are the others in a family that training has not at all. A glyph
+that is drawn as one in training is in neither, whatever it is called.
 """
 
 import collections
@@ -93,7 +94,7 @@ def load(heldout_fraction: float) -> Glyphs:
 def _split(heldout_fraction: float) -> Glyphs:
   fonts, codes, images = _draw_all()
   names = kinds(set(codes.tolist()))
-  classes = tuple(sorted({name for name in names.values()}))
+  classes = tuple(sorted(set(names.values())))
   number = {name: index for index, name in enumerate(classes)}
   labels = np.array([number.get(names.get(c, ""), -1) for c in codes.tolist()])
   heldout = {c for c in names if is_heldout(c, heldout_fraction)}
@@ -105,6 +106,10 @@ def _split(heldout_fraction: float) -> Glyphs:
     "characters": known & of_character & ~of_font,
     "fonts": known & ~of_character & of_font,
   }
+  trained = {image.tobytes() for image in images[splits["train"]]}
+  unseen = np.array([image.tobytes() not in trained for image in images])
+  for name in HELDOUT_SETS:
+    splits[name] &= unseen
   splits[task.HELDOUT] = splits["characters"] | splits["fonts"]
   for split, chosen in splits.items():
     if not chosen.any():

@@ -52,7 +52,7 @@ class Fleet:
     task: task_lib.Task,
     plan: partition.FragmentPlan,
     given: portable.Params | None,
-    watch: Callable[[float], None] = lambda now: None,
+    watch: Callable[[], object] = lambda: None,
   ):
     """Makes the store and what the islands have in common.
 
@@ -62,7 +62,7 @@ class Fleet:
       task: what to train; all islands share it.
       plan: of the parameters' fragments.
       given: parameters to start from, or None for those of the seed.
-      watch: told the time after every step.
+      watch: called after every step.
 
     Raises:
       UserError: see `check`.
@@ -193,7 +193,7 @@ class Fleet:
   def moved(self, seat: Seat) -> bool:
     """An island has made a step; says whether the budget is spent."""
     assert seat.island is not None
-    self._watch(self.time.now)
+    self._watch()
     self.pilot.observe(seat.number, seat.island.step)
     if self._due():
       # Not in the middle of what a thread is doing.

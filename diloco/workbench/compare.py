@@ -1,7 +1,7 @@
 """Runs against each other: what differs in them, and what came out.
 
 Runs that differ in the seed alone are one *group*. Its figures are means with
-95 % intervals by Student's t over its runs; one run has none. Differences
+95 % intervals by Student's t over its seeds; one seed has none. Differences
 between groups are taken seed by seed, so what a seed does to both cancels.
 """
 
@@ -95,10 +95,10 @@ class Comparison:
     Returns:
       One for each group but the first; None where no seed is in both.
     """
-    first = _by_seed(self.groups[0], key)
+    first = _by_seed(self.groups[0].entries, key)
     found = []
     for group in self.groups[1:]:
-      own = _by_seed(group, key)
+      own = _by_seed(group.entries, key)
       pairs = [own[seed] - first[seed] for seed in own if seed in first]
       found.append(interval(pairs) if pairs else None)
     return found
@@ -296,15 +296,14 @@ def _simulations(
 def _results(entries: Sequence[Entry]) -> dict[str, Interval]:
   found = {}
   for key in dict.fromkeys(key for e in entries for key in e.results):
-    values = [e.results[key] for e in entries if key in e.results]
-    found[key] = interval(values)
+    found[key] = interval(list(_by_seed(entries, key).values()))
   return found
 
 
-def _by_seed(group: Group, key: str) -> dict[int, float]:
+def _by_seed(entries: Iterable[Entry], key: str) -> dict[int, float]:
   """A figure by seed; runs of one seed count as one, by their mean."""
   found: dict[int, list[float]] = {}
-  for entry in group.entries:
+  for entry in entries:
     if key in entry.results:
       found.setdefault(entry.seed, []).append(entry.results[key])
   return {seed: float(np.mean(values)) for seed, values in found.items()}

@@ -70,7 +70,8 @@ def build(place: str, points: Sequence[hyper.Point], kind: Kind) -> Sweep:
   """Freezes the points of a sweep file, FILE.py or FILE.py:VARIANT.
 
   Raises:
-    UserError: a point cannot be, or two have one name, or one no directory has.
+    UserError: a point cannot be, two are the same or have one name, or one has
+      a name that no directory has.
   """
   path = place.partition(":")[0]
   named = names(points, "point")
@@ -95,6 +96,15 @@ def build(place: str, points: Sequence[hyper.Point], kind: Kind) -> Sweep:
   else:
     for point in points:
       flags.scenario(flags.parser().parse_args(sweeps.flags(point)))
+  seen: dict[str, str] = {}
+  for name, config in zip(named, configs, strict=True):
+    fields = json.dumps(_json({**config, "name": ""}), sort_keys=True)
+    if (other := seen.setdefault(fields, name)) != name:
+      raise errors.UserError(
+        f"the points {other!r} and {name!r}",
+        "they differ in nothing but their names",
+        "leave one of them out",
+      )
   return Sweep(
     kind,
     pathlib.Path(path).name,

@@ -165,7 +165,10 @@ class Runner:
     """Passes signals on; not from their handler, which could miss a start."""
     if self._stops > self._heeded:
       self._heeded = self._stops
-      _tell("stopping: points save; once more ends them at once")
+      _tell(
+        "stopping: points save, but those in virtual time begin anew; once more"
+        " ends them at once"
+      )
       self._executor.stop()
 
   def _begin(self, point: frozen.Point) -> bool:

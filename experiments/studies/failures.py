@@ -21,6 +21,8 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
   config = base.get_config("failures", variant, 4, fragments=0)
   config.virtual.repair_secs = 6.0
+  # Or one job, which has no peers to ask, would lose its optimizer each time.
+  config.programs.checkpoint_every_steps = 50
   return config
 
 

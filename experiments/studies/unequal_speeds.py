@@ -23,12 +23,10 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 def get_sweep() -> list[hyper.Point]:
   """Three ways to close a round for two fleets."""
-  rounds = hyper.chain(
-    hyper.zip(
-      hyper.sweep("sync.quorum", [4, 1, 1]),
-      hyper.sweep("sync.grace", ["0", "0", "adaptive"]),
-      hyper.sweep("sync.wait_secs", [3600.0, 0.0, 0.0]),
-    )
+  rounds = hyper.zip(
+    hyper.sweep("sync.quorum", [4, 1, 1]),
+    hyper.sweep("sync.grace", ["0", "0", "adaptive"]),
+    hyper.sweep("sync.wait_secs", [3600.0, 0.0, 0.0]),
   )
   points = hyper.product(
     hyper.sweep("fleet.slices", [_slices(slow) for slow in (0.82, 0.25)]),

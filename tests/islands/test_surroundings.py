@@ -1,10 +1,13 @@
 """What a process runs under, told and taken up again."""
 
 import os
+import subprocess
+import sys
 
+import jax
 import pytest
 
-from diloco.islands import surroundings
+from diloco.islands import compilation, surroundings
 
 
 def test_description_has_what_can_change_bits(monkeypatch):
@@ -15,6 +18,20 @@ def test_description_has_what_can_change_bits(monkeypatch):
   assert told["environ"]["XLA_FLAGS"] == "--some_flag"
   assert "HOME_GROWN" not in told["environ"]
   assert told["software"]["jax"].count(".") >= 2
+
+
+def test_one_thread_is_told_of_and_is_this_process_s_alone():
+  code = (
+    "import os, jax; from diloco.islands import compilation, surroundings\n"
+    "compilation.in_one_thread(); told = surroundings.describe()\n"
+    "assert told['cores'] == [0] and told['environ']['NPROC'] == '1'\n"
+    "assert os.environ['NPROC'] == '7'\n"
+  )
+  environ = os.environ | {"NPROC": "7"}
+  subprocess.run([sys.executable, "-c", code], env=environ, check=True)
+  jax.devices()
+  compilation.in_one_thread()  # too late, so nothing is said
+  assert "NPROC" not in surroundings.describe()["environ"]
 
 
 def test_environment_is_as_told_and_nothing_more(monkeypatch):

@@ -97,6 +97,17 @@ def test_clock_moves_between_two_lines_and_time_left_is_told(tmp_path):
   assert (dead["wall_secs"], dead["secs_left"]) == (view.wall_secs, None)
 
 
+def test_time_of_a_run_in_virtual_time_is_that_of_its_tape(tmp_path):
+  plan = run_builder.Plan(finish=False, secs=6.0)
+  run_dir = run_builder.simulate(tmp_path, plan)
+  (run_dir / "config.json").write_text('{"engine": "virtual"}')
+  _announce(run_dir, os.getpid(), liveness.start_ticks(os.getpid()))
+  facts = status_lib.status(run_dir)
+  assert facts["status"] == "running"
+  assert 5 < facts["wall_secs"] < 10
+  assert facts["tokens_per_sec"] > 0 and facts["bytes_per_sec"] > 0
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_before_the_first_step_islands_are_compiling(tmp_path, terminal):
   stream = Terminal() if terminal else io.StringIO()

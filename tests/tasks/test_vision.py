@@ -34,6 +34,8 @@ def test_sets_share_neither_characters_nor_fonts(drawn, made):
   assert len(sets["train"]) > 30_000 and len(both) > 10_000
   for rows in sets.values():
     assert made.labels[rows].min() >= 0
+  images = {s: {made.images[row].tobytes() for row in sets[s]} for s in sets}
+  assert not images["train"] & images["heldout"]
 
 
 def test_glyph_is_of_the_kind_of_its_character(drawn, made):

@@ -114,6 +114,15 @@ def test_a_run_named_twice_counts_once(six, capsys):
   assert len(json.loads(out)["groups"][0]["runs"]) == 1
 
 
+def test_runs_of_one_seed_are_one_value_of_their_group(tmp_path, six, capsys):
+  same = make(tmp_path / "again", seed=0, sync={"every": 8, "num_fragments": 4})
+  _, out, _ = run(capsys, six[0], same, "--json")
+  (group,) = json.loads(out)["groups"]
+  assert len(group["runs"]) == 2
+  found = group["results"]["goodput"]
+  assert found["n"] == 1 and found["low"] is None
+
+
 class Page(html.parser.HTMLParser):
   """Refuses tags that do not match; counts the others."""
 

@@ -219,6 +219,13 @@ def get_sweep():
       (),
       "the point 'seven'",
     ),
+    (
+      TRAINED.replace(
+        "{points}", "[{{'seed': 0}}, {{'sync.every': 24, 'name': 'same'}}]"
+      ),
+      (),
+      "'seed=0' and 'same': they differ in nothing but their names",
+    ),
   ],
 )
 def test_bad_sweep_is_refused_in_one_line_and_leaves_no_trace(
