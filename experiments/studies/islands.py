@@ -17,30 +17,25 @@ from experiments.studies import base
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  config = base.get_config("islands", variant, 4, fragments=0)
+  config = base.get_config("islands", variant, 4)
   config.sync.merge = "mean"
   return config
 
 
 def get_sweep() -> list[hyper.Point]:
   """The job, and islands by M and K; five seeds each."""
-  job = [{"method": "data_parallel", "fleet.slices": base.slices(4)}]
-  islands = [
+  job = [
     {
-      "sync.num_fragments": 12,
-      "fleet.slices": base.slices(m),
-      **base.TOGETHER,
-      "sync.quorum": m,
+      "method": "data_parallel",
+      "sync.num_fragments": 1,
+      "fleet.slices": base.slices(4),
     }
+  ]
+  islands = [
+    {"fleet.slices": base.slices(m), **base.TOGETHER, "sync.quorum": m}
     for m in (4, 2, 8)
   ]
-  eager = [
-    {
-      "sync.num_fragments": 12,
-      "fleet.slices": base.slices(4),
-      "outer.learning_rate": 0.5,
-    }
-  ]
+  eager = [{"fleet.slices": base.slices(4), "outer.learning_rate": 0.5}]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
   arms = hyper.product(seeds, [base.MUON], hyper.chain(job, eager, islands))
   return base.named(arms)

@@ -16,12 +16,12 @@ import ml_collections
 from diloco import hyper
 from experiments.studies import base
 
-_JOB = [{"method": "data_parallel"}]
+_JOB = [{"method": "data_parallel", "sync.num_fragments": 1}]
 
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  return base.get_config("tuning", variant, 4, fragments=0)
+  return base.get_config("tuning", variant, 4)
 
 
 def get_sweep() -> list[hyper.Point]:
@@ -60,7 +60,13 @@ def get_sweep() -> list[hyper.Point]:
     ),
   )
   whole = hyper.product(
-    [{"method": "diloco", "outer.learning_rate": 1.0}],
+    [
+      {
+        "method": "diloco",
+        "sync.num_fragments": 1,
+        "outer.learning_rate": 1.0,
+      }
+    ],
     [
       {"sync.every": 12, "outer.momentum": 0.0} | _rates(0.008)[0] | more
       for more in (
@@ -71,10 +77,7 @@ def get_sweep() -> list[hyper.Point]:
       )
     ],
   )
-  decoupled = [
-    {"sync.num_fragments": 12} | point for point in hyper.chain(alone, together)
-  ]
-  return base.named(hyper.chain(job, decoupled, whole))
+  return base.named(hyper.chain(job, alone, together, whole))
 
 
 def _rates(*rates: float) -> list[hyper.Point]:
