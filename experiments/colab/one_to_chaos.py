@@ -74,7 +74,7 @@ draw(run)
 config = quickstart.get_config("smoke")
 config.faults = ()
 config.engine = "inline"
-config.total_tokens = 100_000
+config.total_tokens = 4_000_000  # more than you will stay for
 alone, run = run, diloco.start(config, folder / "three")
 run.watch(secs=6)
 
@@ -108,7 +108,15 @@ run.watch(secs=3)
 run.change(sync__quorum=2, sync__every=16, outer__learning_rate=0.8)
 
 # %%
-run.watch()
+run.watch(secs=4)
+
+# %% [markdown]
+# ## Enough seen
+#
+# It drains, merges what is left and saves. `diloco.start` on its directory would go on.
+
+# %%
+run.stop()
 run
 
 # %%
