@@ -25,6 +25,65 @@ from diloco.snapshots import (
 from diloco.snapshots import layout as layouts
 
 
+def check_version(
+  snapshots: store.SnapshotStore,
+  plan: partition.FragmentPlan,
+  buffers: Sequence[str],
+  head: records.Head,
+) -> None:
+  """Reads a global version.
+
+  Args:
+    snapshots: the store.
+    plan: of the run's fragments.
+    buffers: of the outer optimizer, kept with every version but the first.
+    head: points to it.
+
+  Raises:
+    CorruptSnapshotError: it is not readable, or not what was written.
+  """
+  tensors = plan.fragments[head.fragment]
+  if len(head.chunks) != len(tensors):
+    raise errors.CorruptSnapshotError(
+      f"{head.payload} does not describe {len(tensors)} tensors"
+    )
+  parts = [keys.PARAMS]
+  if head.codec != "f32" or head.deltas:
+    parts.append(keys.MASTER)
+  if keys.payload_version(head.payload):
+    parts += buffers
+    if keys.DELAYED in buffers:
+      prefix = f"{head.payload}/{keys.ARRIVALS}"
+      snapshots.arrays.read(prefix, keys.ARRIVALS)
+  for part in parts:
+    values = (
+      (spec.name, _read(snapshots, head, part, spec, chunks))
+      for spec, chunks in zip(tensors, head.chunks, strict=True)
+    )
+    found = digest.tensors(values)
+    if part == keys.PARAMS and head.digest and found != head.digest:
+      raise errors.CorruptSnapshotError(
+        f"{head.payload} has digest {found}, its head says {head.digest}"
+      )
+
+
+def _read(
+  snapshots: store.SnapshotStore,
+  head: records.Head,
+  part: str,
+  spec: partition.Tensor,
+  chunks: list[int],
+) -> np.ndarray:
+  prefix = f"{head.payload}/{part}"
+  coded = head.codec if part == keys.PARAMS else "f32"
+  try:
+    layout = layouts.of_record(coded, spec.shape, chunks)
+    found = snapshots.arrays.open(prefix, spec.name, layout).read()
+    return found.astype(np.float32, copy=False)
+  except (ValueError, IndexError) as error:
+    raise errors.CorruptSnapshotError(f"{prefix}: {error}") from error
+
+
 class Verifier:
   """Reads what records point to."""
 
@@ -99,34 +158,8 @@ class Verifier:
     return False
 
   def check_version(self, head: records.Head) -> None:
-    """Reads a global version.
-
-    Raises:
-      CorruptSnapshotError: it is not readable, or not what was written.
-    """
-    tensors = self._plan.fragments[head.fragment]
-    if len(head.chunks) != len(tensors):
-      raise errors.CorruptSnapshotError(
-        f"{head.payload} does not describe {len(tensors)} tensors"
-      )
-    parts = [keys.PARAMS]
-    if head.codec != "f32" or head.deltas:
-      parts.append(keys.MASTER)
-    if keys.payload_version(head.payload):
-      parts += self._buffers
-      if keys.DELAYED in self._buffers:
-        prefix = f"{head.payload}/{keys.ARRIVALS}"
-        self._store.arrays.read(prefix, keys.ARRIVALS)
-    for part in parts:
-      values = (
-        (spec.name, self._read(head, part, spec, chunks))
-        for spec, chunks in zip(tensors, head.chunks, strict=True)
-      )
-      found = digest.tensors(values)
-      if part == keys.PARAMS and head.digest and found != head.digest:
-        raise errors.CorruptSnapshotError(
-          f"{head.payload} has digest {found}, its head says {head.digest}"
-        )
+    """Reads a global version; raises as `check_version`."""
+    check_version(self._store, self._plan, self._buffers, head)
 
   def check_contribution(self, sent: records.Contribution) -> str:
     """Why an outer gradient cannot be read; empty if it can."""
@@ -140,22 +173,6 @@ class Verifier:
     except (ValueError, errors.CorruptSnapshotError) as error:
       return str(error)
     return ""
-
-  def _read(
-    self,
-    head: records.Head,
-    part: str,
-    spec: partition.Tensor,
-    chunks: list[int],
-  ) -> np.ndarray:
-    prefix = f"{head.payload}/{part}"
-    coded = head.codec if part == keys.PARAMS else "f32"
-    try:
-      layout = layouts.of_record(coded, spec.shape, chunks)
-      found = self._store.arrays.open(prefix, spec.name, layout).read()
-      return found.astype(np.float32, copy=False)
-    except (ValueError, IndexError) as error:
-      raise errors.CorruptSnapshotError(f"{prefix}: {error}") from error
 
   def check_saved(self, part: records.CutPart) -> None:
     """Checks the state an island saved for a cut.

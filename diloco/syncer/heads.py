@@ -78,6 +78,7 @@ class Heads:
     self.standing: dict[int, str] = {}
     self._closing = -1  # fragment whose version is being made
     self._looks = 0
+    self._still: dict[int, tuple[str, int]] = {}  # payload, looks at it
     self._make = make
     self._tries = 0
     # By fragment, the payload whose commit may have succeeded unheard.
@@ -207,6 +208,7 @@ class Heads:
 
     At those that stand still, and at the next one of all; more would keep a
     leader from its rounds. One that is about to be moved is looked at then.
+    Whether the tensors of a version that stays can be read is told, too.
 
     Returns:
       Heads that were put back.
@@ -230,7 +232,37 @@ class Heads:
         self.held[fragment] = found
         self.standing.pop(fragment, None)
         healed.append(found.head)
+      else:
+        yield from self._read_if_it_stays(held.head)
     return healed
+
+  def _read_if_it_stays(self, head: _Head) -> operations.Procedure[None]:
+    """Reads a version that is still the newest, at every doubling of its looks.
+
+    A merge reads the version before it. But islands that have published, and
+    cannot fetch the version that came of it, publish no more: if that version
+    is damaged before anybody has it, there is no merge that would find out.
+
+    Raises:
+      OSError: the store failed.
+      FencedError: another syncer leads, and may have deleted this version.
+    """
+    fragment = head.fragment
+    payload, looks = self._still.get(fragment, ("", 0))
+    looks = looks + 1 if payload == head.payload else 1
+    self._still[fragment] = head.payload, looks
+    if looks == 1 or looks & (looks - 1):
+      return
+    try:
+      yield operations.ReadPayload(head)
+    except errors.CorruptSnapshotError as error:
+      if not (yield from protocol.leads(self.token)):
+        raise errors.FencedError(
+          f"the lease of token {self.token} was taken over"
+        ) from error
+      self.standing.setdefault(fragment, str(error))
+    else:
+      self.standing.pop(fragment, None)
 
   def _settle(self, fragment: int) -> operations.Procedure[None]:
     """Leaves nothing of earlier tries, before there is another one."""

@@ -186,7 +186,7 @@ def heal(held: Held, *, doubted: bool) -> operations.Procedure[Held]:
     return held
   if doubted:
     raise SpoiledError(f"{spoiled}; a later one may have been there")
-  if not (yield from _leads(head.token)):
+  if not (yield from leads(head.token)):
     raise errors.FencedError(f"the lease of token {head.token} was taken over")
   yield _BEFORE_HEAD_CAS
   yield operations.CompareAndSet(key, head, generation)
@@ -197,7 +197,8 @@ def heal(held: Held, *, doubted: bool) -> operations.Procedure[Held]:
   return Held(head, generation)
 
 
-def _leads(token: int) -> operations.Procedure[bool]:
+def leads(token: int) -> operations.Procedure[bool]:
+  """Whether the lease is held under this token."""
   lease, _ = yield operations.Read(keys.SYNCER_LEASE, records.Lease)
   return lease is not None and bool(lease.owner) and lease.token == token
 

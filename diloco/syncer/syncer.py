@@ -15,7 +15,7 @@ from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import timing, workers
 from diloco.fragments import partition
-from diloco.snapshots import operations, records, store
+from diloco.snapshots import operations, records, store, verify
 from diloco.syncer import (
   core,
   cutting,
@@ -235,6 +235,10 @@ class Syncer(leadership.Leadership):
         return self._stop.wait(secs)
       case operations.Compute(work):
         return work()
+      case operations.ReadPayload(head):
+        assert self._plan is not None
+        buffers = self._config.outer.buffers
+        return verify.check_version(self._store, self._plan, buffers, head)
     return self._store.execute(operation)
 
   def _over(self) -> str:

@@ -13,6 +13,7 @@ from diloco.verification import faults, values
 from diloco.verification import kernel as kernel_lib
 
 _KEEP_UP_SECS = 8.0  # until a version is adopted, or a cut taken part in
+_LOOK_SECS = 4.0  # between two looks of a leader at heads, at most
 # Faults after which nobody can say who has left a payload behind.
 _LITTERING = (faults.DUPLICATE, faults.KILL_LATE, faults.STALE)
 
@@ -86,6 +87,38 @@ def check_save_lost(
       f"the state of island {island.index} at step {step} was given up, and"
       " nothing it counts on was lost"
     )
+
+
+def watch_leader(world: Any, spoiled: int, payload: str, secs: float) -> None:
+  """A leader tells of damaged tensors, whether anybody sends or not."""
+  kernel: kernel_lib.Kernel = world.kernel
+  struck = dict(kernel.struck)
+  turn_secs = _LOOK_SECS * world.schedule.fragments
+  stood_secs = kernel.now - world.checker.moved_at.get(spoiled, 0.0)
+  if kernel.troubled or secs < max(2 * turn_secs, stood_secs) + turn_secs:
+    return
+  lives = [role.life for role in world.seats if role.life is not None]
+  leading = [life for life in lives if _leads(life)]
+
+  def look() -> None:
+    if world.restoring or kernel.struck != struck:
+      return
+    for life in filter(_leads, leading):
+      world.checker.seen["watched_leaders"] += 1
+      heads = life.shell.heads
+      found = heads.records[spoiled]
+      if found.payload == payload and spoiled not in heads.standing:
+        raise kernel_lib.Violation(
+          f"{life.role.name} has led for {secs:.0f} s and not found out that"
+          f" version {found.version} of fragment {spoiled} is damaged"
+        )
+
+  kernel.at(kernel.now + secs - 0.1, look)
+
+
+def _leads(life: Any) -> bool:
+  heads = getattr(life.shell, "heads", None) if life.alive else None
+  return heads is not None and bool(heads.held) and not life.shell.fenced
 
 
 def watch_bystanders(world: Any, spoiled: int, secs: float) -> None:

@@ -42,6 +42,7 @@ class Checker(fates.Fates):
     # by life of a syncer: when, and the average time to commit from then on
     self._sync_secs: dict[Any, list[tuple[float, float]]] = {}
     self._spoiled: dict[int, records.Head] = {}  # heads as they were
+    self.moved_at: dict[int, float] = {}  # by fragment, when its head last was
 
   def board_written(self, record: records.Board) -> None:
     """The board is in the store; islands will find it."""
@@ -86,6 +87,7 @@ class Checker(fates.Fates):
   def head_moved(self, old: Any, new: records.Head, life: Any) -> None:
     """A head is about to move; see the module."""
     fragment = new.fragment
+    self.moved_at[fragment] = self._kernel.now
     versions = self.versions[fragment]
     where = f"fragment {fragment}"
     spoiled = keys.head_key(fragment) in self._store.damaged

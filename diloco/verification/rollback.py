@@ -130,6 +130,8 @@ def spoil(world: Any, fault: faults.Fault) -> None:
     world.store.spoil(spoiled, lost=lost)
   fragment = int(fault.role.partition("-")[2])
   delays.watch_bystanders(world, fragment, fault.secs)
+  if not fault.kind.startswith("head"):
+    delays.watch_leader(world, fragment, spoiled, fault.secs)
   kernel: kernel_lib.Kernel = world.kernel
 
   def end() -> None:

@@ -52,7 +52,7 @@ class Leader:
       # Of a payload there may be any part when its writer fails.
       self.run.store.write(f"{operation.payload}/params", records.DrawnToken(1))
       return None
-    return self.run.store.execute(operation)
+    return self.run.execute(operation)
 
   def attempt(self, version=1, content_of=lambda merged: CONTENT):
     operations.perform(
@@ -176,6 +176,56 @@ def test_every_head_is_looked_after_in_turn(leader):
   for _ in range(2):
     healed += operations.perform(leader.heads.look_after(), leader.execute)
   assert healed == before == leader.run.heads()
+
+
+def _looks(leader, count):
+  for _ in range(2 * count):  # in turn at two heads
+    operations.perform(leader.heads.look_after(), leader.execute)
+
+
+def test_version_that_stays_and_cannot_be_read_is_told(leader):
+  lease = records.Lease("me", 7, 1)
+  leader.run.store.write(keys.SYNCER_LEASE, lease)
+  for fragment in (0, 1):
+    leader.run.commit(fragment, 5, {}, 5.0)
+  leader.run.perform(leader.heads.fence(2))
+  _looks(leader, 2)
+  assert leader.heads.standing == {}
+  # No island can fetch it; so none publishes, and nothing is merged.
+  payload = leader.run.head(1).payload
+  leader.run.store.delete_tree(f"{payload}/params")
+  _looks(leader, 2)
+  assert list(leader.heads.standing) == [1]
+  assert payload in leader.heads.standing[1]
+  leader.run.commit(1, 5, {}, 5.0)  # the store has it again
+  _looks(leader, 4)
+  assert leader.heads.standing == {}
+
+
+def test_version_that_stays_is_read_at_every_doubling_of_its_looks(leader):
+  read = []
+
+  def execute(operation):
+    if isinstance(operation, operations.ReadPayload):
+      return read.append((operation.head.fragment, looks))
+    return leader.run.execute(operation)
+
+  for looks in range(1, 40):
+    for _ in range(2):
+      operations.perform(leader.heads.look_after(), execute)
+    if looks == 20:
+      leader.attempt()  # fragment 0 moves on, and is counted anew
+  assert [n for p, n in read if p == 1] == [2, 4, 8, 16, 32]
+  assert [n for p, n in read if p == 0] == [2, 4, 8, 16, 22, 24, 28, 36]
+
+
+def test_deposed_leader_does_not_tell_of_what_its_successor_deleted(leader):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("other", 8, 1))
+  for head in leader.heads.records:
+    leader.run.store.delete_tree(head.payload)
+  with pytest.raises(errors.FencedError):
+    _looks(leader, 2)
+  assert leader.heads.standing == {}
 
 
 def test_commit_that_another_leader_has_taken_over_does_not_count(leader):

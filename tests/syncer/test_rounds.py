@@ -77,7 +77,7 @@ class Leader:
     self.lead(self.rounds.look_after_heads())
 
   def lead(self, script):
-    lead(self.rounds, self.run.store.execute, script)
+    lead(self.rounds, self.run.execute, script)
 
   def publish(self, step, norm=None, fragment=0, first=0, base=0):
     record = self.run.publish(fragment, 0, base, first, step)

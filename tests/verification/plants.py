@@ -65,7 +65,7 @@ PLANTS: dict[str, Plant] = {
   "healed_without_lease": Plant(
     "a damaged head is put back by whoever believes that it leads",
     syncer_protocol,
-    "_leads",
+    "leads",
     wrong_pieces.heal_without_lease,
   ),
   "healed_in_doubt": Plant(
@@ -385,6 +385,12 @@ PLANTS: dict[str, Plant] = {
     leadership.Leadership,
     "waiting",
     wrong_pieces.waiting_ends,
+  ),
+  "damage_waits_for_a_merge": Plant(
+    "a damaged version is found out by the next merge only",
+    heads.Heads,
+    "_read_if_it_stays",
+    wrong_pieces.no_procedure(None),
   ),
   "merge_never_ends": Plant(
     "a merge stands still for ever",

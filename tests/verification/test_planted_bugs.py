@@ -1,5 +1,6 @@
 """The checker is checked: each planted bug is caught, and soon enough."""
 
+import exhaustive
 import plants
 import pytest
 
@@ -255,6 +256,10 @@ def heads_and_tensors_of_one_fragment_damaged():
       )
 
 
+def versions_nobody_has_damaged():
+  return exhaustive.spoiled(1, moments=(5.3,), lasting=(25.0,))
+
+
 def publications_too_slow_for_what_follows():
   for seed in range(1, 5):
     for number in range(15, 45):
@@ -398,6 +403,7 @@ SWEEPS = {
   "one_prefix": failed_merges_whose_deletion_lands_late,
   "peer_behind": peers_that_wait_for_a_slow_board,
   "one_stops_all": heads_and_tensors_of_one_fragment_damaged,
+  "damage_waits_for_a_merge": versions_nobody_has_damaged,
   "lost_for_good": publications_too_slow_for_what_follows,
   "answer_left_behind": answers_too_slow_for_who_asked,
   "lost_head_made_anew": heads_lost_with_their_leader,

@@ -181,6 +181,7 @@ def test_run_goes_back_whatever_newest_version_is_spoiled_when(seed):
     assert not outcome.violation, (outcome.violation, schedule.to_json())
     seen.update(outcome.seen)
   assert seen["mended"] > 0.7 * seen["set_back"] and seen["spoiled_cuts"] > 50
+  assert seen["watched_leaders"]
 
 
 def test_run_goes_back_again_and_again():
