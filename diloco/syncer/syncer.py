@@ -157,7 +157,7 @@ class Syncer(leadership.Leadership):
     """
     parts = operations.perform(
       self.taking_over(lambda: wanted() and not self._stop.is_set()),
-      self._execute,
+      self.execute,
     )
     if parts is None:
       return False
@@ -212,7 +212,7 @@ class Syncer(leadership.Leadership):
       FencedError: another syncer leads now.
     """
     self._channel = channel
-    return operations.perform(self._leading(), self._execute)
+    return operations.perform(self._leading(), self.execute)
 
   def _leading(self) -> operations.Script[str]:
     assert self._rounds is not None
@@ -225,7 +225,8 @@ class Syncer(leadership.Leadership):
       self._begin(parts)
       yield from self._leading()
 
-  def _execute(self, operation: Any) -> Any:
+  def execute(self, operation: Any) -> Any:
+    """Does one operation of a script of this syncer, or pauses."""
     self._threads.check()
     match operation:
       case operations.Nap(secs):
@@ -261,10 +262,9 @@ class Syncer(leadership.Leadership):
     self._drain.set()
 
   @property
-  def idle(self) -> bool:
-    """Whether it leads, and no round is open or being merged."""
-    rounds = self._rounds
-    return rounds is not None and rounds.core.idle and not rounds.is_merging
+  def is_settled(self) -> bool:
+    """Whether it leads and merges nothing; rounds too small may be open."""
+    return self._rounds is not None and not self._rounds.is_merging
 
   def wake(self) -> None:
     """Ends the pause between two turns."""

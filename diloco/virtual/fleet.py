@@ -152,7 +152,7 @@ class Fleet:
     assert syncer is not None
     syncer.drain()
     time.run(lambda: False, _LOOK_SECS + self.times.round_trip_secs)
-    time.run(lambda: syncer.idle, drain_secs)
+    time.run(lambda: syncer.is_settled, drain_secs)
     final = self._evaluate([seat for seat in there if seat.ready])
     for seat in there:
       seat.leave()
@@ -495,7 +495,7 @@ class Syncer(syncer_lib.Syncer):
     super().__init__(snapshots, config, tape, "syncer", threads=threads)
     self._process = threads
     self._main: workers.Loop = threads.loop(
-      "syncer", self.serving(), snapshots.execute
+      "syncer", self.serving(), self.execute
     )
     self._main.start()
 

@@ -30,7 +30,7 @@ def _config(**overrides):
 def perform(syncer, name, *args):
   """Lets a leader do one thing."""
   script = getattr(syncer._rounds, name)(*args)
-  lead(syncer._rounds, syncer._execute, script)
+  lead(syncer._rounds, syncer.execute, script)
 
 
 class FailsOnce:

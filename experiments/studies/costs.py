@@ -1,0 +1,84 @@
+"""What failures, unequal speeds, few bits and the merge cost four islands.
+
+Question: around one tuned run (four equal islands with Muon, rounds that close
+with one of them and the grace window), what becomes of goodput and of held-out
+loss at equal tokens when
+
+- islands are dead for 12 % of the time (mean life 44 s, mean repair 6 s of
+  virtual time), against one data-parallel job under deaths of the same rate;
+- two islands are slower, to 0.82 or 0.25 of the others, and a round waits for
+  all of them, for one and the grace window, or for one;
+- outer gradients travel as int8, int4 or int2 with error feedback or without,
+  and versions as differences of four bits;
+- the merge is radial-directional in place of the mean?
+
+Command: `diloco sweep --sweep=experiments/studies/costs.py --workdir=DIR`, then
+`diloco compare DIR`. Cost: 80 runs of 4 to 5 minutes of one core. Variants:
+`:medium` (886 k parameters), `:smoke`. Expected: int4 within 0.1 % (Streaming
+DiLoCo, arXiv 2501.18512) and int2 within 1 %; with failures within the interval
+of the run without, and goodput of quorum 1 with the loss of the full one (88 %
+goodput, mean benchmark 64.1 against 64.4, arXiv 2604.21428).
+"""
+
+from typing import Any
+
+import ml_collections
+
+from diloco import hyper
+from experiments.studies import base
+
+_FEEDBACK = {"sync.error_feedback": True}
+_DYING = {
+  "virtual.mtbi_secs": 44.0,
+  # Or one job, which has no peers to ask, would lose its optimizer each time.
+  "programs.checkpoint_every_steps": 50,
+}
+_ONE_JOB = {
+  "method": "data_parallel",
+  "sync.num_fragments": 1,
+  "outer.learning_rate": 1.0,
+}
+
+
+def get_config(variant: str = "small") -> ml_collections.ConfigDict:
+  """What all points share."""
+  config = base.get_config("costs", variant, 4)
+  config.sync.merge = "mean"
+  config.outer = ml_collections.ConfigDict(dict(learning_rate=0.5))
+  config.virtual.repair_secs = 6.0
+  return config
+
+
+def get_sweep() -> list[hyper.Point]:
+  """What the questions need most comes first; five seeds."""
+  first: list[hyper.Point] = [
+    {},
+    {"sync.codec": "int4", **_FEEDBACK, "sync.down_codec": "int4"},
+    _DYING,
+    _with_slow(0.25),
+    _with_slow(0.25) | _waiting(),
+    _with_slow(0.82),
+    _with_slow(0.82) | _waiting(),
+    {"sync.codec": "int2", **_FEEDBACK},
+    {"sync.merge": "rda"},
+    _ONE_JOB | _DYING,
+  ]
+  then: list[hyper.Point] = [
+    *({"sync.codec": codec} for codec in ("f32", "int8", "int4", "int2")),
+    *(_with_slow(slow) | {"sync.grace": "0"} for slow in (0.82, 0.25)),
+  ]
+  seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
+  return base.named(
+    hyper.chain(
+      *(hyper.product(seeds, [base.MUON], arms) for arms in (first, then))
+    )
+  )
+
+
+def _waiting() -> dict[str, Any]:
+  return {**base.TOGETHER, "outer.learning_rate": 1.0}
+
+
+def _with_slow(slow: float) -> dict[str, Any]:
+  fast, slower = {"relative_speed": 1.0}, {"relative_speed": slow}
+  return {"fleet.slices": (fast, fast, slower, slower)}
