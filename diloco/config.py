@@ -121,6 +121,7 @@ class OuterConfig:
   learning_rate_by_islands: Mapping[str, Any] = dataclasses.field(
     default_factory=dict
   )  # M as text to a learning rate, which takes the place of the one above
+  count_absent: bool = False  # as if islands not in a round had sent zeros
 
   @property
   def buffers(self) -> tuple[str, ...]:
@@ -422,6 +423,15 @@ def _validate(config: RunConfig) -> None:
     "an island cannot make its share of the outer steps of"
     " config.outer.optimizer = 'delayed_nesterov', which are not all alike",
     "choose another outer optimizer, such as 'nesterov'",
+  )
+  _require(
+    not config.outer.count_absent
+    or not (config.outer.momentum or config.sync.adoption == "eager"),
+    "config.outer.count_absent = True",
+    "outer steps are then of many lengths, and neither a momentum nor islands"
+    " that make outer steps themselves (config.sync.adoption = 'eager') know",
+    "set config.outer.momentum to 0, and sync.adoption to another, such as"
+    " 'carry'",
   )
   _validate_times(config)
   _validate_open_ends(config)

@@ -59,6 +59,18 @@ REFUSALS = {
     "which the slowest island does after 2 steps",
     "lower config.sync.wait_after or raise config.sync.every",
   ),
+  "momentum over steps of many lengths": (
+    {"outer": {"count_absent": True, "momentum": 0.5}},
+    "config.outer.count_absent = True",
+    "neither a momentum",
+    "set config.outer.momentum to 0",
+  ),
+  "own outer steps of unknown lengths": (
+    {"outer": {"count_absent": True}, "sync": {"adoption": "eager"}},
+    "config.outer.count_absent = True",
+    "that make outer steps themselves",
+    "sync.adoption to another",
+  ),
   "correction by a momentum that is not there": (
     {"sync": {"merge_align": True}},
     "config.sync.merge_align = True",

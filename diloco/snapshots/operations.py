@@ -95,6 +95,7 @@ class Merge(NamedTuple):
   payload: str  # prefix of the version to write
   contributions: tuple[records.Contribution, ...]
   weights: tuple[float, ...]
+  share: float = 1.0  # of the islands that are there, those who contribute
 
 
 class Compute(NamedTuple):

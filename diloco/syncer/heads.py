@@ -187,7 +187,11 @@ class Heads:
       self._unsettled[fragment] = payload  # the commit comes next
       return head
 
-    merge = operations.Merge(held.head, payload, contributions, tuple(weights))
+    present = {c.contribution.island for c in close.chosen}
+    share = len(present) / max(len(present) + len(close.absent), 1)
+    merge = operations.Merge(
+      held.head, payload, contributions, tuple(weights), share
+    )
     try:
       moved = yield from protocol.close_round(held, merge, head_of)
     except operations.FAILURES as failure:

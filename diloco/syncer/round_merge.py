@@ -89,11 +89,7 @@ class RoundMerger:
 
   def set_learning_rate(self, learning_rate: float) -> None:
     """Takes outer steps of another length from the next merge on."""
-    before = self._merger
-    self._merger = merge_lib.Merger(
-      dataclasses.replace(before.outer, learning_rate=learning_rate),
-      rules=before.rules,
-    )
+    self._merger = _with_rate(self._merger, learning_rate)
 
   def chunks(self, fragment: int) -> list[list[int]]:
     """Chunk shape of every tensor of a version, in plan order."""
@@ -111,6 +107,9 @@ class RoundMerger:
     """
     head, payload = operation.head, operation.payload
     merger = self._merger  # another thread may set another one meanwhile
+    if merger.outer.count_absent:
+      rate = merger.outer.learning_rate * operation.share
+      merger = _with_rate(merger, rate)
     arrival = self._arrivals(head) + 1
     params: list[arrays.Tensor] = []
     kept: dict[str, list[arrays.Tensor]] = {n: [] for n in merger.outer.buffers}
@@ -253,6 +252,13 @@ class RoundMerger:
     layout = arrays.Layout(spec.shape, "float32", tuple(head.chunks[index]))
     prefix = f"{head.payload}/{part}"
     return self._store.arrays.open(prefix, spec.name, layout).read()
+
+
+def _with_rate(
+  merger: merge_lib.Merger, learning_rate: float
+) -> merge_lib.Merger:
+  outer = dataclasses.replace(merger.outer, learning_rate=learning_rate)
+  return merge_lib.Merger(outer, rules=merger.rules)
 
 
 def _clipped(operation: operations.Merge, clip: float) -> list[float]:

@@ -4,7 +4,7 @@ Question: how much held-out loss do 2, 4 and 8 islands cost, with K = M and with
 K = 1, against one data-parallel job? Settings are those that `tuning.py` found.
 
 Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 25 runs of 4 to 5 minutes of one core.
+then `diloco compare DIR`. Cost: 40 runs of 4 to 5 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`. Expected: published models of
 35 M parameters pay 0.6, 2 and 4 % (arXiv 2503.09799).
 """
@@ -36,6 +36,12 @@ def get_sweep() -> list[hyper.Point]:
     for m in (4, 2, 8)
   ]
   eager = [{"fleet.slices": base.slices(4), "outer.learning_rate": 0.5}]
+  counted = [
+    {"fleet.slices": base.slices(m), "outer.count_absent": True}
+    for m in (4, 8, 2)
+  ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
-  arms = hyper.product(seeds, [base.MUON], hyper.chain(job, eager, islands))
+  arms = hyper.product(
+    seeds, [base.MUON], hyper.chain(job, eager, islands, counted)
+  )
   return base.named(arms)

@@ -1,5 +1,7 @@
 """What a try to make a version leaves behind, and what its successor finds."""
 
+import dataclasses
+
 import pytest
 from cut_builder import CutRun
 
@@ -94,6 +96,24 @@ def test_head_of_a_version_says_whose_it_is_and_what_is_in_it(leader):
   assert head.holes == {"3": [[8, 16]]}
   told = head.chunks, head.merged, head.digest
   assert told == CONTENT[:3]
+
+
+def test_merge_is_told_the_share_of_islands_that_are_in(leader):
+  chosen = [
+    core.Chosen(leader.run.publish(0, island, 0, 0, step), 0, 0.0, 0.0)
+    for island, step in ((0, 8), (0, 16), (3, 8))
+  ]
+  close = dataclasses.replace(_close(1), chosen=tuple(chosen), absent=(1, 2, 5))
+  asked = []
+
+  def execute(operation):
+    if isinstance(operation, operations.Merge):
+      asked.append(operation.share)
+    return leader.execute(operation)
+
+  script = leader.heads.close_round(close, [1.0] * 3, lambda merged: CONTENT)
+  operations.perform(script, execute)
+  assert asked == [0.4]
 
 
 def test_version_stays_in_the_epoch_of_the_one_before_it(leader):

@@ -273,6 +273,28 @@ def test_every_tensor_is_held_to_its_own_norm(tmp_path):
       merge(merger, head(merger, 0, first), payload, (lying, 1.0))
 
 
+@pytest.mark.parametrize(("counted", "rate"), [(True, 0.3), (False, 0.4)])
+def test_islands_that_are_absent_count_as_zeros_where_they_are_counted(
+  snapshots, counted, rate
+):
+  outer = outer_optimizer.OuterOptimizer(0.4, 0.0, count_absent=counted)
+  merger = round_merge.RoundMerger(snapshots, PLAN, "mean", outer)
+  first = "globals/0000/000000000.i0.1"
+  write(snapshots, f"{first}/params", np.zeros((4, 3), np.float32))
+  sent = [contribute(snapshots, merger, normal(m), m) for m in range(3)]
+  weights = (1.0, 1.0, 1.0)
+  merged = merger.merge(
+    operations.Merge(
+      head(merger, 0, first), "globals/a", tuple(sent), weights, 0.75
+    )
+  )
+  assert merged.learning_rate == pytest.approx(rate)
+  found = snapshots.arrays.read("globals/a/params", "w")
+  share = 0.25 if counted else 1 / 3
+  expected = -0.4 * share * sum(normal(m) for m in range(3))
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_learning_rate_set_during_a_merge_is_of_the_next(
   snapshots, merger, monkeypatch
 ):
