@@ -27,8 +27,9 @@ def _board(versions, **rounds):
   return core.Board(versions, {int(p[1:]): i for p, i in rounds.items()})
 
 
-def test_next_step_waits_for_the_answer_but_not_for_ever():
-  state = core.IslandCore(
+def _waiting(**fields):
+  """An island that waits for answers at every second step, for 3 s."""
+  return core.IslandCore(
     schedule.Schedule(2, 1),
     0,
     "overwrite",
@@ -36,7 +37,12 @@ def test_next_step_waits_for_the_answer_but_not_for_ever():
     step=0,
     origins=[core.Origin(0, 0)],
     wait_secs=3.0,
+    **fields,
   )
+
+
+def test_next_step_waits_for_the_answer_but_not_for_ever():
+  state = _waiting()
   assert not state.handle(core.Stepped(1, now=10.0)) and not state.holds(10.0)
   assert state.handle(core.Stepped(2, now=11.0)) and state.holds(11.0)
   state.handle(core.Stepped(2, now=13.5))  # nothing has come
@@ -55,16 +61,7 @@ def test_next_step_waits_for_the_answer_but_not_for_ever():
 
 
 def test_island_that_waits_for_its_own_answer_takes_no_other():
-  state = core.IslandCore(
-    schedule.Schedule(2, 1),
-    0,
-    "overwrite",
-    follow=False,
-    step=0,
-    origins=[core.Origin(0, 0)],
-    wait_secs=3.0,
-    passes_by=2,
-  )
+  state = _waiting(passes_by=2)
 
   def moment(step, now, *ready):
     return state.handle(core.Stepped(step, ready, now=now))
