@@ -22,7 +22,7 @@ import pathlib
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 
 from diloco import errors, process, workers
@@ -191,9 +191,9 @@ def refresher(
 
 
 def _bring(
-  snapshots: store.SnapshotStore, keys: Iterable[str], folder: pathlib.Path
+  snapshots: store.SnapshotStore, keys: Collection[str], folder: pathlib.Path
 ) -> None:
-  whole = [key.removeprefix("whole/") for key in keys if key[:6] == "whole/"]
+  whole = [name for name in _WHOLE if f"whole/{name}" in keys]
   read = {name: snapshots.get(f"{_ROOT}/whole/{name}") for name in whole}
   config = folder / _WHOLE[0]
   if config.exists() and _birth(config.read_bytes()) != _birth(read[_WHOLE[0]]):
@@ -216,8 +216,11 @@ def _bring(
   for name, text in read.items():
     if text is not None:
       _replace(folder / name, text)
-  seen = json.loads(snapshots.get(_SEEN) or b"{}")
-  origin = {"url": snapshots.url, "seen_secs": seen.get("wall_secs", 0.0)}
+  try:
+    seen_secs = float(json.loads(snapshots.get(_SEEN) or b"")["wall_secs"])
+  except (ValueError, KeyError, TypeError):
+    seen_secs = 0.0
+  origin = {"url": snapshots.url, "seen_secs": seen_secs}
   _replace(folder / process.ORIGIN, json.dumps(origin).encode())
 
 

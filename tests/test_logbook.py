@@ -188,6 +188,8 @@ def test_keys_that_name_other_files_are_left_alone(run_dir, snapshots):
   assert not list(logbook._pieces([above]))  # in a bucket it may be a key
   for name in ("tape/more/x.jsonl", "logs/x.jsonl", "tape/x.py"):
     snapshots.put(f"log/lines/{name}/{0:016d}", b"evil\n")
+  snapshots.put("log/whole/task.py", b"evil\n")
+  snapshots.put("log/seen", b"no json")
   copy = logbook.fetch(snapshots.url)
   found = {str(path.relative_to(copy)) for path in copy.rglob("*.*")}
   assert found == {
