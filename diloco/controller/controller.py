@@ -12,7 +12,6 @@ import contextlib
 import logging
 import pathlib
 import queue
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +40,6 @@ logger = logging.getLogger(__name__)
 _TICK_SECS = 0.1
 _TAKEOVERS_DAMAGED = 4  # a successor has looked by then, and mended what it can
 _HINTS_SECS = 1.0  # between two looks at what others find us by
-_FAILED = re.compile("exit [1-9][0-9]*")  # by itself, and not by a signal
 _SEQS_A_LIFE = 10**9  # programs a controller dispatches at most
 
 
@@ -372,7 +370,7 @@ class Controller:
     Once an island has made a step it is that role's death alone.
     """
     role = death.role
-    if self._first_errors is None or not _FAILED.fullmatch(death.cause):
+    if self._first_errors is None or not death.failed:
       return
     error = self.roles.error(role)
     if error and error == self._first_errors.get(role):

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import pathlib
+import re
 import signal
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _KILL_SECS = 10.0
 _TAIL_BYTES = 1 << 16
+_FAILED = re.compile("exit [1-9][0-9]*")
+_SAID = 300  # characters of a last line that go on the tape
 _ERROR = "error: "  # begins the line of `process.print_error`
 # A role lives on when these change: the controller alone reads them, or tells.
 _OWN_FIELDS = ("config.faults", "config.programs")
@@ -33,6 +36,11 @@ class Death(NamedTuple):
 
   role: str
   cause: str
+
+  @property
+  def failed(self) -> bool:
+    """Whether it ended by itself, with an error, and not by a signal."""
+    return _FAILED.fullmatch(self.cause) is not None
 
 
 def seats(standbys: int) -> list[str]:
@@ -252,6 +260,8 @@ class Roles:
     led = role == self.leader
     del self._handles[role]
     why = self._killed.pop(role, "")
+    if death.failed:  # a user's own bug, most likely
+      why = why or self.error(role)[:_SAID]
     if expected:
       return
     cause = f"{death.cause}: {why}" if why else death.cause

@@ -215,6 +215,30 @@ def test_who_led_under_an_older_token_and_lives_is_deposed(make):
   assert roles.deposed == []
 
 
+@pytest.mark.parametrize(
+  ("cause", "said", "told"),
+  [
+    ("exit 1", "Traceback\nerror: ValueError: a bug\n", "ValueError: a bug"),
+    ("exit 1", "x" * 400, "x" * 300),
+    ("exit 1", "", ""),
+    ("SIGKILL", "error: not what killed it", ""),
+  ],
+)
+def test_role_that_fails_has_its_last_line_on_the_tape(
+  make, tmp_path, cause, said, told
+):
+  roles = make()
+  roles.start("island-0")
+  log = roles.log("island-0")
+  log.parent.mkdir(exist_ok=True)
+  log.write_text(said)
+  roles.buried(roles_lib.Death("island-0", cause), expected=False)
+  (died,) = (
+    e for e in reader.read(tmp_path).events if e["event"] == "island_died"
+  )
+  assert died["cause"] == (f"{cause}: {told}" if told else cause)
+
+
 def test_expected_end_is_no_death_on_the_record(make, tmp_path):
   roles = make()
   roles.start("island-0")
