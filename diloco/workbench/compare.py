@@ -89,8 +89,14 @@ class Comparison:
   groups: tuple[Group, ...]
   notes: tuple[str, ...]
 
-  def differences(self, key: str) -> list[Interval | None]:
+  def differences(
+    self, key: str, *, relative: bool = False
+  ) -> list[Interval | None]:
     """Each group's figure minus that of the first, seed by seed.
+
+    Args:
+      key: of the figure.
+      relative: whether as a share of that of the first.
 
     Returns:
       One for each group but the first; None where no seed is in both.
@@ -99,7 +105,11 @@ class Comparison:
     found = []
     for group in self.groups[1:]:
       own = _by_seed(group.entries, key)
-      pairs = [own[seed] - first[seed] for seed in own if seed in first]
+      pairs = [
+        (own[seed] - first[seed]) / (first[seed] if relative else 1.0)
+        for seed in own
+        if seed in first
+      ]
       found.append(interval(pairs) if pairs else None)
     return found
 

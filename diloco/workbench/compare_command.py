@@ -4,13 +4,15 @@ import argparse
 import collections
 import json
 import sys
+from collections.abc import Callable
 
-from rich import box, console, table, text
+from rich import box, console, measure, table, text
 
 from diloco.report import figures
 from diloco.workbench import compare, frozen, results
 
-_MAX_FIELDS = 8  # columns
+_MAX_FIELDS = 16  # columns
+_WIDEST = 10_000  # characters of a table in a file
 _MAX_FIGURES = 4  # columns on a terminal; the page has all
 
 
@@ -31,15 +33,31 @@ def run(args: argparse.Namespace) -> int:
     print()
     return 0
   heads, rows = cells(comparison, _MAX_FIGURES)
-  grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
-  for head in heads:
-    grid.add_column(head, overflow="fold")
-  for row in rows:
-    grid.add_row(*map(text.Text, row))
-  console.Console().print(grid)
+  _print(heads, rows)
   for note in (TITLE, *comparison.notes):
     print(note)
+  if hidden := comparison.fields[_MAX_FIELDS:]:
+    print(f"Differ too, and are not shown: {', '.join(hidden)}.")
   return 0
+
+
+def _print(heads: list[str], rows: list[list[str]]) -> None:
+  """As a table; row by row where a terminal is too narrow for one."""
+  grid = table.Table(box=box.SIMPLE_HEAD, pad_edge=False)
+  for head in heads:
+    grid.add_column(head, no_wrap=True)
+  for row in rows:
+    grid.add_row(*map(text.Text, row))
+  out = console.Console()
+  width = measure.Measurement.get(
+    out, out.options.update(max_width=_WIDEST), grid
+  ).maximum
+  if out.is_terminal and width > out.width:
+    for row in rows:
+      print(", ".join(f"{h} {v}" for h, v in zip(heads, row, strict=True)))
+      print()
+  else:
+    console.Console(width=width).print(grid)
 
 
 TITLE = "Means over seeds, with 95 % intervals by Student's t."
@@ -65,13 +83,18 @@ def cells(
     row = [figures.DASH if value is None else str(value) for value in values]
     row.append(_runs(group))
     for key in shown:
-      row.append(_interval(group.results.get(key), key))
+      one = group.results.get(key)
+      row.append(_told(one, results.SHOWN[key][1]) if one else figures.DASH)
     rows.append(row)
   if len(rows) > 1 and shown:
     key, place = shown[0], len(fields) + 2
+    relative = all(
+      entry.results.get(key) for entry in comparison.groups[0].entries
+    )
+    show = _share if relative else results.SHOWN[key][1]
     column = [figures.DASH] + [
-      "no seed in common" if found is None else _interval(found, key, "+")
-      for found in comparison.differences(key)
+      "no seed in common" if found is None else _told(found, show, "+")
+      for found in comparison.differences(key, relative=relative)
     ]
     heads.insert(place, "against the first")
     for row, cell in zip(rows, column, strict=True):
@@ -85,13 +108,15 @@ def _runs(group: compare.Group) -> str:
   return ", ".join([str(len(group.entries)), *others])
 
 
-def _interval(found: compare.Interval | None, key: str, plus: str = "") -> str:
-  def told(value: float) -> str:
-    sign = "-" if value < 0 else plus
-    return sign + results.SHOWN[key][1](abs(value))
+def _share(value: float) -> str:
+  return f"{100 * value:.2f} %"
 
-  if found is None:
-    return figures.DASH
+
+def _told(
+  found: compare.Interval, show: Callable[[float], str], plus: str = ""
+) -> str:
+  sign = "-" if found.mean < 0 else plus
+  told = sign + show(abs(found.mean))
   if found.low is None or found.high is None:
-    return told(found.mean)
-  return f"{told(found.mean)} [{told(found.low)}, {told(found.high)}]"
+    return told
+  return f"{told} ± {show((found.high - found.low) / 2)}"

@@ -11,7 +11,7 @@ import run_builder
 from diloco import cli, process
 from diloco import config as config_lib
 from diloco.report import summary
-from diloco.workbench import compare
+from diloco.workbench import compare, compare_command
 
 _RUNS = [(every, seed) for every in (8, 16) for seed in (0, 1, 2)]
 
@@ -95,6 +95,29 @@ def test_terminal_shows_only_what_differs(six, capsys, monkeypatch):
   head = next(line for line in out.splitlines() if "runs" in line)
   assert head.split()[:2] == ["every", "runs"]
   assert "num_fragments" not in out and "95 %" in out
+
+
+def test_table_is_never_folded_and_tells_paired_shares(six, capsys):
+  for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, 2.1, 2.0), strict=True):
+    set_loss(run_dir, loss)
+  _, out, _ = run(capsys, *six)  # into a file
+  (row,) = (line for line in out.splitlines() if line.split()[:1] == ["16"])
+  # Seed by seed -5 %, 0, -9.09 %; held to t(2, 0.975) s / sqrt(3).
+  assert "-4.70 % ± 11.31 %" in row and "2.1" not in row.split("±")[0]
+  (first,) = (line for line in out.splitlines() if line.split()[:1] == ["8"])
+  assert "2.1 ± 0.2484" in first
+
+
+def test_narrow_terminal_has_a_paragraph_for_each_group(
+  six, capsys, monkeypatch
+):
+  monkeypatch.setenv("COLUMNS", "60")
+  monkeypatch.setattr(compare_command.console.Console, "is_terminal", True)
+  _, out, _ = run(capsys, *six)
+  assert [line[:9] for line in out.splitlines()[:4:2]] == [
+    "every 8, ",
+    "every 16,",
+  ]
 
 
 def test_one_seed_has_no_interval_and_says_so(six, capsys, monkeypatch):
