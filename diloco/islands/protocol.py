@@ -220,6 +220,7 @@ class Search(abc.ABC):
     """The island's saved states that count, the newest first.
 
     It is asked once the store has told all it knows, and before any peer is.
+    This and the next three may raise `OSError`: then all begins anew.
     """
 
   @abc.abstractmethod
@@ -252,12 +253,17 @@ class Search(abc.ABC):
     while True:
       try:
         standing = yield from come_back(self._island, num_fragments)
-        break
       except (*operations.FAILURES, LookupError) as error:
         self.failed(error)
         yield _RETRY_SECS
+        continue
+      try:
+        saved, state = self._newest_saved(num_fragments, standing)
+        break
+      except OSError as error:  # of where the states are
+        self.failed(error)
+        yield _RETRY_SECS
     known = standing.known
-    saved, state = self._newest_saved(num_fragments, standing)
     plan = comeback.decide(_own(saved), known, sync_every)
     heard = None
     if plan.optimizer == "peer":
@@ -268,6 +274,7 @@ class Search(abc.ABC):
     self, num_fragments: int, standing: Standing
   ) -> tuple[checkpoint.Checkpoint | None, Any]:
     """Restores the newest saved state that can be trusted."""
+    self._passed_over.clear()  # by an attempt that failed
     for saved in self.saved_states():
       try:
         marker = self.marker_of(saved)

@@ -24,7 +24,7 @@ from diloco.islands import (
 )
 from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, operations, records, store
+from diloco.snapshots import checkpoint, operations, records, states, store
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class Recovery(protocol.Search):
     super().__init__(island, incarnation, clock)
     self._run_dir = run_dir.absolute()
     self._store = snapshots
+    self._copies = states.of_run(run_dir, snapshots)
     self._trainer = trainer
     self._heartbeat_secs = heartbeat_secs
 
@@ -142,12 +143,16 @@ class Recovery(protocol.Search):
 
   def saved_states(self) -> Sequence[pathlib.Path]:
     """See `Search`."""
-    return checkpoint.completed(
-      checkpoint.directory(self._run_dir, self._island)
-    )
+    folder = checkpoint.directory(self._run_dir, self._island)
+    names = {path.name for path in checkpoint.completed(folder)}
+    if self._copies:
+      names.update(self._copies.completed(folder))
+    return [folder / name for name in checkpoint.newest_first(names)]
 
   def marker_of(self, saved: pathlib.Path) -> checkpoint.Checkpoint:
     """See `Search`."""
+    if copies := self._elsewhere(saved):
+      return copies.read_marker(saved)
     return checkpoint.read_marker(saved)
 
   def is_part(self, saved: pathlib.Path, part: records.CutPart) -> bool:
@@ -159,7 +164,14 @@ class Recovery(protocol.Search):
 
   def restore(self, saved: pathlib.Path) -> learner_lib.Snapshot:
     """See `Search`."""
+    if copies := self._elsewhere(saved):
+      copies.fetch(saved)
+      logger.info("state_fetched name=%s", saved.name)
     return checkpoints.restore(saved, self._trainer)[1]
+
+  def _elsewhere(self, saved: pathlib.Path) -> states.Copies | None:
+    """Where a state is that is not here."""
+    return None if (saved / checkpoint.MARKER).exists() else self._copies
 
   def patience_secs(self, healthy: Sequence[records.Member]) -> float:
     """See `Search`."""

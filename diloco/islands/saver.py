@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from diloco import workers
 from diloco.fragments import partition
 from diloco.islands import checkpoints, publisher, saving
-from diloco.snapshots import checkpoint, operations, store
+from diloco.snapshots import checkpoint, cuts, operations, states, store
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Saver(saving.Saves):
     self._run_dir = pathlib.Path(run_dir).absolute()
     self._folder = checkpoint.directory(run_dir, self._who.island)
     self._store = snapshots
+    self._copies = states.of_run(run_dir, snapshots)
     self._plan = plan
     self._tape = tape
     self._clock = threads.clock
@@ -134,6 +135,21 @@ class Saver(saving.Saves):
     checksum: int = yield operations.Compute(count)
     return str(path.relative_to(self._run_dir)), checksum
 
+  def keep(self, job: saving.Job) -> operations.Procedure[None]:
+    """See `Saves`."""
+    copies = self._copies
+    if copies is None:
+      return
+    path, cut = self._path(job), job.cut if job.part else 0
+    try:
+      yield operations.Compute(
+        lambda: copies.keep(path, cut, lambda: self._stopped)
+      )
+    except OSError:
+      if not job.part or (yield from cuts.look(cut)).is_open:
+        raise
+      logger.warning("state_not_copied cut=%d which has ended", cut)
+
   def ended(
     self, job: saving.Job, outcome: checkpoint.Checkpoint | Exception
   ) -> operations.Procedure[None]:
@@ -167,5 +183,10 @@ class Saver(saving.Saves):
       yield operations.Compute(
         lambda: checkpoint.prune(self._folder, _KEPT, kept)
       )
+      if copies := self._copies:
+        life = self._who.incarnation
+        yield operations.Compute(
+          lambda: copies.prune(self._folder, _KEPT, kept, life)
+        )
     except OSError as error:
       logger.warning("prune_failed error=%s", error)

@@ -3,20 +3,23 @@
 The script of the thread that saves, the same live and simulated. A state is
 written, waits until every publication made before it is committed, and only
 then gets the marker that makes it count; a publication that is lost takes the
-states with it that count on it. For a cut, the record in the store follows the
-marker.
+states with it that count on it. A store that lies elsewhere gets a copy then.
+For a cut, the record in the store follows the marker and the copy.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from diloco import workers
 from diloco.islands import core, outbox
 from diloco.snapshots import checkpoint, cuts, operations, records
+
+logger = logging.getLogger(__name__)
 
 _RETRY_SECS = (0.5, 0.5)  # first and longest pause after a failed write
 
@@ -67,6 +70,14 @@ class Saves(abc.ABC):
   ) -> operations.Procedure[tuple[str, int]]:
     """Makes a state count; gives what a cut's part calls it by: see there."""
 
+  def keep(self, job: Job) -> operations.Procedure[None]:
+    """Copies a state that counts to where other machines look, if it is not.
+
+    Raises:
+      OSError: it could not be copied.
+    """
+    yield from ()
+
   @abc.abstractmethod
   def ended(
     self, job: Job, outcome: checkpoint.Checkpoint | Exception
@@ -110,14 +121,22 @@ class Saves(abc.ABC):
     if job.part:
       told = (marker.island, marker.incarnation, marker.step, name, checksum)
       yield from self._add_part(
-        records.CutPart(job.cut, marker.epoch, *told, marker.positions)
+        job, records.CutPart(job.cut, marker.epoch, *told, marker.positions)
       )
+      return marker
+    try:
+      yield from self.keep(job)
+    except operations.FAILURES as error:  # the next one will be there
+      logger.warning("state_not_copied step=%d error=%s", marker.step, error)
     return marker
 
-  def _add_part(self, part: records.CutPart) -> operations.Script[None]:
+  def _add_part(
+    self, job: Job, part: records.CutPart
+  ) -> operations.Script[None]:
     retry = workers.Retry(_RETRY_SECS, operations.FAILURES)
     while not self._stopped:
       try:
+        yield from self.keep(job)
         yield from cuts.add_part(part)
         return
       except Exception as error:

@@ -16,7 +16,7 @@ import dataclasses
 import os
 import pathlib
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import tensorstore as ts
@@ -26,7 +26,7 @@ from diloco.snapshots import digest, records
 
 ARRAYS = "arrays"  # Orbax's own directory in a checkpoint
 MARKER = "complete.json"
-_PIN = "pin-"
+PIN = "pin-"
 _NAMES = "[0-9]*.[0-9]*.[0-9]*"
 
 
@@ -63,7 +63,7 @@ def file_sizes(path: pathlib.Path) -> dict[str, int]:
   found = {}
   for file in sorted(path.rglob("*")):
     name = str(file.relative_to(path))
-    own = name.startswith((MARKER, _PIN))
+    own = name.startswith((MARKER, PIN))
     if file.is_file() and not own:
       found[name] = file.stat().st_size
   return found
@@ -153,17 +153,28 @@ def _read(path: pathlib.Path, name: str) -> np.ndarray:
 
 def completed(folder: pathlib.Path) -> list[pathlib.Path]:
   """Checkpoints that have a marker, the newest first."""
-  found = []
-  for path in folder.glob(_NAMES):
-    _, *life = path.name.split(".")
-    if all(n.isdecimal() for n in life) and (path / MARKER).exists():
-      found.append(([int(n) for n in life], path))
-  return [path for _, path in sorted(found, reverse=True)]
+  names = (path.name for path in folder.glob(_NAMES))
+  found = [folder / name for name in newest_first(names)]
+  return [path for path in found if (path / MARKER).exists()]
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+  """Those names that a checkpoint can have, in this order."""
+  found = (name for name in names if life_of(name))
+  return sorted(found, key=life_of, reverse=True)
+
+
+def life_of(name: str) -> tuple[int, ...]:
+  """Incarnation and serial of a checkpoint's name; empty if it is none."""
+  numbers = name.split(".")
+  if len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
+    return ()
+  return int(numbers[1]), int(numbers[2])
 
 
 def pin(path: pathlib.Path, cut: int) -> None:
   """Keeps a checkpoint for as long as the cut exists."""
-  (path / f"{_PIN}{cut}").touch()
+  (path / f"{PIN}{cut}").touch()
 
 
 def prune(folder: pathlib.Path, keep: int, cuts: Collection[int]) -> None:
@@ -173,7 +184,7 @@ def prune(folder: pathlib.Path, keep: int, cuts: Collection[int]) -> None:
   """
   kept = set(completed(folder)[:keep])
   for path in folder.glob(_NAMES):
-    pins = {int(p.name[len(_PIN) :]) for p in path.glob(f"{_PIN}[0-9]*")}
+    pins = {int(p.name[len(PIN) :]) for p in path.glob(f"{PIN}[0-9]*")}
     if path not in kept and not pins & set(cuts):
       # The marker goes first: a torn deletion leaves nothing that counts.
       (path / MARKER).unlink(missing_ok=True)

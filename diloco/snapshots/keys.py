@@ -20,6 +20,7 @@ Layout, relative to the store's root:
     cuts/<n>/...                          parts of cut n, see `cuts`
     epoch                                 timeline, after a roll-back
     peers/...                             optimizer states for those without
+    states/...                            copies of saved states, see `states`
     log/...                               the run's own files, see `logbook`
 """
 

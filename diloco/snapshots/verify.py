@@ -20,6 +20,7 @@ from diloco.snapshots import (
   digest,
   keys,
   records,
+  states,
   store,
 )
 from diloco.snapshots import layout as layouts
@@ -107,6 +108,7 @@ class Verifier:
     self._store = snapshots
     self._plan = plan
     self._buffers = buffers
+    self._copies = states.of_run(run_dir, snapshots)
 
   def damage(self, *, begun: bool = False) -> str:
     """What is wrong with the run's global state; empty if nothing is.
@@ -175,9 +177,10 @@ class Verifier:
     return ""
 
   def check_saved(self, part: records.CutPart) -> None:
-    """Checks the state an island saved for a cut.
+    """Checks the state an island saved for a cut, brought here if need be.
 
     Raises:
+      OSError: the store cannot be read.
       CorruptSnapshotError: it is missing, or not what was saved.
     """
     path = self._run_dir / part.checkpoint
@@ -185,6 +188,8 @@ class Verifier:
       raise errors.CorruptSnapshotError(
         f"the state of island {part.island} is said to be in {part.checkpoint}"
       )
+    if self._copies and not (path / checkpoint.MARKER).exists():
+      self._copies.fetch(path)
     marker = checkpoint.verify(path)
     checkpoint.read_all(path, marker)
     if marker.crc32() != part.checksum:

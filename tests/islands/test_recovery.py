@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
 
-from diloco import process
+from diloco import errors, process
 from diloco.islands import (
   adopter,
   checkpoints,
@@ -25,7 +25,14 @@ from diloco.islands import (
   recovery,
 )
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, keys, operations, records, store
+from diloco.snapshots import (
+  checkpoint,
+  keys,
+  operations,
+  records,
+  states,
+  store,
+)
 from diloco.tape import reader
 from diloco.tasks import registry
 
@@ -192,7 +199,7 @@ def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(
 
 
 def _damage_files(path):
-  for file in (path / "arrays").rglob("*"):
+  for file in path.rglob("arrays/**/*"):
     if file.is_file() and file.stat().st_size > 100:
       content = bytearray(file.read_bytes())
       content[len(content) // 2] ^= 1
@@ -228,6 +235,42 @@ def test_damaged_checkpoint_is_passed_over_for_an_older_one(
   assert started["checkpoint"]["step"] == 4
   (reason,) = started["passed_over"]
   assert newest.name in reason or "Checkpoint record" in reason
+  second.close("test")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_state_is_taken_from_the_store_where_the_directory_is_gone(
+  tmp_path, run_dir, damaged, monkeypatch
+):
+  config = make_config(tmp_path)
+  config = dataclasses.replace(config, store=(tmp_path / "far").as_uri())
+  elsewhere = tmp_path / "another machine" / "run"
+  for place in (run_dir, elsewhere):
+    process.write_config(config, place)
+  first = make_island(config, run_dir)
+  for _ in range(2):
+    first.train(4)
+    assert first.checkpoint(wait=True)["durable"]
+  moments = _moments(first)
+  first.close("test")
+  if damaged:
+    (newest, _) = checkpoint.completed(checkpoint.directory(run_dir, 0))
+    _damage_files(tmp_path / "far" / "states" / "island-0" / newest.name)
+  listed, fails = states.Copies.completed, [errors.StoreError("no answer")]
+
+  def completed(copies, folder):
+    if fails:  # a store that is gone for a moment costs no state
+      raise fails.pop()
+    return listed(copies, folder)
+
+  monkeypatch.setattr(states.Copies, "completed", completed)
+  second = make_island(config, elsewhere, incarnation=2)
+  (started,) = _events(elsewhere, "started")
+  assert started["checkpoint"]["step"] == (4 if damaged else 8)
+  assert len(started["passed_over"]) == damaged and not fails
+  if not damaged:
+    for before, after in zip(moments, _moments(second), strict=True):
+      np.testing.assert_array_equal(before, after)
   second.close("test")
 
 

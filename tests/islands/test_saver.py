@@ -10,7 +10,7 @@ import quadratic
 from cut_builder import CutRun
 
 from diloco.islands import checkpoints, core, outbox, publisher, saver, saving
-from diloco.snapshots import checkpoint, cuts, keys, records
+from diloco.snapshots import checkpoint, cuts, keys, records, states
 
 IDENTITY = publisher.Identity(0, 3, 10, epoch=0)
 POSITIONS = (core.Position(0, 0, 4), core.Position(0, 0, 0))
@@ -20,8 +20,8 @@ TICKET = outbox.Ticket((), ())  # nothing was under way
 class Disk:
   """A saver of a tiny state, on a disk that is written at once."""
 
-  def __init__(self, tmp_path, monkeypatch):
-    self.run = CutRun(tmp_path)
+  def __init__(self, tmp_path, monkeypatch, url="memory://"):
+    self.run = CutRun(tmp_path, url)
     self.done, self.tape = [], []
     self.written = threading.Event()
     self.on_its_way = outbox.Entry(core.Publish(0, 0, 0, 4, "drain"), None)
@@ -233,6 +233,75 @@ def test_part_the_store_refuses_is_tried_again(disk, monkeypatch):
   monkeypatch.setattr(disk.run.store, "compare_and_set", fails)
   assert disk.save(1, cut=cut, part=True)
   assert left == [] and disk.part(cut).step == 1
+
+
+@pytest.fixture
+def far(tmp_path, monkeypatch):
+  """A saver whose store is elsewhere."""
+  made = Disk(tmp_path / "run", monkeypatch, (tmp_path / "far").as_uri())
+  yield made
+  made.saver.close()
+
+
+def copied(disk):
+  copies = states.Copies(disk.run.store)
+  names = copies.completed(disk.folder)
+  return [copies.read_marker(disk.folder / name).step for name in names]
+
+
+def test_state_that_counts_is_copied_to_a_store_elsewhere(far):
+  for serial in (1, 2, 3):
+    assert far.save(serial)
+  assert copied(far) == far.saved() == [3, 2]
+
+
+def test_part_of_a_cut_is_written_once_its_state_is_in_the_store(
+  far, monkeypatch
+):
+  monkeypatch.setattr(saving, "_RETRY_SECS", (0.0, 0.0))
+  cut, put = far.ask(), far.run.store.put
+  left = [OSError("slow"), OSError("down")]
+
+  def fails(key, data):
+    assert far.part(cut) is None
+    if left:
+      raise left.pop()
+    put(key, data)
+
+  monkeypatch.setattr(far.run.store, "put", fails)
+  assert far.save(1, cut=cut, part=True)
+  assert left == [] and copied(far) == [1] and far.part(cut).step == 1
+  monkeypatch.setattr(far.run.store, "put", put)
+  for serial in (2, 3, 4):
+    assert far.save(serial, cut=cut)
+  assert copied(far) == [4, 3, 1]
+
+
+def test_copy_that_fails_costs_neither_the_save_nor_the_next_copy(
+  far, monkeypatch
+):
+  put = far.run.store.put
+
+  def fails(key, data):
+    raise OSError("no room")
+
+  monkeypatch.setattr(far.run.store, "put", fails)
+  assert far.save(1) and copied(far) == []
+  assert far.tape[0]["durable"] and far.saved() == [1]
+  monkeypatch.setattr(far.run.store, "put", put)
+  assert far.save(2) and copied(far) == [2]
+
+
+def test_part_that_cannot_be_copied_ends_with_its_cut(far, monkeypatch):
+  cut = far.ask()
+
+  def fails(key, data):
+    far.run.perform(cuts.abandon(cut, "for a test"))
+    raise OSError("too large")
+
+  monkeypatch.setattr(far.run.store, "put", fails)
+  assert far.save(1, cut=cut, part=True)
+  assert far.part(cut) is None and far.saved() == [1]
 
 
 def test_part_of_a_cut_that_has_ended_is_a_plain_save(disk):
