@@ -154,6 +154,7 @@ class ProgramConfig:
   window_steps: int = 24
   windows_ahead: int = 2
   eval_every_tokens: int = 0  # 0: only at the end
+  evaluator: bool = False  # a process of its own does so, and no island
   eval_batches: int = 0  # 0: those of the last, so that all compare
   final_eval_batches: int = 64
   checkpoint_every_steps: int = 200  # 0: only when the run stops
@@ -434,6 +435,7 @@ def _validate(config: RunConfig) -> None:
     " 'carry'",
   )
   _validate_times(config)
+  _validate_evaluator(config)
   _validate_open_ends(config)
   _validate_elastic(config)
   for i, fault in enumerate(config.faults):
@@ -610,6 +612,25 @@ def _validate_open_ends(config: RunConfig) -> None:
     ),
   ):
     _require(holds, f"config.{name} = {value}", rule, f"change config.{name}")
+
+
+def _validate_evaluator(config: RunConfig) -> None:
+  if not config.programs.evaluator:
+    return
+  _require(
+    config.programs.eval_every_tokens > 0,
+    "config.programs.evaluator = True",
+    "it would have nothing to do: config.programs.eval_every_tokens = 0 leaves"
+    " only the last evaluation, which an island does",
+    "set eval_every_tokens to the tokens between two evaluations",
+  )
+  _require(
+    config.engine not in ("inline", "virtual"),
+    "config.programs.evaluator = True",
+    f"config.engine = {config.engine!r} has one process for all, so its work"
+    " would be done in the islands' time",
+    "set config.engine to 'process', or leave evaluator at False",
+  )
 
 
 def _validate_times(config: RunConfig) -> None:

@@ -17,6 +17,25 @@ DELAYED = {"optimizer": "delayed_nesterov", "momentum": 0.5}
 
 # (values, what is named, the rule, the remedy)
 REFUSALS = {
+  "evaluator without anything to do": (
+    {"programs": {"evaluator": True}},
+    "config.programs.evaluator = True",
+    "config.programs.eval_every_tokens = 0 leaves only the last evaluation",
+    "set eval_every_tokens",
+  ),
+  **{
+    f"evaluator in an engine of one process, {engine}": (
+      {
+        "engine": engine,
+        "fleet": {"pace_step_secs": 0.1},
+        "programs": {"evaluator": True, "eval_every_tokens": 1},
+      },
+      "config.programs.evaluator = True",
+      f"config.engine = '{engine}' has one process for all",
+      "set config.engine to 'process'",
+    )
+    for engine in ("inline", "virtual")
+  },
   "Nesterov that does not look ahead": (
     {"outer": {"optimizer": "nesterov", "nesterov": False}},
     "config.outer.nesterov = False",

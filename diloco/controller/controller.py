@@ -258,12 +258,14 @@ class Controller:
     elif kind == "done":
       if peer in self.islands and "step" in message["result"]:
         self._observe(peer, message["result"]["step"])
+      elif peer in self.roles.evaluators:
+        self._evaluated(peer, message["result"])
       self.dispatcher.done(peer, message["seq"], message["result"])
     elif kind == "lost":
       self.dispatcher.lost(peer)
 
   def _status(self, peer: str, message: channel.Message, now: float) -> None:
-    if peer not in self.islands:
+    if peer in self.roles.seats:
       if message["merges"] > self._merges.get(peer, 0):
         # Whoever merges, the seats together do what they are there for.
         for seat in self.roles.seats:
@@ -271,7 +273,8 @@ class Controller:
       self._merges[peer] = message["merges"]
       self._mender.watch.told(peer, message.get("damaged", ()), now)
       return
-    self._observe(peer, message["step"])
+    if peer in self.islands:
+      self._observe(peer, message["step"])
     self.supervisor.told(peer, now, message["progress"], message["extra_secs"])
 
   def _observe(self, role: str, step: int) -> None:
@@ -279,6 +282,13 @@ class Controller:
     if self.pilot.observe(self.islands[role], step):
       self._first_errors = None
       self.supervisor.trained(role, step)
+
+  def _evaluated(self, role: str, result: Mapping[str, Any]) -> None:
+    """Takes in what an evaluator answers; to "configure" that is nothing."""
+    if result:
+      self.pilot.evaluated()
+    if "loss" in result:
+      self.supervisor.settled(role)
 
   def _ready(self, role: str, message: channel.Message, now: float) -> None:
     if role in self.roles.seats:
@@ -347,7 +357,7 @@ class Controller:
       self._attached.discard(role)
       expected = self.supervisor.state(role) == "stopped"
       self.roles.buried(death, expected=expected)
-      if not expected:
+      if not expected and role not in self.roles.evaluators:
         self._check_first_error(death)
       again = self.supervisor.died(role, now)
       if again is not None and role in self.islands:
@@ -414,6 +424,10 @@ class Controller:
     }
     for wanted in self.pilot.wanted(queued):
       self.dispatcher.dispatch(ready[wanted.island], wanted.name, **wanted.args)
+    for role in self.roles.evaluators:
+      busy = not self.is_ready(role) or self.dispatcher.queued(role, "evaluate")
+      if due := self.pilot.evaluation(free=not busy):
+        self.dispatcher.dispatch(role, "evaluate", **due)
 
   def _gathered(self, num_ready: int) -> bool:
     """Whether to begin: all are ready, or the first has waited enough."""

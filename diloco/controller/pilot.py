@@ -32,6 +32,9 @@ class Pilot:
     # By island, from which step on a step had how many tokens.
     self._rates: dict[int, list[tuple[int, int]]] = {}
     self._next_eval_tokens = 0
+    # Evaluations are numbered by the tokens at which they are due.
+    self._eval_done: int | None = None
+    self._eval_asked: int | None = None
     self._next_checkpoint: dict[int, int] = {}
     speeds = [s.relative_speed for s in config.fleet.slices]
     self._by_speed = sorted(
@@ -116,14 +119,48 @@ class Pilot:
       self._next_checkpoint[island] = self._steps[island] + every_steps
       extras.append(("checkpoint", {"wait": False}))
     every_tokens = programs.eval_every_tokens
-    evaluator = next((m for m in self._by_speed if m in queued), None)
+    fastest = next((m for m in self._by_speed if m in queued), None)
     if (
       every_tokens
-      and island == evaluator
+      and not programs.evaluator
+      and island == fastest
       and self.tokens >= self._next_eval_tokens
     ):
       self._next_eval_tokens = self.tokens + every_tokens
-      batches = programs.eval_batches or programs.final_eval_batches
-      args = {"target": "global", "num_batches": batches}
+      args = {"target": "global", "num_batches": self._eval_batches}
       extras.append(("evaluate", args))
     return extras
+
+  @property
+  def _eval_batches(self) -> int:
+    programs = self._config.programs
+    return programs.eval_batches or programs.final_eval_batches
+
+  def evaluation(self, *, free: bool) -> Mapping[str, Any]:
+    """What the run's evaluator is to do now.
+
+    Evaluations that are due while it is not free are left out, but for the
+    last.
+
+    Args:
+      free: whether it is ready and has nothing to do.
+
+    Returns:
+      Arguments of the program "evaluate"; none if nothing is due.
+    """
+    number = self.tokens // self._config.programs.eval_every_tokens
+    if self._eval_done is None:
+      self._eval_done = number - 1  # before the first nothing is left out
+    if not free or number <= self._eval_done:
+      return {}
+    self._eval_asked = number
+    return {
+      "num_batches": self._eval_batches,
+      "step": max(self._steps.values(), default=0),
+      "skipped": number - self._eval_done - 1,
+    }
+
+  def evaluated(self) -> None:
+    """The evaluator has answered; one that died is asked again."""
+    if self._eval_asked is not None:  # else an earlier controller asked
+      self._eval_done = self._eval_asked

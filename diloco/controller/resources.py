@@ -55,6 +55,18 @@ def divide_cores(
   return shares
 
 
+def without_evaluator(
+  config: config_lib.RunConfig, cores: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+  """Divides cores between the islands and the run's evaluator.
+
+  It gets one if every island has one without it. Otherwise it is bound to none,
+  and computes where and when nobody else does.
+  """
+  spare = len(cores) > config.fleet.islands and config.programs.evaluator
+  return (cores[:-1], cores[-1:]) if spare else (cores, [])
+
+
 def check_fits(config: config_lib.RunConfig, cores: Sequence[int]) -> None:
   """Raises `UserError` if this machine cannot hold the fleet."""
   islands, limit = config.fleet.islands, config.controller.max_islands_per_core

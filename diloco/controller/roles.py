@@ -1,7 +1,8 @@
 """Processes of a session's roles: started, attached to, killed, mourned.
 
 A *seat* is a place for a syncer process. Any of them may lead; the first is
-called `syncer`, the others `standby`.
+called `syncer`, the others `standby`. A run may have an evaluator besides, for
+which nothing waits.
 """
 
 import itertools
@@ -10,6 +11,7 @@ import os
 import pathlib
 import re
 import signal
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from diloco import config as config_lib
@@ -21,6 +23,7 @@ from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
+EVALUATOR = "evaluator"
 _KILL_SECS = 10.0
 _TAIL_BYTES = 1 << 16
 _FAILED = re.compile("exit [1-9][0-9]*")
@@ -99,10 +102,12 @@ class Roles:
     self._engine = engine
     self._tape = tape
     self._digest = digest(config)
-    cores = []
+    cores: Sequence[int] = []
     if engine.apart:
       cores = resources.available_cores()
       resources.check_fits(config, cores)
+    self.evaluators = [EVALUATOR] if config.programs.evaluator else []
+    cores, self._evaluator_cores = resources.without_evaluator(config, cores)
     self._resources = resources.ResourceManager(config, cores)
     self.islands = {f"island-{m}": m for m in range(config.fleet.islands)}
     self.seats = seats(config.controller.standbys)
@@ -115,7 +120,7 @@ class Roles:
   @property
   def names(self) -> list[str]:
     """All of them, syncers first."""
-    return [*self.seats, *self.islands]
+    return [*self.seats, *self.islands, *self.evaluators]
 
   @property
   def outlive(self) -> bool:
@@ -205,6 +210,8 @@ class Roles:
     facts = {"incarnation": incarnation, "config": self._digest}
     if role in self.islands:
       self._start_island(role, args, facts)
+    elif role in self.evaluators:
+      self._start_evaluator(role, args, facts)
     else:
       self._start_syncer(role, args, facts)
 
@@ -245,6 +252,23 @@ class Roles:
       cores=cores,
     )
 
+  def _start_evaluator(
+    self, role: str, args: list[str], facts: dict[str, Any]
+  ) -> None:
+    cores = self._evaluator_cores
+    args += ["--cores", *map(str, cores)]
+    launch = base.Launch(
+      role,
+      "diloco.islands.evaluator",
+      args,
+      self.log(role),
+      env=process.ISLAND_ENV,
+      cores=cores,
+      facts=facts,
+    )
+    self._handles[role] = self._engine.start(launch)
+    self._tape.record(events.EVALUATOR_STARTED, pid=self.pid(role), cores=cores)
+
   def deaths(self) -> list[Death]:
     """Roles whose process has ended since the last call, each once."""
     found = []
@@ -273,6 +297,8 @@ class Roles:
         island_incarnation=self._incarnations[role],
         cause=cause,
       )
+    elif role in self.evaluators:
+      self._tape.record(events.EVALUATOR_DIED, cause=cause)
     else:
       self._tape.record(events.SYNCER_DIED, cause=cause, seat=role, led=led)
 

@@ -124,6 +124,7 @@ class WindDown:
     # Those that wait first, or one would take over from the leader.
     leader = controller.roles.leader
     waiting = [s for s in controller.roles.seats if s != leader]
+    waiting += controller.roles.evaluators
     self._stop(waiting, 2 * self._times.member_ttl_secs)
     self._stop([leader] if leader else [], self._times.drain_secs)
     return final_eval

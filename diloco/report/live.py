@@ -42,6 +42,7 @@ _NOTABLE = {
   events.ISLAND_DIED: ("island", "cause"),
   events.ISLAND_RESTART: ("island", "attempt", "delay_secs"),
   events.SYNCER_DIED: ("seat", "cause"),
+  events.EVALUATOR_DIED: ("cause",),
   events.LEASE_ACQUIRED: ("role", "token"),
   events.QUARANTINED: ("island", "reason", "offences", "suspended_secs"),
   events.RESYNCED: ("role", "step"),

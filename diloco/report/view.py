@@ -28,7 +28,7 @@ class Eval(NamedTuple):
   """One evaluation of the global parameters on held-out data."""
 
   wall_secs: float
-  island: int
+  island: int | None  # None: the evaluator did it
   step: int
   loss: float  # nats per token
   tokens: int  # held out: how large the sample is
@@ -237,7 +237,7 @@ class RunView:
     self._led = True
 
   def _reattached(self, line: reader.Line) -> None:
-    if not line["peer"].startswith("island-"):
+    if not line["peer"].startswith(("island-", "evaluator")):
       self.syncer_leads.append(line["wall_secs"])  # in this session
 
   def _config_changed(self, line: reader.Line) -> None:
@@ -310,7 +310,7 @@ class RunView:
     loss = line["loss"]
     found = Eval(
       line["wall_secs"],
-      history.island_of(line),
+      history.island_of(line) if history.is_island(line) else None,
       line["step"],
       math.nan if loss is None else loss,
       line.get("tokens") or 0,

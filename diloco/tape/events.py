@@ -20,6 +20,8 @@ SLICES_CHANGED = "slices_changed"  # island, present: slices that an elastic
 #   job has from its next life on
 SYNCER_STARTED = "syncer_started"  # pid, seat ("syncer", "standby", ...)
 SYNCER_DIED = "syncer_died"  # cause, seat, led (whether it was the leader)
+EVALUATOR_STARTED = "evaluator_started"  # pid, cores
+EVALUATOR_DIED = "evaluator_died"  # cause
 REATTACHED = "reattached"  # peer (a role), peer_incarnation, pid, step (None
 #   for a syncer): it outlived the controller that started it, and this one
 #   has taken it up
@@ -70,7 +72,9 @@ RESYNCED = "resynced"  # step, offences, fragments (list of dicts: fragment,
 #   checkpoint: a quarantined island took the newest global versions in place
 #   of its own
 EVALUATED = "evaluated"  # target ("global"|"local"), step, loss (nats per
-#   token), tokens (held out), bits_per_token, secs
+#   token), tokens (held out), bits_per_token, secs; by the evaluator of a run
+#   that has one, step (of the island that is furthest) and skipped (evaluations
+#   since the one before that were due and not done)
 SAVING = "saving"  # step, serial (of this life), cut (0: none): the state was
 #   copied at this moment, to be written in the background
 CHECKPOINTED = "checkpointed"  # step, serial, secs, bytes, cut (0: none),

@@ -208,7 +208,7 @@ class History:
       events.PUBLISH_DROPPED: self._dropped,
       events.ADOPTED: self._adopted,
       events.RESYNCED: self._resynced,
-      events.EVALUATED: self._reached,
+      events.EVALUATED: self._evaluated,
       events.SAVING: self._reached,
       events.CHECKPOINTED: self._reached,
       events.REBASED: self._reached,
@@ -323,6 +323,10 @@ class History:
 
   def _reached(self, line: reader.Line) -> None:
     self._extend(island_of(line), line["incarnation"], line["step"])
+
+  def _evaluated(self, line: reader.Line) -> None:
+    if is_island(line):
+      self._reached(line)
 
   def _merged(self, line: reader.Line) -> None:
     fragment, version = line["fragment"], line["version"]
@@ -445,6 +449,11 @@ def _append(losses: list[Loss], facts: FragmentHistory, loss: Loss) -> None:
 
 def _hand(facts: FragmentHistory, incarnation: int, step: int) -> None:
   facts.handed[incarnation] = max(step, facts.handed.get(incarnation, 0))
+
+
+def is_island(line: reader.Line) -> bool:
+  """Whether an island wrote the line."""
+  return str(line["role"]).startswith("island-")
 
 
 def island_of(line: reader.Line) -> int:

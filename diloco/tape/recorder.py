@@ -41,7 +41,7 @@ class Recorder:
 
     Args:
       run_dir: directory of the run.
-      role: "controller", "syncer" or "island-<m>".
+      role: "controller", "syncer", "island-<m>" or "evaluator".
       incarnation: which life of the role this is, from 1.
       clock: gives `wall_secs`; a simulated run passes its own.
     """

@@ -180,6 +180,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
       _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
     ),
   },
+  events.EVALUATED: {"skipped": _is_count},
   events.PUBLISHED: {"base_version": _is_count},
   events.ADOPTED: {"version": _is_count, **_GIVEN_UP},
   events.MERGED: {
@@ -230,7 +231,8 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
   )
   if writer != (role, incarnation):
     return f"it was written by {writer[0]!r} in its life {writer[1]!r}"
-  if event in _OF_ISLANDS and not _is_island_role(role):
+  by_evaluator = (event, role) == (events.EVALUATED, "evaluator")
+  if event in _OF_ISLANDS and not (by_evaluator or _is_island_role(role)):
     return f"only an island writes {event!r}"
   kinds: Kinds = _OF_ISLANDS.get(event) or _OF_OTHERS.get(event) or {}
   if why := (

@@ -557,3 +557,72 @@ def test_roles_taken_up_after_a_change_live_on_and_are_told_it(
   second.turn_until(lambda: len(configured(fleet)) == 4, secs=30.0)
   assert fleet.killed == []
   assert {s["sync.every"] for s in configured(fleet).values()} == {4}
+
+
+EVALUATING = {
+  "window_steps": 8,
+  "cut_every_secs": 0.0,
+  "eval_every_tokens": 100,
+  "evaluator": True,
+}
+
+
+def evaluations(fleet):
+  return [name for name, sent in fleet.sent if sent["name"] == "evaluate"]
+
+
+def test_evaluator_that_dies_is_started_again_and_islands_evaluate_at_the_end(
+  session, fleet
+):
+  run = session(programs=EVALUATING)
+  run.open()
+  run.turn_until(lambda: evaluations(fleet))
+  fleet.living["evaluator"].die("SIGKILL")
+  before = len(evaluations(fleet))
+  run.turn_until(lambda: len(evaluations(fleet)) > before)
+  assert run.run().status == "finished"
+  *between, last = evaluations(fleet)
+  assert set(between) == {"evaluator"} and last == "island-0"
+  (died,) = run.events("evaluator_died")
+  assert died["cause"] == "SIGKILL"
+  assert len(run.events("evaluator_started")) == 2
+  assert run.events("syncer_died") == [] and fleet.killed == []
+
+
+@pytest.mark.parametrize("cause", ["exit 1", "SIGKILL"])
+def test_evaluator_that_always_dies_is_given_up_and_the_run_goes_on(
+  session, fleet, cause
+):
+  def hook(role):
+    if role.name == "evaluator":
+      log = run.controller.roles.log(role.name)
+      log.parent.mkdir(exist_ok=True)
+      with log.open("a") as file:
+        file.write("error: it has no memory\n")
+      role.die(cause)
+
+  fleet.hook = hook
+  fleet.start_secs = {"island-0": 60.0, "island-1": 60.0}
+  run = session(programs=EVALUATING, controller={"max_restarts": 3})
+  run.open()
+  state = run.controller.supervisor.state
+  run.turn_until(lambda: state("evaluator") == "given_up")
+  assert run.run().status == "finished"
+  assert len(run.events("evaluator_died")) == 4
+
+
+def test_evaluator_that_hangs_is_killed_and_started_again(session, fleet):
+  def hook(role):
+    if role.name == "evaluator" and role.launch.facts["incarnation"] == 1:
+      role.beat_at = fleet.now + 1.0  # it says nothing
+      role.programs.clear()
+
+  fleet.hook = hook
+  run = session(
+    programs=EVALUATING, total_tokens=10**6, controller={"hang_secs": 5.0}
+  )
+  run.open()
+  run.turn_until(
+    lambda: [x.role for x in fleet.launches].count("evaluator") == 2
+  )
+  assert fleet.killed == ["evaluator"]

@@ -149,3 +149,31 @@ def test_every_island_is_checkpointed_every_so_many_steps():
   assert "checkpoint" not in names(run.wanted({0: 0}), 0)
   run.observe(1, 120)
   assert names(run.wanted({1: 0}), 1)[0] == "checkpoint"
+
+
+def test_evaluator_does_all_evaluations_and_says_which_it_left_out():
+  run = make(evaluator=True, eval_every_tokens=100, eval_batches=3)
+  run.joined(0, 0)
+  assert "evaluate" not in names(run.wanted({0: 0, 1: 0}), 0)
+  assert run.evaluation(free=False) == {}
+  run.observe(0, 21)  # 210 tokens
+  asked = run.evaluation(free=True)
+  assert asked == {"num_batches": 3, "step": 21, "skipped": 2}
+  run.observe(0, 39)
+  assert run.evaluation(free=False) == {}
+  run.evaluated()
+  late = run.evaluation(free=True)
+  assert late == {"num_batches": 3, "step": 39, "skipped": 0}
+  run.evaluated()
+  assert run.evaluation(free=True) == {}
+  run.observe(0, 40)
+  assert run.evaluation(free=True)["skipped"] == 0
+  # It died meanwhile, and the next life is asked.
+  assert run.evaluation(free=True)["skipped"] == 0
+
+
+def test_evaluation_that_an_earlier_controller_asked_for_counts_for_nothing():
+  run = make(evaluator=True, eval_every_tokens=100)
+  run.joined(0, 55)  # a run that is gone on with
+  run.evaluated()
+  assert run.evaluation(free=True)["skipped"] == 0

@@ -172,3 +172,21 @@ def test_island_that_lives_keeps_its_slice_and_cores():
   assert manager.bind(0)[0] == 0
   with pytest.raises(LookupError):
     manager.rebind(0, 2, [0])
+
+
+@pytest.mark.parametrize(
+  ("evaluator", "cores", "left"),
+  [
+    (False, [0, 1, 2], [0, 1, 2]),
+    (True, [0, 1, 2], [0, 1]),
+    (True, [0, 1], [0, 1]),
+    (True, [], []),
+  ],
+)
+def test_evaluator_gets_a_core_that_islands_can_spare(evaluator, cores, left):
+  programs = {"evaluator": evaluator, "eval_every_tokens": 1}
+  config = config_lib.from_mapping(
+    {"fleet": {"slices": [{}, {}]}, "programs": programs}
+  )
+  own = [c for c in cores if c not in left]
+  assert resources.without_evaluator(config, cores) == (left, own)

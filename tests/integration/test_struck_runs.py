@@ -1,5 +1,6 @@
 """Whole runs in real processes that lose what they stand on, and go on."""
 
+import math
 import os
 import shutil
 import signal
@@ -12,11 +13,17 @@ from diloco.report import summary
 _KEPT = ("control/controller.json", "control/processes.json", "config.json")
 
 
-def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
-  make_run,
-):
+def test_run_survives_the_loss_of_all_but_its_island(make_run):
   run = make_run(
     total_tokens=real_run.ENDLESS,
+    # One leaves the evaluator a core of its own.
+    fleet={"slices": ({"topology": "1"},), "pace_step_secs": 0.04},
+    programs={
+      "window_steps": 8,
+      "eval_every_tokens": 2_000,
+      "eval_batches": 1,
+      "evaluator": True,
+    },
     controller={"restart_base_secs": 0.1, "orphan_secs": 4.0},
     faults=(
       {"target": "standby", "at_fraction": 0.001, "kind": "sigkill"},
@@ -24,7 +31,8 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
     ),
   )
   run.start()
-  run.wait_for(lambda: run.steps(0) > 10)
+  run.wait_for(lambda: run.losses(), secs=300)
+  os.kill(run.pid("evaluator"), signal.SIGKILL)
   shutil.rmtree(run.dir / "control")
   (run.dir / "config.json").unlink()
   run.wait_for(lambda: all((run.dir / n).exists() for n in _KEPT))
@@ -39,6 +47,7 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
 
   run.wait_for(lambda: len(late()) > 8 and len(run.events("syncer_died")) > 1)
   run.wait_for(lambda: len(run.events("syncer_started")) > 3)
+  run.wait_for(lambda: run.events("evaluated")[-1]["incarnation"] == 2)
   # One that takes long to be had may have cost a token on the way.
   assert [token > 1 for _, token in leaders()] == [False, True]
   run.process.kill()
@@ -55,10 +64,11 @@ def test_run_survives_the_loss_of_its_hints_its_standby_and_its_leader(
   # Orphans save their state and leave by themselves.
   run.wait_for(lambda: not run.alive())
   assert {e["reason"] for e in run.events("stopped")} == {"no controller"}
-  assert {e["role"] for e in run.events("checkpointed")} >= {
-    "island-0",
-    "island-1",
-  }
+  assert {e["role"] for e in run.events("checkpointed")} == {"island-0"}
+  (died,) = run.events("evaluator_died")
+  assert died["cause"] == "SIGKILL" and not run.events("island_died")
+  assert {e["role"] for e in run.events("evaluated")} == {"evaluator"}
+  assert all(map(math.isfinite, run.losses()))
   for path in [run.dir, *run.dir.rglob("*")]:
     assert not path.stat().st_mode & 0o077, f"others may use {path}"
   run.check_books()

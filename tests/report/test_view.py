@@ -5,7 +5,7 @@ import pytest
 
 from diloco.report import charts, clock, goodput, incidents, island_view
 from diloco.report import view as view_lib
-from diloco.tape import events, painting, reader
+from diloco.tape import events, ledger, painting, reader
 
 _STEP = {"loss": 2.0, "tokens": 10, "step_secs": 1.0, "gap_secs": 1.0}
 
@@ -329,3 +329,14 @@ def test_scalars_of_the_last_step_are_shown():
 def test_gain_of_the_outer_optimizer(config, gain):
   found = view_lib.RunView(config).outer_gain
   assert found == (gain and pytest.approx(gain))
+
+
+def test_what_the_evaluator_does_is_shown_and_is_no_syncer_s_doing():
+  lines = _trained()
+  lines.control(2.5, events.REATTACHED, peer="evaluator", pid=3)
+  told = {"target": "global", "step": 2, "loss": 1.5, "tokens": 8}
+  lines.add("evaluator", 1, 3.0, events.EVALUATED, **told, skipped=1)
+  view = lines.view()
+  assert view.syncer_leads == []
+  assert view.global_evals == [view_lib.Eval(3.0, None, 2, 1.5, 8)]
+  ledger.compute(reader.Record(lines.events, lines.metrics, []))

@@ -1,0 +1,205 @@
+"""Process of a run's evaluator: `python -m diloco.islands.evaluator`.
+
+It measures the held-out loss of the newest global versions, so that no island
+has to. It is no member of the run and publishes nothing: nobody waits for it,
+and what it cannot do in time is left out. It computes on the processor, on a
+core of its own if the islands leave one; otherwise on any, while nobody else
+has use for it.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import pathlib
+import queue
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from diloco import channel as channel_lib
+from diloco import config as config_lib
+from diloco import errors, process, pulse, timing
+from diloco.islands import devices, heartbeat
+from diloco.snapshots import operations, requests, store, versions
+from diloco.tape import events, recorder
+
+logger = logging.getLogger(__name__)
+
+ROLE = "evaluator"
+_POLL_SECS = 0.5
+# Times `hang_secs`, without progress: where all cores are busy it gets little
+# of them, and that is no hang.
+_PATIENCE = 100
+
+# Parameters by leaf and a number of batches to what `held_out_loss` returns.
+Measure = Callable[[Mapping[str, Any], int], dict[str, Any]]
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Evaluates until told to stop. Returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--run_dir", type=pathlib.Path, required=True)
+  parser.add_argument("--incarnation", type=int, required=True)
+  parser.add_argument("--cores", type=int, nargs="*", default=[])
+  args = parser.parse_args(argv)
+  process.setup_role(args.cores, args.run_dir, ROLE)
+  if not args.cores:
+    _give_way()
+  try:
+    live(args.run_dir, args.incarnation)
+  except Exception as error:
+    return process.end_with(error, sys.stderr)
+  return 0
+
+
+def _give_way() -> None:
+  """Has this process run while no other wants to.
+
+  A session may be scheduled as a group, within which alone that would count;
+  so the group gives way too.
+  """
+  os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+  with contextlib.suppress(OSError):
+    pathlib.Path("/proc/self/autogroup").write_text("19")
+
+
+def live(run_dir: pathlib.Path, incarnation: int) -> None:
+  """Returns once it has left in order.
+
+  Args:
+    run_dir: directory of the run.
+    incarnation: which life of it.
+
+  Raises:
+    UserError: the task cannot be made.
+  """
+  config = process.read_config(run_dir, or_copy=True)
+  # It can be asked from now on, however long it takes to load what it needs.
+  hello = {"incarnation": incarnation, "ready": True}
+  channel = channel_lib.Client(run_dir, ROLE, hello)
+  times = timing.derive(config.controller, 0.0)
+  progress = heartbeat.Progress()
+  patience = {"extra_secs": _PATIENCE * times.hang_secs}
+
+  def report() -> None:
+    told = {"progress": progress.standing[0], **patience}
+    channel.send({"type": "status", **told})
+
+  reports = pulse.Pulse(report, times.heartbeat_secs, "report")
+  tape = recorder.Recorder(run_dir, ROLE, incarnation)
+  snapshots = store.SnapshotStore(process.store_url(run_dir, config))
+  counter = requests.Counter(snapshots.url)
+  requesting = pulse.Pulse(
+    lambda: tape.record(events.STORE_REQUESTS, **counter.made()),
+    requests.EVERY_SECS,
+    "requests",
+  )
+  evaluator = Evaluator(snapshots, tape, _measure(run_dir, config, progress))
+  _serve(channel, times.orphan_secs, evaluator, progress)
+  for one in (reports, requesting, channel, tape):
+    one.close()
+
+
+def _measure(
+  run_dir: pathlib.Path,
+  config: config_lib.RunConfig,
+  progress: heartbeat.Progress,
+) -> Measure:
+  """Loads JAX, for the processor alone, and the run's task."""
+  chosen = devices.environ((0,), os.environ)
+  os.environ |= chosen | {"JAX_PLATFORMS": "cpu"}
+  import jax
+
+  from diloco.islands import compilation, evaluation, inner_step
+  from diloco.tasks import registry
+
+  compilation.use_cache(run_dir / "compilation_cache")
+  task = registry.make_task(config.task.name, config.task.options)
+  tree = inner_step.ParamTree(task, config.seed)
+  eval_loss = jax.jit(task.eval_loss)
+
+  def measure(flat: Mapping[str, Any], num_batches: int) -> dict[str, Any]:
+    params = jax.device_put(tree.unflatten(flat))
+    return evaluation.held_out_loss(
+      task,
+      num_batches,
+      lambda batch: eval_loss(params, batch),
+      moved=progress.moved,
+    )
+
+  return measure
+
+
+class Evaluator:
+  """Evaluates the newest global versions, and puts that on the tape."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    tape: recorder.Recorder,
+    measure: Measure,
+  ):
+    """Args: the run's store, which is only read; the record; the loss."""
+    self._store = snapshots
+    self._tape = tape
+    self._measure = measure
+
+  def evaluate(
+    self, num_batches: int, step: int, skipped: int
+  ) -> dict[str, Any]:
+    """Returns the held-out loss, or why there is none as `error`.
+
+    Args:
+      num_batches: how many held-out batches, always the first ones.
+      step: of the island that is furthest, for the record.
+      skipped: evaluations that were due and have been left out, likewise.
+    """
+    started = time.monotonic()
+    if skipped:
+      logger.warning("behind skipped=%d", skipped)
+    try:
+      read = versions.Versions(self._store).read()
+    except (errors.UserError, *operations.FAILURES) as error:
+      logger.warning("evaluation_failed error=%s", error)
+      return {"error": errors.one_line(error)}
+    result = {
+      "version": min(read.versions),
+      "newest_version": max(read.versions),
+      **self._measure(read.params, num_batches),
+      "secs": time.monotonic() - started,
+    }
+    told = {"step": step, "skipped": skipped}
+    self._tape.record(events.EVALUATED, target="global", **told, **result)
+    return result
+
+
+def _serve(
+  channel: channel_lib.Client,
+  orphan_secs: float,
+  evaluator: Evaluator,
+  progress: heartbeat.Progress,
+) -> None:
+  """Does what the controller asks, until it says stop or is gone."""
+  while channel.alone_secs() <= orphan_secs:
+    progress.moved()
+    with contextlib.suppress(queue.Empty):
+      message = channel.inbox.get(timeout=_POLL_SECS)
+      if message.get("type") != "program":
+        continue
+      result = {}
+      if message["name"] == "evaluate":
+        result = evaluator.evaluate(**message["args"])
+      done = {"type": "done", "seq": message["seq"], "result": result}
+      channel.send(done)
+      if message["name"] == "stop":
+        return
+
+
+if __name__ == "__main__":
+  code = main()
+  if code:
+    # Other threads may be at work still; to take things down under them aborts.
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,116 @@
+"""The run's evaluator: what it reads, measures, records and answers."""
+
+import queue
+
+import pytest
+from cut_builder import PLAN, CutRun, filled
+
+from diloco.islands import evaluator as evaluator_lib
+from diloco.islands import heartbeat
+from diloco.snapshots import arrays, keys
+from diloco.tape import reader, recorder
+
+
+@pytest.fixture
+def run(tmp_path):
+  made = CutRun(tmp_path)
+  made.commit(0, 1, {}, value=2.0)  # tensor "a", of four
+  return made
+
+
+@pytest.fixture
+def evaluator(run):
+  tape = recorder.Recorder(run.dir, evaluator_lib.ROLE, 1)
+
+  def measure(params, num_batches):
+    loss = float(sum(x.sum() for x in params.values()))
+    return {"loss": loss, "tokens": num_batches, "bits_per_token": loss}
+
+  yield evaluator_lib.Evaluator(run.store, tape, measure)
+  tape.close()
+
+
+ASKED = {"num_batches": 2, "step": 7, "skipped": 3}
+
+
+def told(run):
+  return reader.read(run.dir, strict=True).events
+
+
+def test_newest_versions_are_measured_and_go_on_the_tape(run, evaluator):
+  result = evaluator.evaluate(**ASKED)
+  assert result["loss"] == 8.0
+  assert (result["version"], result["newest_version"]) == (0, 1)
+  (line,) = told(run)
+  assert (
+    line.items()
+    >= {
+      **{"event": "evaluated", "role": "evaluator", "target": "global"},
+      **{"step": 7, "skipped": 3, "tokens": 2},
+      **result,
+    }.items()
+  )
+
+
+def damage(run):
+  wrong = filled(PLAN.fragments[0][0], 3.0)
+  prefix = f"{run.head(0).payload}/params"
+  run.store.arrays.write(prefix, [arrays.Tensor.whole("a", wrong)])
+
+
+@pytest.mark.parametrize(
+  ("strike", "why"),
+  [
+    (damage, "its digest differs"),
+    (lambda run: run.store.delete(keys.head_key(1)), "its head is lost"),
+    (lambda run: run.store.delete(keys.head_key(0)), "has none yet"),
+  ],
+)
+def test_what_cannot_be_read_is_not_measured(run, evaluator, strike, why):
+  strike(run)
+  assert why in evaluator.evaluate(**ASKED)["error"]
+  assert told(run) == []
+
+
+class Channel:
+  """Says what is written down for it; then it is alone."""
+
+  def __init__(self, *said):
+    self.said = list(said)
+    self.sent = []
+    self.inbox = self
+
+  def get(self, timeout):
+    if not self.said or self.said[0] is None:
+      self.said = self.said[1:]
+      raise queue.Empty
+    return self.said.pop(0)
+
+  def send(self, message):
+    self.sent.append((message["type"], message["seq"], message["result"]))
+
+  def alone_secs(self):
+    return 0.0 if self.said else 100.0
+
+
+def program(seq, name, **args):
+  return {"type": "program", "seq": seq, "name": name, "args": args}
+
+
+class Measured:
+  def evaluate(self, **args):
+    return {"loss": 1.0, **args}
+
+
+@pytest.mark.parametrize("last", [program(3, "stop"), None])
+def test_it_answers_until_it_is_told_to_stop_or_left_alone(last):
+  channel = Channel(
+    {"type": "welcome"},
+    program(1, "configure", settings={}),
+    None,
+    program(2, "evaluate", step=5),
+    last,
+  )
+  evaluator_lib._serve(channel, 10.0, Measured(), heartbeat.Progress())
+  answers = [(1, {}), (2, {"loss": 1.0, "step": 5})] + [(3, {})] * bool(last)
+  assert channel.sent == [("done", *answer) for answer in answers]
