@@ -61,6 +61,14 @@ def resume(args: argparse.Namespace) -> int:
   from diloco.controller import restorer
 
   restorer.check_wanted(args.cut)
+  if isinstance(args.dir, str):
+    return _resume_at(args.dir, args)
+  if args.workdir:
+    raise errors.UserError(
+      f"--workdir={args.workdir}",
+      "only a run that is given by the URL of its store moves",
+      "leave it out",
+    )
   config = process.read_config(args.dir)
   process.check_task(config, args.dir, args.task)
   # Imported here so that other commands start without JAX.
@@ -69,6 +77,23 @@ def resume(args: argparse.Namespace) -> int:
   values = ml_collections.ConfigDict(config.to_dict())
   launch.override(values, args.overrides)
   return launch.run(values, args.dir, as_json=args.json, cut=args.cut)
+
+
+def _resume_at(url: str, args: argparse.Namespace) -> int:
+  """Goes on with a run that its store knows, in a new directory."""
+  from diloco import launch, moving
+
+  if not args.workdir:
+    raise errors.UserError(
+      url,
+      "it is the URL of a store, and a run goes on in a directory",
+      "add --workdir=NEW, or name the directory where the run was begun",
+    )
+  found = moving.look(url, args.workdir, args.task)
+  values = ml_collections.ConfigDict(found.config.to_dict())
+  launch.override(values, args.overrides)
+  cut = moving.bring(found, args.workdir, args.cut)
+  return launch.run(values, args.workdir, as_json=args.json, cut=cut)
 
 
 def change(args: argparse.Namespace) -> int:

@@ -153,6 +153,11 @@ def _here(text: str) -> pathlib.Path:
   return pathlib.Path(text)
 
 
+def _there(text: str) -> pathlib.Path | str:
+  """The directory of a run, or a URL as it is."""
+  return text if "://" in text else pathlib.Path(text)
+
+
 class _Url(str):
   """Of a run's store, where a directory will do as well."""
 
@@ -226,14 +231,29 @@ TABLE: tuple[Command, ...] = (
     what="go on with the run in a directory, with its own configuration",
     run="diloco.cli:resume",
     more="A run may get other total_tokens, programs, controller and faults;"
-    " these are\nkept in its config.json and told on its tape.",
+    " these are\nkept in its config.json and told on its tape. By its store's"
+    " URL a run goes on\non any machine, once nothing of it is alive; one that"
+    " did not end in order goes\nback to its last cut.",
     examples=(
       "diloco resume runs/quickstart",
       "diloco resume runs/quickstart --cut=last",
       "diloco resume runs/quickstart --config.total_tokens=4.8M",
+      "diloco resume s3://bucket/prefix --workdir=runs/again",
     ),
     flags=(
-      _DIR,
+      flag(
+        "dir",
+        metavar="RUN",
+        type=_there,
+        help="directory of a run, or the URL of its config.store",
+      ),
+      flag(
+        "--workdir",
+        type=pathlib.Path,
+        metavar="NEW",
+        help="a new directory, in which the run at a URL goes on wherever it"
+        " was begun",
+      ),
       _FIELD,
       flag(
         "--cut",

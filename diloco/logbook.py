@@ -4,6 +4,7 @@ The controller keeps them there while the run is on. Elsewhere they are brought
 into a directory of this machine's cache, which then is the run's for every
 command that only reads. Below the store's root:
 
+    log/owner                    the one directory whose files these are
     log/seen                     when the controller lived, by its own clock
     log/whole/<file>             configuration, summary
     log/lines/<file>/<offset>    a piece of a tape or a metric log: whole lines
@@ -19,14 +20,16 @@ import json
 import logging
 import os
 import pathlib
+import secrets
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
+from typing import Any
 
 from diloco import errors, process, workers
-from diloco.snapshots import locations, store
+from diloco.snapshots import locations, records, store
 from diloco.tape import recorder
 
 PUSH_SECS = 10.0
@@ -35,6 +38,7 @@ _WHOLE = ("config.json", "summary.json")
 _GROWING = (recorder.TAPE_DIR, recorder.METRICS_DIR)
 _ROOT = "log"
 _SEEN = f"{_ROOT}/seen"
+OWNER = f"{_ROOT}/owner"
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +50,23 @@ class Keeper:
   was missed is there with the next turn.
   """
 
-  def __init__(self, run_dir: pathlib.Path, snapshots: store.SnapshotStore):
-    """Goes on where an earlier one ended; `start` starts its thread.
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    snapshots: store.SnapshotStore,
+    lost: Callable[[], None] = lambda: None,
+  ):
+    """Goes on where an earlier one ended; to enter it starts its thread.
 
     Args:
       run_dir: directory of the run.
       snapshots: its store.
+      lost: called once the run is found to go on in another directory; from
+        then on nothing is written.
     """
+    self._mine = records.Owner(process.run_id(run_dir), secrets.token_hex(8))
+    self._owns: bool | None = None  # not known yet
+    self._lost = lost
     self._run_dir = run_dir
     self._store = snapshots
     self._known = False  # what is in the store already
@@ -73,8 +87,8 @@ class Keeper:
     if self._worker is not None:
       self._worker.join()
     try:
-      self.push()
-      self._store.delete(_SEEN)
+      if self.push():
+        self._store.delete(_SEEN)
     except OSError as error:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
@@ -83,39 +97,73 @@ class Keeper:
     secs = 0.0
     while not self._closing.wait(secs):
       try:
-        self.push()
+        if not self.push():
+          self._lost()
+          return
         self._store.put(_SEEN, json.dumps({"wall_secs": time.time()}).encode())
         retry, secs = workers.Retry((PUSH_SECS, 8 * PUSH_SECS)), PUSH_SECS
       except OSError as error:
         logger.warning("logbook_waits error=%s", errors.one_line(error))
         secs = retry.failed(error)
 
-  def push(self) -> None:
+  def push(self) -> bool:
     """Writes what is new.
+
+    Of what is in the store of tapes nothing lacks what it follows from, however
+    this ends. What syncers tell, as far as it is told now, goes after what
+    islands do, and what the controller tells after that: so with the line of a
+    complete cut all that came before the cut is there.
+
+    Returns:
+      Whether the run is this directory's still; else nothing was written.
 
     Raises:
       OSError: the store, or the directory, fails; what is written stays.
     """
+    if not self._is_owner():
+      return False
     if not self._known:
       for name, offset in _pieces(self._store.keys(_ROOT)):
         self._pieces[name] = offset  # the last one of each counts
       self._known = True
-    for folder in _GROWING:
-      for path in sorted((self._run_dir / folder).glob("*.jsonl")):
-        self._push_lines(path)
+    tapes = sorted((self._run_dir / recorder.TAPE_DIR).glob("*.jsonl"))
+    controllers = [p for p in tapes if p.name.startswith("controller-")]
+    islands = [p for p in tapes if p.name.startswith("island-")]
+    syncers = [p for p in tapes if p not in (*controllers, *islands)]
+    ends = {path: _size(path) for path in (*controllers, *syncers)}
+    logs = sorted((self._run_dir / recorder.METRICS_DIR).glob("*.jsonl"))
+    for path in (*logs, *islands, *syncers, *controllers):
+      self._push_lines(path, ends[path] if path in ends else _size(path))
     for name in _WHOLE:
       self._push_whole(name)
+    return True
 
-  def _push_lines(self, path: pathlib.Path) -> None:
+  def _is_owner(self) -> bool:
+    """Whether what is in the store is this session's to write."""
+    found, generation = owner(self._store)
+    if self._owns is None:
+      free = found is None or found.run_id == self._mine.run_id
+      self._owns = free and self._store.compare_and_set(
+        OWNER, self._mine, generation
+      )
+    elif self._owns:
+      self._owns = found == self._mine
+    if not self._owns:
+      logger.error("run_goes_on_elsewhere nothing_is_kept=1")
+    return self._owns
+
+  def _push_lines(self, path: pathlib.Path, size: int) -> None:
+    """Writes a file's new lines, up to those that end at `size` bytes."""
     name = path.relative_to(self._run_dir).as_posix()
     start = self._pieces.get(name, 0)
-    if path.stat().st_size <= self._ends.get(name, start):
+    if size <= self._ends.get(name, start):
       return
     with path.open("rb") as file:
       file.seek(start)
       while lines := file.readlines(_PIECE_BYTES):
-        if not lines[-1].endswith(b"\n"):
-          lines.pop()  # somebody is writing it, or has died there
+        end = start + sum(map(len, lines))
+        while lines and (end > size or not lines[-1].endswith(b"\n")):
+          end -= len(lines.pop())  # new; or being written, or its writer died
         data = b"".join(lines)
         if start + len(data) > self._ends.get(name, start):
           self._store.put(f"{_ROOT}/lines/{name}/{start:016d}", data)
@@ -182,6 +230,44 @@ def fetch(url: str) -> pathlib.Path:
   return folder
 
 
+def owner(
+  snapshots: store.SnapshotStore,
+) -> tuple[records.Owner | None, Any]:
+  """Whose a run's files in its store are, and the record's generation.
+
+  Raises:
+    OSError: the store cannot be read.
+  """
+  try:
+    return snapshots.read_for_update(OWNER, records.Owner)
+  except errors.CorruptSnapshotError as error:
+    return None, error.generation
+
+
+def is_elsewhere(
+  run_dir: str | os.PathLike[str], snapshots: store.SnapshotStore
+) -> bool:
+  """Whether the run of a directory goes on in another one by now.
+
+  Raises:
+    OSError: the store cannot be read.
+  """
+  found, _ = owner(snapshots)
+  return found is not None and found.run_id != process.run_id(run_dir)
+
+
+def seen_secs(snapshots: store.SnapshotStore) -> float:
+  """When a run's controller last told that it lives, by its clock; 0 if never.
+
+  Raises:
+    OSError: the store cannot be read.
+  """
+  try:
+    return float(json.loads(snapshots.get(_SEEN) or b"")["wall_secs"])
+  except (ValueError, KeyError, TypeError):
+    return 0.0
+
+
 def refresher(
   run_dir: str | os.PathLike[str],
 ) -> Callable[[], object] | None:
@@ -216,11 +302,7 @@ def _bring(
   for name, text in read.items():
     if text is not None:
       _replace(folder / name, text)
-  try:
-    seen_secs = float(json.loads(snapshots.get(_SEEN) or b"")["wall_secs"])
-  except (ValueError, KeyError, TypeError):
-    seen_secs = 0.0
-  origin = {"url": snapshots.url, "seen_secs": seen_secs}
+  origin = {"url": snapshots.url, "seen_secs": seen_secs(snapshots)}
   _replace(folder / process.ORIGIN, json.dumps(origin).encode())
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import pathlib
+import secrets
 import signal
 import sys
 import traceback
@@ -71,13 +72,35 @@ def directory_id(run_dir: str | os.PathLike[str]) -> str:
   return f"{facts.st_dev}:{facts.st_ino}:{path}"
 
 
-def write_config(config: config_lib.RunConfig, run_dir: pathlib.Path) -> None:
-  """Writes a run's config.json and its copy, each whole or not at all."""
+def draw_run_id() -> str:
+  """What a run's store calls the directory that goes on with the run."""
+  return secrets.token_hex(8)
+
+
+def run_id(run_dir: str | os.PathLike[str]) -> str:
+  """What `draw_run_id` drew for a directory; a copy of it has the same."""
+  for path in _config_paths(run_dir):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+      return str(json.loads(path.read_text())["id"])
+  return ""
+
+
+def write_config(
+  config: config_lib.RunConfig, run_dir: pathlib.Path, drawn: str = ""
+) -> None:
+  """Writes a run's config.json and its copy, each whole or not at all.
+
+  Args:
+    config: the run's configuration.
+    run_dir: directory of the run.
+    drawn: the directory's id; empty keeps the one it has, or draws one.
+  """
   run_dir.mkdir(parents=True, exist_ok=True)
   fields = config.to_dict()
   content = {
     "format": FORMAT,
     "directory": directory_id(run_dir),
+    "id": drawn or run_id(run_dir) or draw_run_id(),
     "crc32": _checksum(fields),
     "config": fields,
   }

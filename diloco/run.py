@@ -153,7 +153,7 @@ def conduct(
       changed=config_lib.changes(before, config),
     )
     begun(controller)
-    with _kept(run_dir, config):
+    with _kept(run_dir, config, controller.interrupt):
       outcome = _run(controller, view)
       concluded = _conclude(run_dir)
   if outcome.user_error:
@@ -249,7 +249,7 @@ def preflight(
     devices.of_client(config.fleet, jax.devices())
   channel.check_port(config.controller.port)
   if config.store:
-    _check_store(config.store, known=process.holds_run(run_dir))
+    _check_store(config.store, run_dir)
   task = registry.make_task(
     config.task.name, config.task.options, config.replicas
   )
@@ -262,18 +262,24 @@ def preflight(
   return task, plan, _given(config, run_dir, tree.shapes, plan)
 
 
-def _check_store(url: str, *, known: bool) -> None:
-  """Refuses a store of the user's that is out of reach, or unsafe.
+def _check_store(url: str, run_dir: pathlib.Path) -> None:
+  """Refuses a store of the user's that is out of reach, unsafe, or another's.
 
   Args:
     url: of the store.
-    known: whether the run is in it already.
+    run_dir: directory of the run, which may be in the store already.
   """
   locations.check(url)
   what = f"config.store = {url!r}"
   try:
     broken = promises.broken(url)
-    held = not known and store.SnapshotStore(url).read_plan() is not None
+    snapshots = store.SnapshotStore(url)
+    known = process.holds_run(run_dir)
+    held = not known and (
+      snapshots.read_plan() is not None
+      or logbook.owner(snapshots)[0] is not None
+    )
+    moved = known and logbook.is_elsewhere(run_dir, snapshots)
   except (OSError, errors.CorruptSnapshotError) as error:
     why = errors.of_store(error)
     raise errors.UserError(
@@ -287,7 +293,14 @@ def _check_store(url: str, *, known: bool) -> None:
     raise errors.UserError(
       what,
       "there is a run in it, and it is not that of this --workdir",
-      "name another prefix, or the --workdir of that run",
+      "name another prefix or the --workdir of that run, or go on with it here:"
+      f" 'diloco resume {url} --workdir=NEW'",
+    )
+  if moved:
+    raise errors.UserError(
+      f"--workdir={run_dir}",
+      f"its run was taken over at {url}, and goes on in another directory",
+      f"go on there, or take it back: 'diloco resume {url} --workdir=NEW'",
     )
 
 
@@ -395,12 +408,14 @@ def _run(
 
 
 def _kept(
-  run_dir: pathlib.Path, config: config_lib.RunConfig
+  run_dir: pathlib.Path,
+  config: config_lib.RunConfig,
+  lost: Callable[[], None] = lambda: None,
 ) -> contextlib.AbstractContextManager[object]:
   """Keeps a run's files where its store is, if that is not with them."""
   if not config.store:
     return contextlib.nullcontext()
-  return logbook.Keeper(run_dir, store.SnapshotStore(config.store))
+  return logbook.Keeper(run_dir, store.SnapshotStore(config.store), lost)
 
 
 def _conclude(run_dir: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:

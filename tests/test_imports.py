@@ -37,6 +37,7 @@ ALLOWED = {
   "diloco.promises": BASE | {"diloco.snapshots", "diloco.timing"},
   "diloco.workers": {"diloco.errors", "diloco.snapshots", "diloco.pulse"},
   "diloco.logbook": STORE | {"diloco.process", "diloco.workers"},
+  "diloco.moving": CONTROLLER | {"diloco.controller", "diloco.logbook"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},
   "diloco.tape": BASE,

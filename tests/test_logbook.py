@@ -151,6 +151,41 @@ def test_what_a_store_refused_is_there_with_the_next_turn(run_dir, snapshots):
   assert same(run_dir, logbook.fetch(snapshots.url))
 
 
+def test_no_tape_in_the_store_is_ahead_of_what_it_follows_from(
+  run_dir, snapshots, monkeypatch
+):
+  log = recorder.metrics_path(run_dir, 0)
+  roles = ("island-0", "standby", "syncer", "controller")
+  tapes = [recorder.tape_path(run_dir, role, 1) for role in roles]
+  put = snapshots.put
+
+  def and_then(key, data):
+    put(key, data)
+    for path in (log, *tapes):  # all go on meanwhile
+      lines(path, 1)
+
+  lines(log, 1)
+  for path in tapes:
+    lines(path, 1)
+  sizes = [path.stat().st_size for path in (log, *tapes)]
+  monkeypatch.setattr(snapshots, "put", and_then)
+  logbook.Keeper(run_dir, snapshots).push()
+  files = [path.relative_to(run_dir) for path in (log, *tapes)]
+  names = [f"log/lines/{file}/{0:016d}" for file in files]
+  assert [k for k in snapshots.put_keys if k in names] == names
+  kept = [len(snapshots.get(name)) for name in names]
+  assert kept[0] == sizes[0] and kept[1] > sizes[1]
+  assert kept[2:] == sizes[2:]  # as they were when this began
+
+
+def test_two_sessions_of_copied_directories_do_not_both_write(
+  run_dir, snapshots, tmp_path
+):
+  first, second = (logbook.Keeper(run_dir, snapshots) for _ in range(2))
+  assert first.push() and second.push()
+  assert not first.push() and second.push()
+
+
 def test_run_outlives_a_store_that_is_gone_at_its_end(run_dir, snapshots):
   snapshots.fails = True
   with logbook.Keeper(run_dir, snapshots):

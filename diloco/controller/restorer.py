@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from diloco import config as config_lib
 from diloco import errors, process
@@ -22,7 +22,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
-from diloco.tape import events, recorder
+from diloco.tape import events, history, recorder
 
 LAST = "last"
 
@@ -85,6 +85,7 @@ class Restorer:
     plan: partition.FragmentPlan,
     end_roles: Callable[[], list[str]],
     incarnation: int,
+    known: Mapping[str, history.Contribution] | None = None,
   ):
     """Touches nothing yet.
 
@@ -94,14 +95,18 @@ class Restorer:
       plan: of its fragments.
       end_roles: ends roles that are alive; gives their names.
       incarnation: of the controller, on whose tape it goes.
+      known: by key, all that waits to be merged as far as tapes tell whose ends
+        are lost: what they do not tell of is not told now. None if they tell
+        all.
     """
     self._run_dir = run_dir
-    self._store = store.SnapshotStore(process.store_url(run_dir))
+    self._store = store.SnapshotStore(process.store_url(run_dir, config))
     self._verifier = verify.Verifier(
       run_dir, self._store, plan, buffers=config.outer.buffers
     )
     self._end_roles = end_roles
     self._incarnation = incarnation
+    self._known = known
 
   def prepare(self, wanted: str | None) -> restore.Restored | None:
     """Sets the run back to a cut if asked to, or if it must be.
@@ -140,7 +145,9 @@ class Restorer:
   def _prepare(self, wanted: str | None) -> restore.Restored | None:
     if wanted is not None:
       number = None if wanted == LAST else int(wanted)
-      return self._go_back(number, f"--cut={wanted}")
+      torn = self._known is not None
+      why = "the ends of its tapes are lost" if torn else f"--cut={wanted}"
+      return self._go_back(number, why)
     why = self._damage()
     return self._go_back(None, why) if why else None
 
@@ -185,20 +192,34 @@ class Restorer:
       parts, choice = self._choose(number, why)
     tape = recorder.Recorder(self._run_dir, "controller", self._incarnation)
     try:
-      self._tell_last_merges(tape, len(parts.heads))
+      if self._known is None:
+        self._tell_last_merges(tape, len(parts.heads))
       for sent, reason in choice.left_out:
         _tell_discarded(tape, sent.key, sent, f"corrupt: {reason}")
       restored = self._store.perform(
         restore.restore(
           choice,
-          lambda name, record: _tell_discarded(tape, name, record),
+          lambda name, record: self._tell_old(tape, name, record),
           lambda facts: _tell_restored(tape, facts, why, choice.passed_over),
         )
       )
+      waits = {*restored.reinjected, *(sent.key for sent, _ in choice.left_out)}
+      for name, item in (self._known or {}).items():
+        if name not in waits:
+          _tell_discarded(tape, name, item)
     finally:
       tape.close()
     print(_line(restored, why, choice), file=sys.stderr)
     return restored
+
+  def _tell_old(
+    self,
+    tape: recorder.Recorder,
+    name: str,
+    record: records.Contribution | None,
+  ) -> None:
+    if self._known is None:
+      _tell_discarded(tape, name, record)
 
   def _tell_last_merges(
     self, tape: recorder.Recorder, num_fragments: int
@@ -232,7 +253,7 @@ class Restorer:
 def _tell_discarded(
   tape: recorder.Recorder,
   name: str,
-  record: records.Contribution | None,
+  record: records.Contribution | history.Contribution | None,
   reason: str = "before_restore",
 ) -> None:
   fragment, island, incarnation, step = map(int, name.split("."))

@@ -255,6 +255,14 @@ class Verdict(Record):
 
 
 @dataclasses.dataclass(frozen=True)
+class Owner(Record):
+  """Whose files of the run are in the store; see `logbook`."""
+
+  run_id: str  # of the directory's config.json
+  session: str  # drawn by each; empty between two
+
+
+@dataclasses.dataclass(frozen=True)
 class Epoch(Record):
   """Which timeline the store is in; absent in a run never rolled back.
 

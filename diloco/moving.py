@@ -1,0 +1,250 @@
+"""A run that goes on in another directory, from what its store has of it.
+
+Its machine may be gone, and with it the last seconds of its tapes. What these
+do not tell must not have happened: then the run is set back to the newest cut
+that they tell of, of which they hold all (`logbook.Keeper.push`). That begins a
+new epoch, in which nothing counts that an old role may still publish.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import TypeVar
+
+from diloco import config as config_lib
+from diloco import errors, logbook, process, timing
+from diloco.controller import restorer, roles
+from diloco.fragments import partition
+from diloco.snapshots import keys, records, store
+from diloco.tape import events, fates, folding, history, reader, recorder
+
+R = TypeVar("R", bound=records.Record)
+
+_SEEN_SECS = 60.0  # what is older, or ahead by more, tells of no living one
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """A run in its store.
+
+  Attributes:
+    url: of the store.
+    config: the run's, with that store.
+    plan: of its fragments.
+  """
+
+  url: str
+  config: config_lib.RunConfig
+  plan: partition.FragmentPlan
+
+  @property
+  def what(self) -> str:
+    """The run, for a user."""
+    return f"the run at {self.url}"
+
+
+def look(url: str, run_dir: pathlib.Path, task: str | None) -> Found:
+  """Finds a run that can go on in a new directory; touches neither.
+
+  Args:
+    url: of its store.
+    run_dir: the new directory.
+    task: that the user trusts, if any; see `process.check_task`.
+
+  Raises:
+    UserError: there is no such run, or it cannot go on there.
+  """
+  if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+    raise errors.UserError(
+      f"--workdir={run_dir}",
+      "it is not empty, and a run from elsewhere goes on in a new directory",
+      "name another; a run that is in it already goes on with 'diloco resume"
+      f" {run_dir}'",
+    )
+  copy = logbook.fetch(url)
+  config = process.read_config(copy)
+  process.check_task(config, copy, task)
+  found = Found(url, dataclasses.replace(config, store=url), _plan(url))
+  if config.engine == "virtual":
+    raise errors.UserError(
+      found.what,
+      "it was in virtual time, and such a run cannot go on",
+      "train from its configuration: it is the same again",
+    )
+  return found
+
+
+def _plan(url: str) -> partition.FragmentPlan:
+  plan = store.SnapshotStore(url).read_plan()
+  if plan is None:
+    raise errors.UserError(
+      f"the run at {url}",
+      "its files are there, but no fragment plan: its state is lost",
+      "put the store back, or start anew",
+    )
+  return plan
+
+
+def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
+  """Makes the run one of this machine, in a directory of its own.
+
+  Args:
+    found: the run.
+    run_dir: the directory, new or empty.
+    cut: that the user wants to go back to, "last" or a number.
+
+  Returns:
+    The cut that is still to be gone back to, as `cut`.
+
+  Raises:
+    UserError: the run is alive, or cannot go on from what its store has.
+  """
+  snapshots = store.SnapshotStore(found.url)
+  _, generation = logbook.owner(snapshots)
+  _refuse_living(found, snapshots)
+  with process.private_files():
+    try:
+      _copy_files(found.url, run_dir)
+      _pass_over_lives(snapshots, run_dir)
+      run_id = process.draw_run_id()
+      mine = records.Owner(run_id, "")
+      if not snapshots.compare_and_set(logbook.OWNER, mine, generation):
+        raise errors.UserError(
+          found.what,
+          "somebody else goes on with it at this moment",
+          "see 'diloco status' with its URL",
+        )
+      whole = _is_whole(run_dir)
+      if not whole:
+        _set_back(found, run_dir, cut)
+      process.write_config(found.config, run_dir, run_id)
+    except BaseException:
+      shutil.rmtree(run_dir, ignore_errors=True)
+      raise
+  return cut if whole else None
+
+
+def _refuse_living(found: Found, snapshots: store.SnapshotStore) -> None:
+  """Watches for signs of life as long as a living role could give none."""
+  times = timing.read(snapshots, found.config.controller)
+  first = _signs(snapshots)
+  age_secs = abs(time.time() - logbook.seen_secs(snapshots))
+  secs = max(
+    times.member_ttl_secs,
+    2.5 * logbook.PUSH_SECS if age_secs < _SEEN_SECS else 0.0,
+  )
+  print(f"{found.what}: is it alive? watching {secs:.0f} s", file=sys.stderr)
+  end = time.monotonic() + secs
+  while time.monotonic() < end:
+    time.sleep(min(times.heartbeat_secs, 1.0))
+    now = _signs(snapshots)
+    for role in sorted({*first, *now}):
+      if first.get(role) != now.get(role):
+        raise errors.UserError(
+          found.what,
+          f"it is alive: its {role} gives signs of life",
+          "stop it where it runs, and give the command again",
+        )
+
+
+def _signs(snapshots: store.SnapshotStore) -> dict[str, object]:
+  """The last sign of life of every role."""
+  signs: dict[str, object] = {"controller": logbook.seen_secs(snapshots)}
+  for member in _members(snapshots):
+    signs[f"island {member.island}"] = member
+  signs["syncer"] = _sound(snapshots, keys.SYNCER_LEASE, records.Lease)
+  return signs
+
+
+def _members(snapshots: store.SnapshotStore) -> Iterator[records.Member]:
+  for name in filter(keys.is_member_name, snapshots.names("members")):
+    key = keys.member_key(int(name))
+    if member := _sound(snapshots, key, records.Member):
+      yield member
+
+
+def _sound(snapshots: store.SnapshotStore, key: str, kind: type[R]) -> R | None:
+  try:
+    return snapshots.read(key, kind)
+  except errors.CorruptSnapshotError:
+    return None
+
+
+def _copy_files(url: str, run_dir: pathlib.Path) -> None:
+  copy = logbook.fetch(url)  # with what its end has brought
+  for folder in (recorder.TAPE_DIR, recorder.METRICS_DIR):
+    (run_dir / folder).mkdir(parents=True, exist_ok=True)
+    for path in (copy / folder).glob("*.jsonl"):
+      shutil.copyfile(path, run_dir / folder / path.name)
+
+
+def _pass_over_lives(
+  snapshots: store.SnapshotStore, run_dir: pathlib.Path
+) -> None:
+  """Gives no new life the number of one whose tape did not get here."""
+  for member in _members(snapshots):
+    role = f"island-{member.island}"
+    recorder.tape_path(run_dir, role, member.incarnation).touch()
+
+
+def _is_whole(run_dir: pathlib.Path) -> bool:
+  """Whether the tapes hold all: the last session ended in order."""
+  lives, ended = {0}, set()
+  for line in reader.stream(run_dir, only_role="controller").events:
+    lives.add(line["incarnation"])
+    if line["event"] == events.RUN_FINISHED:
+      ended.add(line["incarnation"])
+  return max(lives) in ended
+
+
+def _set_back(found: Found, run_dir: pathlib.Path, cut: str | None) -> None:
+  """Goes back to the newest cut that the tapes tell of, or to the one asked."""
+  told = {
+    line["cut"]
+    for line in reader.stream(run_dir, only_role="controller").events
+    if line["event"] == events.CUT_COMPLETED
+  }
+  if cut not in (None, restorer.LAST):
+    told &= {int(str(cut))}
+  why = "they tell of no such cut"
+  going_back = restorer.Restorer(
+    run_dir,
+    found.config,
+    found.plan,
+    list,  # no role of it can be one of this directory
+    roles.draw_incarnation(run_dir, "controller"),
+    known=_unresolved(run_dir, found.plan),
+  )
+  for number in sorted(told, reverse=True):
+    try:
+      going_back.prepare(str(number))
+      return
+    except errors.UserError as error:
+      why = error.why
+  raise errors.UserError(
+    found.what,
+    "it did not end in order, so the last seconds of its tapes are lost with"
+    f" its directory, and it cannot be set back to before that: {why}",
+    "go on with it where it was begun, or start anew; 'diloco export' takes"
+    " its parameters",
+  )
+
+
+def _unresolved(
+  run_dir: pathlib.Path, plan: partition.FragmentPlan
+) -> dict[str, history.Contribution]:
+  """What the tapes say was published, and not what became of it."""
+  told = history.History(
+    reader.stream(run_dir), plan.num_fragments, folding.fold, folding.LIMIT
+  )
+  return {
+    str(item.key): item
+    for facts in told.fragments.values()
+    for item in facts.published.values()
+    if item.key not in fates.resolved(facts)
+  }

@@ -1,0 +1,237 @@
+"""A run that goes on in another directory, from what its store has of it."""
+
+import dataclasses
+import shutil
+
+import pytest
+from cut_builder import PLAN, run_with_a_cut
+
+from diloco import cli, errors, logbook, moving, process, timing
+from diloco import config as config_lib
+from diloco.snapshots import checkpoint, keys, records, states, store
+from diloco.tape import events, reader, recorder
+
+FIELDS = {"outer": {"momentum": 0.9}, "sync": {"num_fragments": 2}}
+MEMBER = records.Member(
+  island=0, incarnation=3, beat=7, step=40, step_secs=0.1, present=True
+)
+
+
+@pytest.fixture(autouse=True)
+def fast(tmp_path, monkeypatch):
+  """A cache of another machine, and looks that take no time."""
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  monkeypatch.setattr(logbook, "PUSH_SECS", 0.0)
+  quick = dataclasses.replace(
+    timing.derive(config_lib.ControllerConfig(), 0.0),
+    heartbeat_secs=0.01,
+    member_ttl_secs=0.05,
+  )
+  monkeypatch.setattr(timing, "read", lambda *_: quick)
+
+
+class Lost:
+  """A run with a cut, whose directory is gone; its store is `url`."""
+
+  def __init__(self, tmp_path, **fields):
+    self.dir = tmp_path / "first" / "run"
+    self.new = tmp_path / "second" / "run"
+    self.url = (tmp_path / "far").as_uri()
+    config = config_lib.from_mapping(FIELDS | {"store": self.url} | fields)
+    process.write_config(config, self.dir)
+    self.run, self.sent = run_with_a_cut(self.dir, self.url)
+    self.store = self.run.store
+    self.store.write(keys.member_key(0), MEMBER)
+    copies = states.Copies(self.store)
+    for island in (0, 1):
+      part = self.store.read(keys.cut_part_key(1, island), records.CutPart)
+      copies.keep(self.dir / part.checkpoint, 1)
+    self.tape = recorder.Recorder(self.dir, "controller", 1)
+    self.tape.record(events.RUN_STARTED, method="decoupled", islands=2)
+    island = recorder.Recorder(self.dir, "island-0", 1)
+    for fragment, first_step, step in ((0, 24, 32), (1, 16, 24)):
+      island.record(
+        events.PUBLISHED,
+        fragment=fragment,
+        first_step=first_step,
+        step=step,
+        c_tokens=800,
+        key=keys.contribution_name(fragment, 0, 1, step),
+      )
+
+  def tell_cut(self, cut=1):
+    self.tape.record(
+      events.CUT_COMPLETED, cut=cut, secs=1.0, islands={}, versions=[5, 4]
+    )
+    return self
+
+  def finish(self):
+    self.tape.record(events.RUN_FINISHED, status="stopped", reason="asked")
+    return self
+
+  def gone(self):
+    logbook.Keeper(self.dir, self.store).push()
+    shutil.rmtree(self.dir)
+    return self
+
+  def resume(self, cut=None):
+    found = moving.look(self.url, self.new, None)
+    return moving.bring(found, self.new, cut)
+
+  def refusal(self, cut=None):
+    with pytest.raises(errors.UserError) as caught:
+      self.resume(cut)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+  def events(self, name):
+    return [e for e in reader.read(self.new).events if e["event"] == name]
+
+  def heads(self):
+    return [head.version for head in self.run.heads()]
+
+
+def test_run_that_ended_in_order_goes_on_as_it_was(tmp_path):
+  lost = Lost(tmp_path).tell_cut().finish().gone()
+  before = lost.heads()
+  assert lost.resume("last") == "last"  # is still to be gone back to
+  assert lost.heads() == before and not lost.events("restored")
+  config = process.read_config(lost.new)
+  assert config.store == lost.url
+  assert not logbook.is_elsewhere(lost.new, lost.store)
+
+
+def test_run_that_did_not_goes_back_to_the_newest_cut_its_tapes_tell(tmp_path):
+  lost = Lost(tmp_path).tell_cut().gone()
+  assert lost.resume("last") is None
+  (back,) = lost.events("restored")
+  assert (back["cut"], back["epoch"]) == (1, 1)
+  assert back["why"] == "the ends of its tapes are lost"
+  # One is on the tape alone and one in the store alone, after the cut: what
+  # the tape does not tell of is not discarded by name.
+  told = {e["key"]: e["reason"] for e in lost.events("discarded")}
+  assert told == {
+    keys.contribution_name(0, 0, 1, 32): "before_restore",
+    keys.contribution_name(1, 0, 1, 24): "before_restore",
+  }
+  assert set(lost.run.waiting()) == {sent.key for sent in lost.sent}
+  for island in (0, 1):
+    (path,) = checkpoint.completed(checkpoint.directory(lost.new, island))
+    assert checkpoint.verify(path)
+
+
+def test_life_whose_tape_is_lost_lends_its_number_to_nobody(tmp_path):
+  lost = Lost(tmp_path).finish().gone()
+  lost.resume()
+  assert recorder.tape_path(lost.new, "island-0", 3).exists()
+
+
+@pytest.mark.parametrize(
+  ("cut", "told"), [(None, "tell of no such cut"), ("2", "no such cut")]
+)
+def test_run_without_a_cut_that_is_told_is_refused(tmp_path, cut, told):
+  lost = Lost(tmp_path)
+  if cut:
+    lost.tell_cut()
+  lost.gone()
+  before = lost.heads()
+  assert told in lost.refusal(cut)
+  assert lost.heads() == before and not lost.new.exists()
+
+
+def _beat(lost):
+  lost.store.write(
+    keys.member_key(0), dataclasses.replace(MEMBER, beat=MEMBER.beat + 1)
+  )
+
+
+def _renew(lost):
+  lost.store.write(keys.SYNCER_LEASE, records.Lease("other", 9, 1))
+
+
+@pytest.mark.parametrize(
+  ("live", "who"), [(_beat, "island 0"), (_renew, "syncer")]
+)
+def test_run_that_is_alive_is_refused(tmp_path, monkeypatch, live, who):
+  lost = Lost(tmp_path).finish().gone()
+  signs = moving._signs
+
+  def and_then(snapshots):
+    found = signs(snapshots)
+    live(lost)
+    return found
+
+  monkeypatch.setattr(moving, "_signs", and_then)
+  assert f"it is alive: its {who} gives" in lost.refusal()
+  assert not lost.new.exists()
+
+
+def test_of_two_who_take_a_run_over_one_does(tmp_path, monkeypatch):
+  lost = Lost(tmp_path).finish().gone()
+  watch = moving._refuse_living
+
+  def and_then(found, snapshots):
+    watch(found, snapshots)
+    snapshots.write(logbook.OWNER, records.Owner("other", ""))
+
+  monkeypatch.setattr(moving, "_refuse_living", and_then)
+  assert "somebody else goes on with it" in lost.refusal()
+  assert not lost.new.exists()
+
+
+def test_first_directory_keeps_nothing_any_more_and_does_not_go_on(
+  tmp_path, capsys
+):
+  lost = Lost(tmp_path).finish()
+  told = []
+  with logbook.Keeper(lost.dir, lost.store, lambda: told.append(1)) as first:
+    first.push()
+    lost.resume()
+    before = lost.store.keys("log")
+    lost.finish()
+    assert not first.push()
+  assert lost.store.keys("log") == before
+  assert cli.main(["resume", str(lost.dir)]) == 2
+  assert "goes on in another directory" in capsys.readouterr().err
+  assert logbook.Keeper(lost.new, lost.store).push()
+
+
+def test_refusals_touch_nothing(tmp_path, capsys):
+  lost = Lost(tmp_path).finish().gone()
+  full = tmp_path / "full"
+  full.mkdir()
+  (full / "config.json").touch()
+  empty = (tmp_path / "nothing").as_uri()
+  before = lost.store.keys("log")
+  for argv, told in (
+    ([lost.url], "add --workdir=NEW"),
+    ([lost.url, f"--workdir={full}"], "it is not empty"),
+    ([empty, f"--workdir={lost.new}"], "no run has kept its files"),
+    (
+      [lost.url, f"--workdir={lost.new}", "--config.sync.quorumm=1"],
+      "quorumm",
+    ),
+    ([str(full), f"--workdir={lost.new}"], "by the URL of its store moves"),
+  ):
+    assert cli.main(["resume", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+  assert lost.store.keys("log") == before and not lost.new.exists()
+
+
+def test_task_of_a_run_from_elsewhere_is_trusted_by_name_only(tmp_path):
+  name = "somebody:make_task"
+  lost = Lost(tmp_path, task={"name": name}).finish().gone()
+  with pytest.raises(errors.UserError, match="if you trust that module"):
+    moving.look(lost.url, lost.new, None)
+  assert moving.look(lost.url, lost.new, name).plan.hash == PLAN.hash
+
+
+def test_run_of_an_older_format_is_refused(tmp_path):
+  lost = Lost(tmp_path).finish().gone()
+  snapshots = store.SnapshotStore(lost.url)
+  text = snapshots.get("log/whole/config.json").decode()
+  older = text.replace(process.FORMAT, "diloco-run-1")
+  snapshots.put("log/whole/config.json", older.encode())
+  with pytest.raises(errors.UserError, match="diloco-run-1"):
+    moving.look(lost.url, lost.new, None)
