@@ -681,6 +681,7 @@ TABLE: tuple[Command, ...] = (
         choices=(
           *("island", "store", "merge", "takeover"),
           *("bookkeeping", "fragments", "balance", "codec", "study"),
+          "evaluator",
         ),
         help="what to measure",
       ),

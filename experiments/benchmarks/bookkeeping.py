@@ -1,5 +1,9 @@
 """What tape, metric log and checkpoints cost an island, as a share of its work.
 
+And what costs whoever shows or copies the run while it is on: the live view on
+a terminal with its file for a scraper, drawn as the controller does, and event
+files for TensorBoard as of `diloco metrics --follow`.
+
 Expected cost, written before measuring: about six lines a step at 30 us each,
 0.2 ms of a step of a second of processor time; a checkpoint of 5 M parameters
 (16 bytes each with moments and unsent progress) 0.4 s every 200 steps, 2 ms a
@@ -9,11 +13,13 @@ nothing.
 Shares of processor time, not of wall time: they say the same on a busy machine.
 """
 
+import io
 import json
 import os
 import pathlib
 import sys
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -22,8 +28,10 @@ import numpy as np
 
 from diloco import process
 from diloco.islands import island as island_lib
-from diloco.tape import recorder
+from diloco.report import live
+from diloco.tape import reader, recorder
 from diloco.tasks import registry
+from diloco.workbench import metrics, opened
 from experiments.benchmarks import island as island_bench
 
 _MODEL = {
@@ -34,11 +42,58 @@ _MODEL = {
   "batch_size": 8,
 }
 _SYNC = {"num_fragments": 24, "every": 24, "overlap_steps": 2}
+_TICK_SECS = 0.1  # as the controller's turns
+_SCRAPE_SECS = 15.0
+_FOLLOW_SECS = 5.0  # of `diloco metrics --follow`
 
 
 def run() -> dict[str, Any]:
   """Measures in a process with the environment islands have."""
   return island_bench.run_as_island("experiments.benchmarks.bookkeeping")
+
+
+class _Terminal(io.StringIO):
+  """What the live view draws on."""
+
+  def isatty(self) -> bool:
+    """As a terminal says."""
+    return True
+
+
+class _Watching:
+  """Draws a run and converts its metrics while it goes on; counts CPU time."""
+
+  def __init__(self, run_dir: pathlib.Path):
+    """Starts, in a thread of its own; the controller has one as well."""
+    self.view_secs = self.writer_secs = 0.0
+    self._run_dir = run_dir
+    self._view = live.LiveView(run_dir, _Terminal(), exposed_secs=_SCRAPE_SECS)
+    self._follower = reader.Follower(run_dir)
+    self._points = metrics.Points()
+    self._writer = metrics._tensorboard(run_dir / "events", opened.Run(run_dir))
+    self._due = 0.0
+    self._ended = threading.Event()
+    self._thread = threading.Thread(target=self._run)
+    self._thread.start()
+
+  def _run(self) -> None:
+    while not self._ended.wait(_TICK_SECS):
+      began = time.thread_time()
+      self._view.tick()
+      drawn = time.thread_time()
+      if time.monotonic() >= self._due:
+        self._due = time.monotonic() + _FOLLOW_SECS
+        for point in self._points.of(self._follower.news()):
+          self._writer.write(point)
+      self.view_secs += drawn - began
+      self.writer_secs += time.thread_time() - drawn
+
+  def close(self) -> None:
+    """Ends the thread."""
+    self._ended.set()
+    self._thread.join()
+    self._view.close()
+    self._writer.close()
 
 
 class _TimedLines:
@@ -97,6 +152,7 @@ def measure(
     island.join()
     with island_bench.running_syncer(run_dir):
       island.train(48)  # every fragment has been around twice
+      watching = _Watching(run_dir)
       lines.install()
       try:
         started, clock = time.process_time(), time.monotonic()
@@ -105,6 +161,9 @@ def measure(
         step_secs = (time.monotonic() - clock) / steps
       finally:
         lines.remove()
+        watching.close()
+      shown = watching.view_secs / steps, watching.writer_secs / steps
+      step_cpu -= sum(shown)
       island.drain(30.0)
       saves = []
       for _ in range(checkpoints):
@@ -123,6 +182,10 @@ def measure(
   )
   return {
     "bookkeeping_share": sum(per_step) / step_cpu,
+    "shown_share": (per_step[0] + sum(shown)) / step_cpu,
+    "view_cpu_secs_per_step": shown[0],
+    "writer_cpu_secs_per_step": shown[1],
+    "step_secs": step_secs,
     "step_cpu_secs": step_cpu,
     "line_cpu_secs_per_step": per_step[0],
     "lines_per_step": lines.lines / steps,

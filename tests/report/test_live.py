@@ -186,6 +186,28 @@ def test_terminal_view_draws_a_table(tmp_path):
   assert "island" in stream.getvalue() and "restarts" in stream.getvalue()
 
 
+@pytest.mark.parametrize(
+  ("cost_secs", "pause_secs"), [(0.001, 0.5), (0.005, 2.0), (1.0, 5.0)]
+)
+def test_view_that_is_dear_to_draw_is_drawn_less_often(
+  tmp_path, monkeypatch, cost_secs, pause_secs
+):
+  view = live.LiveView(tmp_path, io.StringIO(), quiet=True)
+  now, spent, drawn = [100.0], [0.0], []
+
+  def draw(at, alive):
+    drawn.append(at)
+    spent[0] += cost_secs
+
+  monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(live.time, "thread_time", lambda: spent[0])
+  monkeypatch.setattr(view, "_show", draw)
+  for after in (0.0, 0.99 * pause_secs, 1.01 * pause_secs):
+    now[0] = 100.0 + after
+    view.tick()
+  assert drawn == [100.0, 100.0 + 1.01 * pause_secs]
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 @pytest.mark.parametrize(
   "error", [OSError(24, "Too many open files"), KeyError("what nobody foresaw")]

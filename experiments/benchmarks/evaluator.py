@@ -1,0 +1,115 @@
+"""Step rate of an island beside an evaluator, over its rate without one.
+
+Question: does an evaluator of its own slow an island, and what do evaluations
+cost an island that does them itself? One unpaced island and many evaluations.
+With the evaluator, steps that end while it measures are compared with those
+between, in one run, so that a drift of the machine's speed cancels; without it,
+the share of the run's time that the island did not evaluate.
+
+Expected: 1 with the evaluator on a core of its own (three cores or two, one
+island), at least 0.98 where they share one, for the evaluator is idle there
+until the island waits; without it 1 - t / (t + T), for evaluations of t seconds
+every T seconds of steps.
+
+Command: `diloco bench evaluator`; cost: 90 s of processor time.
+"""
+
+import json
+import os
+import statistics
+import tempfile
+from typing import Any
+
+from diloco import run as run_lib
+from diloco.tape import events, reader
+
+_TOKENS_PER_STEP = 4 * 128
+_MODEL = {
+  "d_model": 128,
+  "num_layers": 4,
+  "num_heads": 4,
+  "seq_len": 128,
+  "batch_size": 4,
+}
+
+
+def run(steps: int = 480, every: int = 60, batches: int = 16) -> dict[str, Any]:
+  """Measures both ways.
+
+  Args:
+    steps: of the island, in each run.
+    every: steps between two evaluations.
+    batches: of an evaluation.
+
+  Returns:
+    `step_rate_ratio` by who evaluates, and what it was measured from.
+  """
+  programs = {
+    "window_steps": 8,
+    "eval_every_tokens": every * _TOKENS_PER_STEP,
+    "eval_batches": batches,
+    "final_eval_batches": 1,
+    "checkpoint_every_steps": 0,
+    "cut_every_secs": 0.0,
+  }
+  values = {
+    "name": "bench_evaluator",
+    "total_tokens": steps * _TOKENS_PER_STEP,
+    "task": {"name": "language_model", "options": _MODEL},
+    "programs": programs,
+  }
+  return {
+    "evaluator": _beside(values | {"programs": programs | {"evaluator": True}}),
+    "island": _between(values),
+    "steps": steps,
+    "cores": len(os.sched_getaffinity(0)),
+  }
+
+
+def _record(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+  """Steps that had one before them, and evaluations but the last one."""
+  with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
+    run_lib.train(values, directory, quiet=True)
+    record = reader.read(directory)
+  steps = [line for line in record.metrics[0] if line["gap_secs"] is not None]
+  done = [line for line in record.events if line["event"] == events.EVALUATED]
+  return steps[len(steps) // 10 :], sorted(done, key=lambda e: e["wall_secs"])
+
+
+def _beside(values: dict[str, Any]) -> dict[str, Any]:
+  steps, done = _record(values)
+  spans = [(e["wall_secs"] - e["secs"], e["wall_secs"]) for e in done[:-1]]
+  both: dict[bool, list[float]] = {True: [], False: []}
+  for line in steps:
+    began, ended = line["wall_secs"] - line["gap_secs"], line["wall_secs"]
+    shares = [min(ended, b) - max(began, a) for a, b in spans]
+    beside = sum(max(0.0, share) for share in shares) / max(ended - began, 1e-9)
+    if beside == 0.0 or beside > 0.99:
+      both[beside > 0].append(line["gap_secs"])
+  alone, busy = statistics.median(both[False]), statistics.median(both[True])
+  return {
+    "step_rate_ratio": alone / busy,
+    "step_secs_alone": alone,
+    "step_secs_beside": busy,
+    "steps_alone": len(both[False]),
+    "steps_beside": len(both[True]),
+    "evaluations": len(spans),
+    "evaluation_secs": statistics.median(b - a for a, b in spans),
+    "skipped": sum(e.get("skipped", 0) for e in done),
+  }
+
+
+def _between(values: dict[str, Any]) -> dict[str, Any]:
+  steps, done = _record(values)
+  began, ended = steps[0]["wall_secs"], steps[-1]["wall_secs"]
+  secs = [e["secs"] for e in done if began < e["wall_secs"] < ended]
+  return {
+    "step_rate_ratio": 1 - sum(secs) / (ended - began),
+    "step_secs": statistics.median(line["gap_secs"] for line in steps),
+    "evaluations": len(secs),
+    "evaluation_secs": statistics.median(secs),
+  }
+
+
+if __name__ == "__main__":
+  print(json.dumps(run(), indent=2))
