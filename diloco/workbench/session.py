@@ -274,7 +274,7 @@ class Session(opened.Run):
     """Kills a role with SIGKILL, to see what becomes of it.
 
     Args:
-      role: such as `island-1`, `syncer`, `standby` or `controller`; with
+      role: `island-1`, `syncer`, `standby`, `evaluator`, `controller`; with
         `config.engine` "inline" there is no process of the last, and `syncer`
         is who leads, `standby` who waits.
 

@@ -162,8 +162,11 @@ def measure(
       finally:
         lines.remove()
         watching.close()
-      shown = watching.view_secs / steps, watching.writer_secs / steps
-      step_cpu -= sum(shown)
+      # A view is drawn so often a second, however many steps are done in it.
+      cores = len(os.sched_getaffinity(0))
+      view_share = watching.view_secs / (steps * step_secs * cores)
+      writer_cpu = watching.writer_secs / steps
+      step_cpu -= writer_cpu + watching.view_secs / steps
       island.drain(30.0)
       saves = []
       for _ in range(checkpoints):
@@ -182,9 +185,9 @@ def measure(
   )
   return {
     "bookkeeping_share": sum(per_step) / step_cpu,
-    "shown_share": (per_step[0] + sum(shown)) / step_cpu,
-    "view_cpu_secs_per_step": shown[0],
-    "writer_cpu_secs_per_step": shown[1],
+    "shown_share": (per_step[0] + writer_cpu) / step_cpu + view_share,
+    "view_share": view_share,
+    "writer_cpu_secs_per_step": writer_cpu,
     "step_secs": step_secs,
     "step_cpu_secs": step_cpu,
     "line_cpu_secs_per_step": per_step[0],
@@ -197,7 +200,7 @@ def measure(
     "cut_every_secs": programs.cut_every_secs,
     "parameters": num_params,
     "steps": steps,
-    "cores": len(os.sched_getaffinity(0)),
+    "cores": cores,
   }
 
 

@@ -2,9 +2,9 @@
 
 Question: does an evaluator of its own slow an island, and what do evaluations
 cost an island that does them itself? One unpaced island and many evaluations.
-With the evaluator, steps that end while it measures are compared with those
-between, in one run, so that a drift of the machine's speed cancels; without it,
-the share of the run's time that the island did not evaluate.
+With the evaluator, steps while it measures are compared with those as long
+before and after, in one run, so that a drift of the machine's speed cancels;
+without it, the share of the run's time that the island did not evaluate.
 
 Expected: 1 with the evaluator on a core of its own (three cores or two, one
 island), at least 0.98 where they share one, for the evaluator is idle there
@@ -78,25 +78,36 @@ def _record(values: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 def _beside(values: dict[str, Any]) -> dict[str, Any]:
   steps, done = _record(values)
-  spans = [(e["wall_secs"] - e["secs"], e["wall_secs"]) for e in done[:-1]]
-  both: dict[bool, list[float]] = {True: [], False: []}
-  for line in steps:
-    began, ended = line["wall_secs"] - line["gap_secs"], line["wall_secs"]
-    shares = [min(ended, b) - max(began, a) for a, b in spans]
-    beside = sum(max(0.0, share) for share in shares) / max(ended - began, 1e-9)
-    if beside == 0.0 or beside > 0.99:
-      both[beside > 0].append(line["gap_secs"])
-  alone, busy = statistics.median(both[False]), statistics.median(both[True])
+  ratios, secs = [], []
+  for line in done[:-1]:
+    end, length = line["wall_secs"], line["secs"]
+    beside = _mean_gap(steps, end - length, end)
+    alone = [
+      _mean_gap(steps, end - 2 * length, end - length),
+      _mean_gap(steps, end, end + length),
+    ]
+    if beside and all(alone):
+      ratios.append(sum(alone) / 2 / beside)
+      secs.append(length)
   return {
-    "step_rate_ratio": alone / busy,
-    "step_secs_alone": alone,
-    "step_secs_beside": busy,
-    "steps_alone": len(both[False]),
-    "steps_beside": len(both[True]),
-    "evaluations": len(spans),
-    "evaluation_secs": statistics.median(b - a for a, b in spans),
-    "skipped": sum(e.get("skipped", 0) for e in done),
+    "step_rate_ratio": statistics.median(ratios),
+    "step_rate_ratio_spread": [min(ratios), max(ratios)],
+    "step_secs": statistics.median(line["gap_secs"] for line in steps),
+    "evaluations": len(ratios),
+    "evaluation_secs": statistics.median(secs),
+    "skipped": sum(line.get("skipped", 0) for line in done),
   }
+
+
+def _mean_gap(steps: list[Any], began: float, ended: float) -> float:
+  """Seconds of a step among those wholly in between; 0 if there is none."""
+  found = [
+    line["gap_secs"]
+    for line in steps
+    if began <= line["wall_secs"] - line["gap_secs"]
+    and line["wall_secs"] <= ended
+  ]
+  return statistics.fmean(found) if found else 0.0
 
 
 def _between(values: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ class below, named in `config.task.name`; it reads no files and knows nothing of
 islands. A token here is one sum.
 
 Command: `diloco train --config=experiments/configs/own_task.py --workdir=DIR`.
-Cost: not measured; the pace makes it about a minute.
+Cost: not measured; the pace makes it about a minute. `:smoke` 14 s of processor
+time.
 Expected: not measured on islands. The same million sums in one plain loop end
 at 0.01 held-out bits a sum (one seed); guessing costs 6.6.
 Reference: the task is that of Power et al., arXiv 2201.02177.

@@ -9,6 +9,7 @@ Command: `diloco train --config=experiments/configs/unequal.py --workdir=DIR`;
 `:alone` is the v6e island by itself, on two thirds of the tokens, which is what
 it trains in the same time.
 Cost: not measured; the pace makes it about four minutes, and as long alone.
+`:smoke` 41 s of processor time.
 Expected: not measured.
 Reference: Decoupled DiLoCo, arXiv 2604.21428.
 
