@@ -46,7 +46,7 @@ class PlainError(RuntimeError):
 
 
 class FencedError(PlainError):
-  """This syncer's lease was taken over; it must not commit anything more."""
+  """Another process has this one's place; it must not write anything more."""
 
 
 class CorruptSnapshotError(PlainError):

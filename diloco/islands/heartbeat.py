@@ -8,8 +8,9 @@ do not depend on the main thread. Whether that gets on is told by its
 import contextlib
 from collections.abc import Callable, Iterator
 
-from diloco import workers
-from diloco.snapshots import keys, records, store
+from diloco import errors, workers
+from diloco.islands import protocol
+from diloco.snapshots import records, store
 
 
 class Progress:
@@ -79,6 +80,7 @@ class Heartbeat:
     self._describe = describe
     self._report = report
     self._beat = 0
+    self._fenced: errors.FencedError | None = None
     self._written = threads.pulse(self._write, every_secs, "heartbeat")
     self._told = threads.pulse(self._tell, every_secs, "report")
 
@@ -87,15 +89,24 @@ class Heartbeat:
     self._written.nudge()
     self._told.nudge()
 
+  def check(self) -> None:
+    """Raises `FencedError` once another process has the island's place."""
+    if self._fenced is not None:
+      raise self._fenced
+
   def close(self) -> None:
     """Beats a last time and ends both threads."""
     self._written.close()
     self._told.close()
 
   def _write(self) -> None:
+    if self._fenced is not None:
+      return
     self._beat += 1
-    member = self._describe(self._beat)
-    self._store.write(keys.member_key(member.island), member)
+    try:
+      self._store.perform(protocol.beat(self._describe(self._beat)))
+    except errors.FencedError as error:
+      self._fenced = error
 
   def _tell(self) -> None:
     self._report(self._describe(self._beat))

@@ -11,6 +11,7 @@ Reference: Decoupled DiLoCo, arXiv 2604.21428.
 import dataclasses
 import logging
 import pathlib
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from diloco.islands import (
   exchange,
   fetching,
   heartbeat,
+  protocol,
   publisher,
   recovery,
   step_log,
@@ -99,7 +101,9 @@ class Island:
     )
     self._store = spec.opened or store.SnapshotStore(spec.store_url)
     self.times = timing.read(self._store, config.controller)
-    self.progress = heartbeat.Progress(threads.check)
+    self.progress = heartbeat.Progress(self._check)
+    self._nonce = secrets.token_hex(8)
+    self._check_place: Callable[[], None] = lambda: None  # until it beats
     self._trainer = trainer_lib.Trainer(
       config, task, spec.island, spec.slice.shape, devices, like
     )
@@ -155,8 +159,12 @@ class Island:
   def _perform(self, script: operations.Script[T]) -> T:
     return operations.perform(script, self._execute)
 
-  def _execute(self, operation: Any) -> Any:
+  def _check(self) -> None:
     self._threads.check()
+    self._check_place()
+
+  def _execute(self, operation: Any) -> Any:
+    self._check()
     if isinstance(operation, float):
       return time.sleep(operation)
     return self.execute(operation)
@@ -174,6 +182,7 @@ class Island:
     spec, trainer = self._spec, self._trainer
     yield from self._patiently(lambda: self._store.write_plan(trainer.plan))
     yield from self._patiently(self._publish_initial)
+    yield from self._patiently(self._take_place)
     basis = yield from self._recovery.recovering(
       self._config.sync_every(spec.island)
     )
@@ -227,6 +236,7 @@ class Island:
       lambda member: self._report(member, self.progress.standing),
       self._threads,
     )
+    self._check_place = self._heartbeat.check
 
   def _patiently(self, do: Callable[[], None]) -> operations.Script[None]:
     """Does it once the store answers: an outage is no death of an island."""
@@ -259,6 +269,23 @@ class Island:
     # A store that is far away is asked no faster than it answers.
     return max(pause_secs, self.times.round_trip_secs)
 
+  def _take_place(self) -> None:
+    """Has earlier lives leave, before it reads what they have published.
+
+    Raises:
+      FencedError: this is not the newest life.
+    """
+    member = records.Member(
+      self._spec.island,
+      self._spec.incarnation,
+      beat=0,
+      step=0,
+      step_secs=0.0,
+      present=False,
+      nonce=self._nonce,
+    )
+    self._store.perform(protocol.take_place(member))
+
   def _member(self, beat: int) -> records.Member:
     return records.Member(
       island=self._spec.island,
@@ -267,6 +294,7 @@ class Island:
       step=self._exchange.step,
       step_secs=self._log.step_secs,
       present=self._present,
+      nonce=self._nonce,
     )
 
   def train(

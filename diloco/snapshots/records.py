@@ -220,6 +220,7 @@ class Member(Record):
   step: int
   step_secs: float
   present: bool  # whether a round should wait for it
+  nonce: str  # of this process: two may have been given one number
 
   def key_in_store(self) -> str:
     """See `Record`."""

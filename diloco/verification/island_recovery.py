@@ -140,6 +140,7 @@ def come_back(island: Any) -> kernel_lib.Script:
   """The process: recovers, then starts its threads."""
   shape = island.world.schedule
   yield island.world.boot_secs * (0.5 + island.random())
+  yield from island.taking_place()
   found = yield from _Search(island).find(shape.fragments, shape.sync_every)
   _resume(island, found)
 

@@ -11,6 +11,7 @@ comes back is in `island_recovery`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from diloco.islands import core as core_lib
 from diloco.islands import hands, notices, protocol, watching
 from diloco.islands import outbox as outbox_lib
-from diloco.snapshots import keys, operations, records
+from diloco.snapshots import operations, records
 from diloco.verification import (
   arithmetic,
   delays,
@@ -344,27 +345,34 @@ class Island(hands.Hands):
 
   # Saver and heartbeat
 
+  def taking_place(self) -> kernel_lib.Script:
+    """Has the place of its earlier lives before it reads what they left."""
+    while True:
+      try:
+        return (yield from protocol.take_place(self._member(0, 0)))
+      except operations.FAILURES:
+        yield self.world.times.retry_secs
+
   def beat(self) -> kernel_lib.Script:
     """The heartbeat's thread."""
-    key, beat = keys.member_key(self.index), 0
-    while True:
-      beat += 1
-      member = _new(records.Member)
-      _set(
-        member,
-        "__dict__",
-        {
-          "island": self.index,
-          "incarnation": self.life.incarnation,
-          "beat": beat,
-          "step": self.core.step,
-          "step_secs": self.step_secs,
-          "present": not self.draining,
-        },
-      )
+    for beat in itertools.count(1):
       with contextlib.suppress(Exception):  # as a `pulse.Pulse` does
-        yield operations.Write(key, member)
+        yield from protocol.beat(self._member(beat, self.core.step))
       yield self.world.heartbeat_secs
+
+  def _member(self, beat: int, step: int) -> records.Member:
+    member = _new(records.Member)
+    fields = {
+      "island": self.index,
+      "incarnation": self.life.incarnation,
+      "beat": beat,
+      "step": step,
+      "step_secs": self.step_secs,
+      "present": beat > 0 and not self.draining,
+      "nonce": self.life.incarnation,
+    }
+    _set(member, "__dict__", fields)
+    return member
 
 
 # What frozen dataclasses check while they are made costs too much here.

@@ -120,7 +120,7 @@ class Writing:
 
     monkeypatch.setattr(saver.Saver, "_save", save)
     tape = types.SimpleNamespace(record=lambda *_, **__: None)
-    disk = types.SimpleNamespace(execute=lambda operation: [])
+    disk = types.SimpleNamespace(url="memory://", execute=lambda operation: [])
     who = publisher.Identity(0, 1, 10)
     self.saver = saver.Saver(tmp_path, disk, None, who, tape)
 

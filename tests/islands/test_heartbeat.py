@@ -1,18 +1,20 @@
 """An island's signs of life, in the store and to its controller."""
 
+import itertools
 import queue
 import threading
 
 import pytest
 
-from diloco.islands import heartbeat
+from diloco import errors
+from diloco.islands import heartbeat, protocol
 from diloco.snapshots import keys, records, store
 
 _PATIENCE_SECS = 20.0
 
 
 def _member(beat):
-  return records.Member(3, 1, beat, 8, 0.1, present=True)
+  return records.Member(3, 1, beat, 8, 0.1, present=True, nonce="n")
 
 
 @pytest.fixture
@@ -24,13 +26,13 @@ def test_island_tells_its_controller_while_a_store_hangs(
   snapshots, monkeypatch
 ):
   hangs, told = threading.Event(), queue.Queue()
-  write = snapshots.write
+  works = snapshots.compare_and_set
 
-  def write_once_it_answers(key, record):
+  def once_it_answers(*args):
     assert hangs.wait(_PATIENCE_SECS)
-    write(key, record)
+    return works(*args)
 
-  monkeypatch.setattr(snapshots, "write", write_once_it_answers)
+  monkeypatch.setattr(snapshots, "compare_and_set", once_it_answers)
   beating = heartbeat.Heartbeat(snapshots, _member, 0.001, told.put)
   for _ in range(5):
     assert told.get(timeout=_PATIENCE_SECS).step == 8
@@ -43,11 +45,11 @@ def test_island_tells_its_controller_while_a_store_hangs(
 def test_island_tells_its_controller_while_a_store_fails(
   snapshots, monkeypatch
 ):
-  def write(key, record):
+  def fails(*args):
     raise RuntimeError("not what a store should raise")
 
   told = queue.Queue()
-  monkeypatch.setattr(snapshots, "write", write)
+  monkeypatch.setattr(snapshots, "compare_and_set", fails)
   beating = heartbeat.Heartbeat(snapshots, _member, 0.001, told.put)
   for _ in range(5):
     told.get(timeout=_PATIENCE_SECS)
@@ -74,9 +76,77 @@ def test_leave_to_stand_still_ends_with_what_it_was_for():
 
 def test_every_beat_that_is_written_moves(snapshots):
   written, told = [], queue.Queue()
-  snapshots.write = lambda key, record: written.append(record.beat)
+  works = snapshots.compare_and_set
+
+  def compare_and_set(key, record, generation):
+    written.append(record.beat)
+    return works(key, record, generation)
+
+  snapshots.compare_and_set = compare_and_set
   beating = heartbeat.Heartbeat(snapshots, _member, 0.001, told.put)
   told.get(timeout=_PATIENCE_SECS)
   beating.nudge()
   beating.close()
   assert written == list(range(1, len(written) + 1)) and len(written) >= 2
+
+
+def _life(incarnation, nonce, beat=1):
+  return records.Member(3, incarnation, beat, 8, 0.1, True, nonce)
+
+
+def test_older_life_leaves_by_its_next_beat(snapshots):
+  beating = heartbeat.Heartbeat(
+    snapshots, lambda beat: _life(1, "old", beat), 3600.0
+  )
+  beating.check()
+  snapshots.perform(protocol.take_place(_life(2, "new")))
+  beating.close()  # a last beat
+  with pytest.raises(errors.FencedError, match="life 2; this one is life 1"):
+    beating.check()
+  assert snapshots.read(keys.member_key(3), records.Member).nonce == "new"
+
+
+def test_of_two_processes_with_one_number_the_first_stays(snapshots):
+  snapshots.perform(protocol.take_place(_life(2, "first")))
+  with pytest.raises(errors.FencedError):
+    snapshots.perform(protocol.take_place(_life(2, "second")))
+  assert snapshots.perform(protocol.beat(_life(2, "first", 2)))
+
+
+def test_place_is_taken_though_its_record_is_damaged(snapshots):
+  key = keys.member_key(3)
+  snapshots.perform(protocol.take_place(_life(1, "old")))
+  snapshots._kvs.write(key, b"torn").result()
+  snapshots.perform(protocol.take_place(_life(2, "new")))
+  assert snapshots.read(key, records.Member).incarnation == 2
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_one_process_has_the_place_however_two_come_and_beat(number):
+  # Each comes and beats twice; all orders of what they ask of the store.
+  for order in itertools.product((0, 1), repeat=10):
+    shared, fenced = store.SnapshotStore("memory://"), [False, False]
+    lives = [_life(1, "a"), _life(number, "b")]
+    scripts, values = [_comes(life) for life in lives], [None, None]
+    for who in (*order, *(0, 1) * 12):
+      try:
+        values[who] = shared.execute(scripts[who].send(values[who]))
+      except errors.FencedError:
+        fenced[who] = True
+      except StopIteration:
+        pass
+    for who, life in enumerate(lives):  # the other may have come since
+      try:
+        assert shared.perform(protocol.beat(life)) or fenced[who]
+      except errors.FencedError:
+        fenced[who] = True
+    assert fenced.count(True) == 1, order
+    stays = lives[fenced.index(False)]
+    assert number == 1 or stays.nonce == "b", order
+    assert shared.read(keys.member_key(3), records.Member).nonce == stays.nonce
+
+
+def _comes(member):
+  yield from protocol.take_place(member)
+  for _ in range(2):
+    yield from protocol.beat(member)

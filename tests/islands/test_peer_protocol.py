@@ -40,7 +40,7 @@ def perform(snapshots, procedure, before=lambda operation: None):
 
 
 def member(island, *, present=True):
-  return records.Member(island, 1, 1, 10, 0.5, present)
+  return records.Member(island, 1, 1, 10, 0.5, present, "n")
 
 
 def state_of(versions, sender=0, step=9):

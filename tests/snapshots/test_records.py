@@ -27,7 +27,7 @@ ALL = [
   CONTRIBUTION,
   records.Head(1, 2, 3, "globals/x", [[4]], {"0": 5}, {"fragment": 1}),
   records.Lease("host.1", 4, 9),
-  records.Member(0, 1, 2, 3, 0.5, True),
+  records.Member(0, 1, 2, 3, 0.5, True, "n"),
   records.Board([1, 2], {"1": [0, 2]}),
 ]
 

@@ -3,7 +3,9 @@ from diloco.syncer import members, protocol
 
 
 def _member(beat, island=0, incarnation=1):
-  return records.Member(island, incarnation, beat, 5, 0.1, present=True)
+  return records.Member(
+    island, incarnation, beat, 5, 0.1, present=True, nonce="n"
+  )
 
 
 def test_island_is_alive_while_its_beat_moves_by_the_observers_clock():
@@ -18,7 +20,7 @@ def test_island_is_alive_while_its_beat_moves_by_the_observers_clock():
 
 def test_rounds_wait_for_islands_that_live_and_say_they_are_there():
   watch = members.MemberWatch(ttl_secs=2.0)
-  drained = records.Member(1, 1, 1, 5, 0.2, present=False)
+  drained = records.Member(1, 1, 1, 5, 0.2, present=False, nonce="n")
   assert watch.present([_member(1), drained], 0.0) == {0: 0.1}
   assert watch.present([_member(1), drained], 2.0) == {}
 
