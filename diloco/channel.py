@@ -24,18 +24,19 @@ logger = logging.getLogger(__name__)
 
 Message = wire_lib.Message
 
+_LOOPBACK = "127.0.0.1"
 _RECONNECT_SECS = 0.25
 _MAX_UNPROVEN = 32  # connections; the oldest makes room for the next
 
 
 def check_port(port: int) -> None:
   """Raises `UserError` if nobody can listen on `port`; 0 is any port."""
-  _listen(port).close()
+  _listen(_LOOPBACK, port).close()
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
   try:
-    return socket.create_server(("127.0.0.1", port), backlog=64)
+    return socket.create_server((host, port), backlog=64)
   except OSError as error:
     raise errors.UserError(
       f"config.controller.port = {port}",
@@ -56,16 +57,18 @@ class Server:
   a first one of type "hello", and a last one of type "lost".
   """
 
-  def __init__(self, port: int):
-    """Listens on the loopback interface.
+  def __init__(self, port: int, host: str = _LOOPBACK):
+    """Listens.
 
     Args:
       port: 0 lets the system choose.
+      host: address of this machine; by default its own processes alone can
+        connect.
 
     Raises:
       UserError: the port is taken.
     """
-    self._listener = _listen(port)
+    self._listener = _listen(host, port)
     self._authkey = secrets.token_hex(16)
     self.inbox: queue.Queue[tuple[str, Message]] = queue.Queue()
     self._peers: dict[str, wire_lib.Wire] = {}
@@ -213,7 +216,9 @@ class Client:
       hello: fields of the first message of every connection.
     """
     self._path = address_path(run_dir)
-    self._hello = {"type": "hello", "peer": peer, "pid": os.getpid(), **hello}
+    # Where process numbers are those of many machines, a life has another one.
+    number = int(os.environ.get("DILOCO_LIFE", os.getpid()))
+    self._hello = {"type": "hello", "peer": peer, "pid": number, **hello}
     self.inbox: queue.Queue[Message] = queue.Queue()
     self._wire: wire_lib.Wire | None = None
     self._lock = threading.Lock()

@@ -224,7 +224,8 @@ class RunConfig:
   total_tokens: int = 1_000_000  # trained by all islands together
   init_from: str = ""  # file of the initial parameters; else from the seed
   store: str = ""  # URL of the snapshot store; else in the run directory
-  engine: Literal["process", "inline", "virtual"] = "process"  # of roles
+  engine: Literal["process", "inline", "ray", "virtual"] = "process"  # of roles
+  ray_address: str = ""  # of a cluster; "" is RAY_ADDRESS, or the one here
   method: str = "decoupled"  # see `diloco.methods`
   task: TaskConfig = TaskConfig()
   fleet: FleetConfig = FleetConfig()
@@ -275,7 +276,13 @@ class RunConfig:
 
 
 # A resumed run may change these; anything else would make it another run.
-RESUMABLE = ("total_tokens", "programs", "controller", "faults")
+RESUMABLE = (
+  "total_tokens",
+  "programs",
+  "controller",
+  "faults",
+  "ray_address",
+)
 
 
 def from_mapping(values: Mapping[str, Any]) -> RunConfig:

@@ -47,6 +47,7 @@ _MALLOPT = {
   -2: "MALLOC_TOP_PAD_",
   -3: "MALLOC_MMAP_THRESHOLD_",
 }
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LARGEST_INT = (1 << 31) - 1
 
 
@@ -377,6 +378,13 @@ def private_files() -> Iterator[None]:
     os.umask(before)
 
 
+def _die_with(parent: int) -> None:
+  """Has this process killed when its parent ends; ends it if it has."""
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+  if os.getppid() != parent:
+    os._exit(EXIT_FAILED)
+
+
 def setup_role(
   cores: Sequence[int], run_dir: str | os.PathLike[str], role: str
 ) -> None:
@@ -384,6 +392,8 @@ def setup_role(
 
   Must run before JAX is imported: its thread pools are sized then.
   """
+  if keeper := os.environ.get("DILOCO_KEEPER"):
+    _die_with(int(keeper))
   os.umask(_PRIVATE)
   if cores:
     os.sched_setaffinity(0, set(cores))

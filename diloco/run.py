@@ -21,8 +21,9 @@ from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
 from diloco.controller import outside, resources, restorer, roles, wind_down
-from diloco.controller.engines import base
+from diloco.controller.engines import base, cluster
 from diloco.controller.engines import process as process_engine
+from diloco.controller.engines import ray as ray_engine
 from diloco.fragments import partition
 from diloco.inline import engine as inline_engine
 from diloco.islands import bootstrap, compilation, devices, trial
@@ -116,7 +117,7 @@ def conduct(
   run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
   with _sole_controller(run_dir), contextlib.ExitStack() as ending:
     crash.configure(run_dir, "controller")
-    engine = _engine(config, run_dir, task)
+    engine = _engine(config, run_dir, task, ending)
     if not engine.apart:
       ending.callback(engine.kill_leftovers)
     incarnation = roles.draw_incarnation(run_dir, "controller")
@@ -143,7 +144,7 @@ def conduct(
       run_dir,
       outside.Outside(
         engine,
-        channel.Server(config.controller.port),
+        channel.Server(config.controller.port, engine.host),
         on_tick=view.tick,
         set_back=lambda end: restorer_with(end).set_back(),
       ),
@@ -162,11 +163,18 @@ def conduct(
 
 
 def _engine(
-  config: config_lib.RunConfig, run_dir: pathlib.Path, task: task_lib.Task
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  task: task_lib.Task,
+  ending: contextlib.ExitStack,
 ) -> base.Engine:
-  """Where the run's roles live."""
+  """Where the run's roles live; what it holds is released by `ending`."""
   if config.engine == "process":
     return process_engine.ProcessEngine(run_dir)
+  if config.engine == "ray":
+    return ending.enter_context(
+      contextlib.closing(ray_engine.Engine(run_dir, config))
+    )
   compilation.use_cache(run_dir / "compilation_cache")
   return inline_engine.Engine(run_dir, config, task)
 
@@ -247,6 +255,8 @@ def preflight(
     resources.check_fits(config, resources.available_cores())
   if config.engine == "inline":
     devices.of_client(config.fleet, jax.devices())
+  if config.engine == "ray":
+    cluster.check(config)
   channel.check_port(config.controller.port)
   if config.store:
     _check_store(config.store, run_dir)

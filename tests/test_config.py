@@ -546,6 +546,7 @@ RESUMABLE_CHANGES = {
   "programs": {"window_steps": 3},
   "controller": {"port": 1234},
   "faults": [],
+  "ray_address": "auto",
 }
 
 

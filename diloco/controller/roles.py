@@ -103,7 +103,7 @@ class Roles:
     self._tape = tape
     self._digest = digest(config)
     cores: Sequence[int] = []
-    if engine.apart:
+    if engine.binds:
       cores = resources.available_cores()
       resources.check_fits(config, cores)
     self.evaluators = [EVALUATOR] if config.programs.evaluator else []

@@ -102,7 +102,8 @@ class Role:
 class Engine:
   """See `base.Engine`."""
 
-  apart = False
+  apart = binds = False
+  host = base.LOOPBACK
 
   def __init__(
     self,

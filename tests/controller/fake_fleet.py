@@ -93,7 +93,7 @@ class Role:
 class Fleet:
   """All of it: what `controller.Outside` asks for."""
 
-  apart = True
+  apart = binds = True
 
   def __init__(self):
     self.now = 0.0

@@ -32,7 +32,7 @@ class Handle:
 class Engine:
   """Processes that exist only here; they outlive their controller."""
 
-  apart = True
+  apart = binds = True
 
   def __init__(self):
     self.living = {}

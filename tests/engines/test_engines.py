@@ -8,10 +8,11 @@ from diloco import run as run_lib
 from diloco.report import listing, liveness
 from diloco.tape import reader
 from diloco.workbench import opened
+from tests import ray_cluster
 from tests.islands import quadratic
 
 # A process takes seconds to come back; the others must train on meanwhile.
-PACES = {"process": 0.08, "inline": 0.02, "virtual": 0.02}
+PACES = {"process": 0.08, "inline": 0.02, "ray": 0.2, "virtual": 0.02}
 FAULTS = [
   {"target": "island-1", "at_fraction": 0.1, "kind": "sigkill"},
   {"target": "syncer", "at_fraction": 0.3, "kind": "sigkill"},
@@ -58,8 +59,24 @@ class Made:
     ]
 
 
+@pytest.fixture(scope="module")
+def ray_nodes():
+  with ray_cluster.running({"num_cpus": 6}):
+    yield
+
+
+@pytest.fixture
+def engine(request):
+  """Its name, with what it needs."""
+  if request.param == "ray":
+    request.getfixturevalue("ray_nodes")
+  return request.param
+
+
 @pytest.fixture(scope="module", params=PACES)
 def made(request, tmp_path_factory):
+  if request.param == "ray":
+    request.getfixturevalue("ray_nodes")
   return Made(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -146,7 +163,7 @@ def mistaken(options):
   return Task()
 
 
-@pytest.mark.parametrize("engine", PACES)
+@pytest.mark.parametrize("engine", PACES, indirect=True)
 def test_mistake_of_the_users_own_is_theirs(tmp_path, engine):
   task = {"name": f"{__name__}:mistaken"}
   config = make_config(engine, task=task)

@@ -5,6 +5,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
@@ -25,7 +27,7 @@ class Handle(Protocol):
 
   @property
   def pid(self) -> int:
-    """Process number."""
+    """Process number; where nodes number their own, the role's life."""
     ...
 
   def cause_of_death(self) -> str | None:
@@ -53,11 +55,15 @@ class Engine(Protocol):
   """Starts roles.
 
   Attributes:
-    apart: whether roles have processes of their own: these outlive the one that
-      started them, and are bound to cores.
+    apart: whether roles have processes of their own that outlive the one that
+      started them.
+    binds: whether roles are bound to cores of this machine.
+    host: address of this machine at which roles find their controller.
   """
 
   apart: bool
+  binds: bool
+  host: str
 
   def start(self, launch: Launch) -> Handle:
     """Starts a role and returns at once.

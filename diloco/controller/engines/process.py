@@ -43,13 +43,7 @@ class ProcessHandle:
   def cause_of_death(self) -> str | None:
     """How it ended, as "exit 0" or "SIGKILL"; None while it lives."""
     code = self._poll()
-    if code is None:
-      return None
-    if code < 0:
-      with contextlib.suppress(ValueError):  # not every signal has a name
-        return signal.Signals(-code).name
-      return f"signal {-code}"
-    return f"exit {code}"
+    return None if code is None else cause(code)
 
   def signal(self, number: int) -> None:
     """Sends a signal to the whole session."""
@@ -75,6 +69,19 @@ class ProcessHandle:
         return None
       _signal_session(pid, signal.SIGKILL)
     return self._process.poll()
+
+
+def cause(code: int) -> str:
+  """Says how a process ended: "exit 0" or "SIGKILL".
+
+  Args:
+    code: of its exit, or minus the number of a signal.
+  """
+  if code < 0:
+    with contextlib.suppress(ValueError):  # not every signal has a name
+      return signal.Signals(-code).name
+    return f"signal {-code}"
+  return f"exit {code}"
 
 
 def _signal_session(pid: int, number: int) -> None:
@@ -126,7 +133,8 @@ class AttachedHandle:
     return liveness.start_ticks(self._pid) == self._ticks
 
 
-def _python_path() -> str:
+def python_path() -> str:
+  """Where modules are found here, for the environment of roles."""
   places = [os.environ.get("PYTHONPATH", ""), *sys.path]
   return os.pathsep.join(filter(None, places))
 
@@ -134,7 +142,8 @@ def _python_path() -> str:
 class ProcessEngine:
   """Starts roles as processes and remembers them across controllers."""
 
-  apart = True
+  apart = binds = True
+  host = base.LOOPBACK
 
   def __init__(self, run_dir: pathlib.Path):
     """Args: the run's directory, where process numbers are kept."""
@@ -158,7 +167,7 @@ class ProcessEngine:
           **launch.env,
           **os.environ,
           # Where a task was found here, as beside a script, it is found there.
-          "PYTHONPATH": _python_path(),
+          "PYTHONPATH": python_path(),
           _VARIABLE: self._label(launch),
         },
         start_new_session=True,

@@ -1,0 +1,198 @@
+"""The parts of the `ray` engine that need no cluster."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from diloco import config as config_lib
+from diloco import errors
+from diloco.controller.engines import cluster, keeper
+
+LEASE_SECS = 0.4
+
+
+class Kept:
+  """A keeper at work on a thread."""
+
+  def __init__(self, tmp_path, module, args, held="word", **fields):
+    run_dir = tmp_path / "run"
+    self.permit = run_dir / "control" / "permits" / "island-0.1"
+    self.permit.parent.mkdir(parents=True)
+    if held is not None:
+      self.permit.write_text(held)
+    order = {
+      **{"module": module, "args": args, "env": {}, "word": "word"},
+      **{"log": str(tmp_path / "log"), "permit": str(self.permit)},
+      **{"wait_secs": 0.0, "lease_secs": LEASE_SECS, "facts": {}},
+    }
+    self.keeper = keeper.Keeper(keeper.Order(**(order | fields)))
+    self._thread = threading.Thread(target=self._live)
+    self._thread.start()
+
+  def _live(self):
+    self.found = self.keeper.live()
+
+  def pid(self):
+    while (process := self.keeper._process) is None:
+      time.sleep(0.01)
+    return process.pid
+
+  def end(self):
+    self._thread.join(30)
+    assert not self._thread.is_alive()
+    return self.found
+
+
+@pytest.mark.parametrize(
+  ("module", "args", "code"),
+  [("this", [], 0), ("json.tool", ["--no"], 2), ("no_such_module", [], 1)],
+)
+def test_keeper_tells_how_its_role_ended(tmp_path, module, args, code):
+  kept = Kept(tmp_path, module, args)
+  assert kept.end() == kept.keeper.live() == (code, "")
+  assert (tmp_path / "log").read_text()
+
+
+def test_role_without_permit_is_killed(tmp_path):
+  kept = Kept(tmp_path, "http.server", ["0"])
+  pid = kept.pid()
+  kept.permit.unlink()
+  assert kept.end() == (-signal.SIGKILL, "")
+  assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_role_is_killed_when_nobody_can_look_for_its_permit(tmp_path):
+  kept = Kept(tmp_path, "http.server", ["0"])
+  kept.pid()
+  kept.permit.write_text("of somebody else")
+  assert kept.end() == (-signal.SIGKILL, "")
+
+
+@pytest.mark.parametrize("how", ["killed", "withdrawn"])
+def test_role_that_waits_for_its_predecessor_may_never_start(tmp_path, how):
+  kept = Kept(tmp_path, "http.server", ["0"], wait_secs=600.0)
+  if how == "killed":
+    kept.keeper.signal(signal.SIGKILL)
+  else:
+    kept.permit.unlink()
+  assert kept.end() == (-signal.SIGKILL, "")
+  assert kept.keeper._process is None
+
+
+def test_signal_reaches_the_role(tmp_path):
+  kept = Kept(tmp_path, "http.server", ["0"])
+  kept.pid()
+  kept.keeper.signal(signal.SIGTERM)
+  assert kept.end() == (-signal.SIGTERM, "")
+  kept.keeper.signal(signal.SIGTERM)  # nothing is there to be hit
+
+
+def test_node_that_does_not_see_the_run_directory_says_so(tmp_path):
+  code, why = Kept(tmp_path, "this", [], held="another disk's").end()
+  assert code == 2
+  assert f"does not see the run directory {tmp_path / 'run'}" in why
+  assert len(why.splitlines()) == 1
+  nowhere = str(tmp_path / "elsewhere" / "control" / "permits" / "x.1")
+  again = Kept(tmp_path / "again", "this", [], permit=nowhere)
+  assert again.end()[0] == 2
+
+
+def test_role_dies_with_its_keeper(tmp_path):
+  role = (
+    "from diloco import process; import sys, time;"
+    f"process.setup_role((), {str(tmp_path)!r}, 'island-0');"
+    "print('up', flush=True); time.sleep(600)"
+  )
+  parent = (
+    "import os, subprocess, sys; os.environ['DILOCO_KEEPER'] ="
+    f" str(os.getpid()); subprocess.run([sys.executable, '-c', {role!r}])"
+  )
+  started = subprocess.Popen(
+    [sys.executable, "-c", parent], stdout=subprocess.PIPE
+  )
+  assert started.stdout.readline() == b"up\n"
+  started.kill()
+  started.wait()
+  assert started.stdout.read() == b""  # once nobody has it open any more
+  started.stdout.close()
+
+
+def test_role_whose_keeper_has_died_before_does_not_begin(tmp_path):
+  role = f"process.setup_role((), {str(tmp_path)!r}, 'island-0'); print('up')"
+  done = subprocess.run(
+    [sys.executable, "-c", f"from diloco import process; {role}"],
+    env={**os.environ, "DILOCO_KEEPER": "1"},
+    capture_output=True,
+  )
+  assert (done.returncode, done.stdout) == (1, b"")
+
+
+def make_config(**fields):
+  return config_lib.from_mapping({"engine": "ray", **fields})
+
+
+def refused(call, *args):
+  with pytest.raises(errors.UserError) as caught:
+    call(*args)
+  text = str(caught.value)
+  assert len(text.splitlines()) == 1
+  return text
+
+
+@pytest.mark.parametrize(
+  ("address", "why"),
+  [
+    ("127.0.0.1:1", "refused"),
+    ("nowhere.invalid:6379", "nowhere.invalid"),
+    ("host:port", "port"),
+    ("ray://127.0.0.1:10001", "HOST:PORT"),
+  ],
+)
+def test_cluster_out_of_reach_is_named(address, why):
+  text = refused(cluster.check, make_config(ray_address=address))
+  assert f"config.ray_address = {address!r}" in text and why in text
+  assert "ray start" in text
+
+
+def test_ray_that_is_not_installed_is_asked_for(monkeypatch):
+  monkeypatch.setitem(sys.modules, "ray", None)
+  assert "pip install 'diloco[ray]'" in refused(cluster.load)
+
+
+TWO = [{"kind": "v6e", "topology": "2"}, {"kind": "v6e"}]
+
+
+@pytest.mark.parametrize(
+  ("slices", "nodes", "lacking"),
+  [
+    ([{}], [{"CPU": 3}], ""),
+    ([{}], [{"CPU": 1}, {"CPU": 1}, {"CPU": 1}], ""),
+    ([{}], [{"CPU": 2}], "CPU 3"),
+    ([{"topology": "2"}], [{"CPU": 1}] * 8, "island-0"),  # on no node
+    (TWO, [{"CPU": 4}, {"CPU": 1, "v6e": 3}], "island-1"),  # it lacks a core
+    (TWO, [{"CPU": 2}, {"CPU": 2, "v6e": 3, "memory": 9}], ""),
+    (TWO, [{"CPU": 9, "v6e": 1}, {"CPU": 1, "v6e": 1}], "v6e 2"),
+    (TWO, [{"CPU": 2}, {"CPU": 3}], ""),  # emulated, on a core each
+    (TWO, [], "island-0"),
+  ],
+)
+def test_cluster_that_is_too_small_is_refused(
+  monkeypatch, slices, nodes, lacking
+):
+  monkeypatch.setattr(cluster, "nodes", lambda: nodes)
+  config = make_config(fleet={"slices": slices})
+  if not lacking:
+    cluster.check_fits(config)
+    return
+  assert lacking in refused(cluster.check_fits, config)
+
+
+def test_kind_of_a_slice_is_no_resource_of_rays_own(monkeypatch):
+  nodes = [{"CPU": 1, "GPU": 8, "v6e": 4}, {"memory": 1.0}]
+  monkeypatch.setattr(cluster, "nodes", lambda: nodes)
+  assert cluster.kinds() == {"v6e"}

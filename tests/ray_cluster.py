@@ -1,0 +1,107 @@
+"""A real Ray cluster of several nodes on this machine, in a process of its own.
+
+Ray forks, which a process that has JAX in it must not.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+# A dead node is found after two seconds.
+_SYSTEM = {
+  "worker_niceness": 0,
+  "health_check_initial_delay_ms": 0,
+  "health_check_period_ms": 500,
+  "health_check_timeout_ms": 1000,
+  "health_check_failure_threshold": 2,
+}
+_SMALL = {
+  "object_store_memory": 80 << 20,
+  "include_dashboard": False,
+  "include_log_monitor": False,
+}
+
+
+class Cluster:
+  """What tests do with it; nodes are numbered from 0, the head.
+
+  Attributes:
+    address: of the cluster.
+    daemons: process numbers of the nodes' raylets.
+  """
+
+  def __init__(self, nodes):
+    """Starts it; resources of each node, as `ray start` takes them."""
+    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    self._process = subprocess.Popen(
+      [sys.executable, __file__],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      env=env,
+      text=True,
+    )
+    for node in nodes:
+      self.do("add", **node)
+
+  def do(self, what, **args):
+    """Has it add, remove or abandon a node."""
+    self._process.stdin.write(json.dumps([what, args]) + "\n")
+    self._process.stdin.flush()
+    self.address, self.daemons = json.loads(self._process.stdout.readline())
+
+  def close(self):
+    """Leaves no process behind."""
+    self._process.communicate()
+    deadline = time.monotonic() + 30
+    while _alive(self.address) and time.monotonic() < deadline:
+      time.sleep(0.1)
+    assert not _alive(self.address)
+
+
+def _alive(address):
+  found = subprocess.run(["pgrep", "-f", address], stdout=subprocess.PIPE)
+  return found.stdout.split()
+
+
+@contextlib.contextmanager
+def running(*nodes):
+  """A cluster; runs find it."""
+  cluster = Cluster(nodes)
+  before = os.environ.get("RAY_ADDRESS")
+  os.environ["RAY_ADDRESS"] = cluster.address
+  try:
+    yield cluster
+  finally:
+    del os.environ["RAY_ADDRESS"]
+    if before is not None:
+      os.environ["RAY_ADDRESS"] = before
+    cluster.close()
+
+
+def _serve():
+  from ray import cluster_utils
+
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # Ray prints
+  cluster, nodes, daemons = cluster_utils.Cluster(), [], []
+  for line in sys.stdin:
+    what, args = json.loads(line)
+    if what == "add":
+      system = {} if nodes else {"_system_config": _SYSTEM}
+      nodes.append(cluster.add_node(**_SMALL, **args, **system))
+      (raylet,) = nodes[-1].all_processes["raylet"]
+      daemons.append(raylet.process.pid)
+    elif what == "remove":
+      cluster.remove_node(nodes[args["node"]], allow_graceful=False)
+    elif what == "abandon":  # its daemon dies, and nobody takes note
+      os.kill(daemons[args["node"]], signal.SIGKILL)
+    print(json.dumps([cluster.address, daemons]), file=answers, flush=True)
+  cluster.shutdown()
+
+
+if __name__ == "__main__":
+  _serve()
