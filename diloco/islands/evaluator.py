@@ -60,7 +60,9 @@ def _give_way() -> None:
   A session may be scheduled as a group, within which alone that would count;
   so the group gives way too.
   """
-  os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+  os.nice(19)
+  with contextlib.suppress(OSError):  # a container may forbid it
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
   with contextlib.suppress(OSError):
     pathlib.Path("/proc/self/autogroup").write_text("19")
 

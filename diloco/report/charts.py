@@ -297,7 +297,9 @@ class Charts:
       [last if m is None else rows.get(m, last), *self._at(wall), name]
       for name, wall, m in moments
     ]
-    names = [*(island_label(view, number) for number in rows), "syncer"]
+    apart = any(e.island is None for e in view.global_evals)
+    rest = "syncer, evaluator" if apart else "syncer"
+    names = [*(island_label(view, number) for number in rows), rest]
     return self._time("", []) | {"rows": names, "bars": bars, "marks": marks}
 
   def _state(self, number: int, span: island_view.Span) -> tuple[str, str]:

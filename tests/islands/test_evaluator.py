@@ -1,6 +1,9 @@
 """The run's evaluator: what it reads, measures, records and answers."""
 
+import os
 import queue
+import subprocess
+import sys
 
 import pytest
 from cut_builder import PLAN, CutRun, filled
@@ -114,3 +117,28 @@ def test_it_answers_until_it_is_told_to_stop_or_left_alone(last):
   evaluator_lib._serve(channel, 10.0, Measured(), heartbeat.Progress())
   answers = [(1, {}), (2, {"loss": 1.0, "step": 5})] + [(3, {})] * bool(last)
   assert channel.sent == [("done", *answer) for answer in answers]
+
+
+@pytest.mark.parametrize("cores", [[], sorted(os.sched_getaffinity(0))[:1]])
+def test_without_a_core_of_its_own_it_runs_while_nobody_else_wants_to(
+  tmp_path, cores
+):
+  code = f"""
+import os
+from diloco.islands import evaluator
+evaluator.live = lambda *_: print(os.getpriority(0, 0), os.sched_getaffinity(0))
+evaluator.main(["--run_dir", {str(tmp_path)!r}, "--incarnation", "1"] + {
+    ["--cores", *map(str, cores)]
+  })
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  nice, _, bound = done.stdout.partition(" ")
+  if cores:
+    assert (int(nice), bound.strip()) == (
+      os.getpriority(0, 0),
+      f"{{{cores[0]}}}",
+    )
+  else:
+    assert int(nice) == 19

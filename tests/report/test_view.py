@@ -340,3 +340,6 @@ def test_what_the_evaluator_does_is_shown_and_is_no_syncer_s_doing():
   assert view.syncer_leads == []
   assert view.global_evals == [view_lib.Eval(3.0, None, 2, 1.5, 8)]
   ledger.compute(reader.Record(lines.events, lines.metrics, []))
+  drawn = charts.Charts(view).timeline([])
+  assert drawn["rows"][1:] == ["syncer, evaluator"]
+  assert [mark[0] for mark in drawn["marks"]] == [1]
