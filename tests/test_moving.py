@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import threading
 
 import pytest
 from cut_builder import PLAN, run_with_a_cut
@@ -183,13 +184,15 @@ def test_first_directory_keeps_nothing_any_more_and_does_not_go_on(
   tmp_path, capsys
 ):
   lost = Lost(tmp_path).finish()
-  told = []
-  with logbook.Keeper(lost.dir, lost.store, lambda: told.append(1)) as first:
-    first.push()
-    lost.resume()
-    before = lost.store.keys("log")
-    lost.finish()
-    assert not first.push()
+  first = logbook.Keeper(lost.dir, lost.store)
+  assert first.push()
+  lost.resume()
+  before = lost.store.keys("log")
+  lost.finish()
+  assert not first.push()
+  told = threading.Event()
+  with logbook.Keeper(lost.dir, lost.store, told.set):
+    assert told.wait(20)  # its controller winds down
   assert lost.store.keys("log") == before
   assert cli.main(["resume", str(lost.dir)]) == 2
   assert "goes on in another directory" in capsys.readouterr().err

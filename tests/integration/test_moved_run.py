@@ -1,0 +1,98 @@
+"""A real run whose machine is lost goes on elsewhere, from its store alone."""
+
+import json
+import shutil
+import signal
+
+import pytest
+import real_run
+
+from diloco import cli, logbook
+from diloco.snapshots import store
+from diloco.tape import events, reader
+
+
+@pytest.fixture(scope="module")
+def moved(s3, tmp_path_factory):
+  """What became of a run that was killed whole, its directory with it."""
+  root = tmp_path_factory.mktemp("moved")
+  url = s3.place("moved")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+    with real_run.Run(
+      root,
+      store=url,
+      total_tokens=real_run.ENDLESS,
+      programs={"checkpoint_every_steps": 40, "cut_every_secs": 3.0},
+    ) as run:
+      run.url = url
+      run.start()
+      run.wait_for(lambda: cuts_told(url))
+      run.process.kill()  # its roles go on for a while
+      run.while_alive = resumed(url, root / "too-soon")
+      run.kill_everything()
+      run.told = cuts_told(url)
+      shutil.rmtree(run.dir)
+      run.dir = root / "elsewhere"
+      run._follower = reader.Follower(run.dir)
+      run.start_command("resume", url, f"--workdir={run.dir}")
+      run.wait_for(lambda: run.events("restored"))
+      (back,) = run.events("restored")
+      run.wait_for(lambda: len(lives_in(run, back["epoch"])) == 2)
+      run.wait_for(
+        lambda: any(
+          c["incarnation"] > 1
+          for e in run.events("merged")
+          for c in e["contributions"]
+        )
+      )
+      run.process.send_signal(signal.SIGINT)
+      run.end = run.finish()
+      yield run
+
+
+def cuts_told(url):
+  """Numbers of the cuts that the tapes in a store tell of."""
+  snapshots = store.SnapshotStore(url)
+  if "whole/config.json" not in snapshots.keys("log"):
+    return []
+  lines = reader.stream(logbook.fetch(url), only_role="controller").events
+  return [e["cut"] for e in lines if e["event"] == events.CUT_COMPLETED]
+
+
+def lives_in(run, epoch):
+  """What the first life of each island since a return started from."""
+  lives = [e for e in run.events("started") if e["epoch"] == epoch]
+  return {e["role"]: e for e in reversed(lives)}
+
+
+def resumed(url, folder):
+  return cli.main(["resume", url, f"--workdir={folder}"])
+
+
+def test_run_that_is_alive_is_left_alone(moved):
+  assert moved.while_alive == 2
+  assert not (moved.dir.parent / "too-soon").exists()
+
+
+def test_run_goes_on_elsewhere_from_its_last_cut_that_is_told(moved):
+  code, _, err = moved.end
+  assert code == 0, err
+  (back,) = moved.events("restored")
+  assert back["cut"] == moved.told[-1]
+  moved.check_books()
+  assert moved.summary()["status"] == "stopped"
+
+
+def test_islands_keep_their_optimizers(moved):
+  (back,) = moved.events("restored")
+  for island, step in back["steps"].items():
+    first = lives_in(moved, back["epoch"])[f"island-{island}"]
+    assert first["checkpoint"]["step"] == step
+    assert first["peer"] is None
+
+
+def test_moved_run_is_replayed(moved, capsys):
+  assert cli.main(["replay", str(moved.dir), "--json"]) == 0
+  found = json.loads(capsys.readouterr().out)
+  assert found["difference"] is None and found["arrays_compared"]
