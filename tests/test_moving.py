@@ -14,7 +14,13 @@ from diloco.tape import events, reader, recorder
 
 FIELDS = {"outer": {"momentum": 0.9}, "sync": {"num_fragments": 2}}
 MEMBER = records.Member(
-  island=0, incarnation=3, beat=7, step=40, step_secs=0.1, present=True
+  island=0,
+  incarnation=3,
+  beat=7,
+  step=40,
+  step_secs=0.1,
+  present=True,
+  nonce="of its process",
 )
 
 
