@@ -170,14 +170,14 @@ TWO = [{"kind": "v6e", "topology": "2"}, {"kind": "v6e"}]
 @pytest.mark.parametrize(
   ("slices", "nodes", "lacking"),
   [
-    ([{}], [{"CPU": 3}], ""),
-    ([{}], [{"CPU": 1}, {"CPU": 1}, {"CPU": 1}], ""),
-    ([{}], [{"CPU": 2}], "CPU 3"),
+    ([{}] * 3, [{"CPU": 3}], ""),
+    ([{}] * 3, [{"CPU": 1}, {"CPU": 1}, {"CPU": 1}], ""),
+    ([{}] * 3, [{"CPU": 2}], "CPU 3"),
     ([{"topology": "2"}], [{"CPU": 1}] * 8, "island-0"),  # on no node
     (TWO, [{"CPU": 4}, {"CPU": 1, "v6e": 3}], "island-1"),  # it lacks a core
-    (TWO, [{"CPU": 2}, {"CPU": 2, "v6e": 3, "memory": 9}], ""),
+    (TWO, [{"CPU": 0}, {"CPU": 2, "v6e": 3, "memory": 9}], ""),
     (TWO, [{"CPU": 9, "v6e": 1}, {"CPU": 1, "v6e": 1}], "v6e 2"),
-    (TWO, [{"CPU": 2}, {"CPU": 3}], ""),  # emulated, on a core each
+    (TWO, [{"CPU": 2}, {"CPU": 1}], ""),  # emulated, on a core each
     (TWO, [], "island-0"),
   ],
 )

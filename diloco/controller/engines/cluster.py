@@ -92,23 +92,23 @@ def check(config: config_lib.RunConfig) -> None:
 def needs(
   config: config_lib.RunConfig, kinds: Sequence[str]
 ) -> dict[str, Need]:
-  """What each role of a run asks Ray for.
+  """What each island of a run asks Ray for.
+
+  Others ask for nothing, or where they are placed, which is first, might be the
+  only room that an island has.
 
   Args:
     config: of the run.
     kinds: custom resources of the cluster.
 
   Returns:
-    By role; see `of_slice`. Any other takes a processor core.
+    By role; see `of_slice`.
   """
   slices = config.fleet.slices[: config.fleet.islands]
-  islands = {
+  return {
     f"island-{m}": of_slice(hardware, kinds)
     for m, hardware in enumerate(slices)
   }
-  others = [f"syncer {n}" for n in range(1, 2 + config.controller.standbys)]
-  others += ["evaluator"] if config.programs.evaluator else []
-  return islands | {role: {"CPU": 1.0} for role in others}
 
 
 def of_slice(hardware: config_lib.SliceConfig, kinds: Sequence[str]) -> Need:

@@ -211,7 +211,7 @@ class Engine:
   def _place(
     self, name: str, launch: base.Launch, order: keeper.Order
   ) -> Placed:
-    need: dict[str, float] = {"CPU": 1.0}
+    need: dict[str, float] = {}
     if "slice" in launch.facts:
       hardware = self._slices[launch.facts["slice"]]
       need = dict(cluster.of_slice(hardware, sorted(cluster.kinds())))
@@ -222,7 +222,7 @@ class Engine:
       max_restarts=0,
       max_task_retries=0,
       max_concurrency=8,  # `live` of two controllers, and who asks meanwhile
-      num_cpus=need.pop("CPU"),
+      num_cpus=need.pop("CPU", 0.0),
       resources=need,
       scheduling_strategy="SPREAD",
     ).remote(order)
