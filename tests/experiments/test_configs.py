@@ -1,6 +1,7 @@
 """Every experiment's configuration, whole and as a smoke run."""
 
 import ast
+import dataclasses
 import json
 import pathlib
 import re
@@ -63,6 +64,10 @@ def test_smoke_run_could_begin(name, tmp_path, monkeypatch):
   config = config_lib.from_mapping(load(name, "smoke"))
   if config.engine == "ray":  # and all that it lacks here is a cluster
     monkeypatch.setattr(run.cluster, "check", lambda config: None)
+  if config.store:  # which names no bucket, for there is none here
+    with pytest.raises(errors.UserError, match="names no bucket"):
+      run.preflight(config, tmp_path / "run")
+    config = dataclasses.replace(config, store=(tmp_path / "store").as_uri())
   run.preflight(config, tmp_path / "run")
 
 
