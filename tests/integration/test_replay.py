@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import shutil
-import statistics
 
 import jax
 import numpy as np
@@ -136,14 +135,14 @@ def test_settings_changed_meanwhile_hold_for_islands_and_every_leader(run):
       for e in run.events("published")
       if (e["role"], e["fragment"]) == (f"island-{island}", 0)
     ]
-    # H after the last one, whatever that was; now and then one is not due, for
-    # a newer version is known and not yet adopted.
+    # H after the last one, whatever that was, or a multiple of it: none is due
+    # while a newer version is known and not yet adopted.
     gaps = [
       b["step"] - a["step"]
       for a, b in itertools.pairwise(published)
       if b["trigger"] == "schedule"
     ]
-    assert statistics.mode(gaps[-6:]) == 6
+    assert min(gaps[-6:]) == 6, gaps
   # Who starts later begins with them, and who looks later finds them.
   assert session.Session(run.dir).settings.sync.every == 6
 
