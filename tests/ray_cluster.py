@@ -6,9 +6,11 @@ Ray forks, which a process that has JAX in it must not.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 # A dead node is found after two seconds.
@@ -36,7 +38,13 @@ class Cluster:
 
   def __init__(self, nodes):
     """Starts it; resources of each node, as `ray start` takes them."""
-    env = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    # Not below pytest's: the paths of sockets are short.
+    self._folder = tempfile.mkdtemp(prefix="ray-")
+    env = {
+      **os.environ,
+      "RAY_TMPDIR": self._folder,
+      "RAY_USAGE_STATS_ENABLED": "0",
+    }
     self._process = subprocess.Popen(
       [sys.executable, __file__],
       stdin=subprocess.PIPE,
@@ -54,12 +62,13 @@ class Cluster:
     self.address, self.daemons = json.loads(self._process.stdout.readline())
 
   def close(self):
-    """Leaves no process behind."""
+    """Leaves no process and no file behind."""
     self._process.communicate()
     deadline = time.monotonic() + 30
     while _alive(self.address) and time.monotonic() < deadline:
       time.sleep(0.1)
     assert not _alive(self.address)
+    shutil.rmtree(self._folder)
 
 
 def _alive(address):
