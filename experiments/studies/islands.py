@@ -1,10 +1,11 @@
 """Decoupled islands against one synchronous job, at equal tokens.
 
 Question: how much held-out loss do 2, 4 and 8 islands cost, with K = M and with
-K = 1, against one data-parallel job? Settings are those that `tuning.py` found.
+K = 1, also with half of H, against one data-parallel job? Settings are those
+that `tuning.py` found.
 
 Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 40 runs of 4 to 5 minutes of one core.
+then `diloco compare DIR`. Cost: 45 runs of 4 to 5 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`. Expected: published models of
 35 M parameters pay 0.6, 2 and 4 % (arXiv 2503.09799).
 """
@@ -40,8 +41,16 @@ def get_sweep() -> list[hyper.Point]:
     {"fleet.slices": base.slices(m), "outer.count_absent": True}
     for m in (4, 8, 2)
   ]
+  often = [
+    {
+      "fleet.slices": base.slices(4),
+      "sync.every": 6,
+      "sync.num_fragments": 6,
+      "outer.count_absent": True,
+    }
+  ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
   arms = hyper.product(
-    seeds, [base.MUON], hyper.chain(job, eager, islands, counted)
+    seeds, [base.MUON], hyper.chain(job, eager, islands, counted, often)
   )
   return base.named(arms)
