@@ -105,7 +105,7 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
     UserError: the run is alive, or cannot go on from what its store has.
   """
   snapshots = store.SnapshotStore(found.url)
-  _, generation = logbook.owner(snapshots)
+  before, generation = logbook.owner(snapshots)
   _refuse_living(found, snapshots)
   with process.private_files():
     try:
@@ -121,12 +121,31 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
         )
       whole = _is_whole(run_dir)
       if not whole:
-        _set_back(found, run_dir, cut)
+        try:
+          _set_back(found, run_dir, cut)
+        except errors.UserError:  # nothing was changed: it stays where it was
+          _give_back(snapshots, mine, before)
+          raise
       process.write_config(found.config, run_dir, run_id)
     except BaseException:
       shutil.rmtree(run_dir, ignore_errors=True)
       raise
   return cut if whole else None
+
+
+def _give_back(
+  snapshots: store.SnapshotStore,
+  mine: records.Owner,
+  before: records.Owner | None,
+) -> None:
+  """Leaves the run to the directory that had it, unless another took it."""
+  found, generation = logbook.owner(snapshots)
+  if found != mine:
+    return
+  if before is None:
+    snapshots.delete(logbook.OWNER)
+  else:
+    snapshots.compare_and_set(logbook.OWNER, before, generation)
 
 
 def _refuse_living(found: Found, snapshots: store.SnapshotStore) -> None:

@@ -44,6 +44,20 @@ def write_leaf(path, name, values):
   ).result().write(values).result()
 
 
+def save_state(path, values, **fields):
+  """Saves a state of one array, which counts; returns its marker."""
+  write_leaf(path, "p000000", values)
+  plain = dict(island=0, incarnation=1, epoch=0, cut=0, positions=[[0, 0, 0]])
+  marker = checkpoint.Checkpoint(
+    **plain | fields,
+    leaves={"p000000": checkpoint.leaf_digest("p000000", values)},
+    files=checkpoint.file_sizes(path),
+    num_bytes=0,
+  )
+  checkpoint.commit(path, marker)
+  return marker
+
+
 class CutRun:
   """The records and tensors of a run, without its processes."""
 
@@ -157,20 +171,12 @@ class CutRun:
     folder = checkpoint.directory(self.dir, island)
     path = checkpoint.path_of(folder, step, 1, cut)
     values = np.full(4, 100 * island + step, np.float32)
-    write_leaf(path, "p000000", values)
-    marker = checkpoint.Checkpoint(
-      island=island,
-      incarnation=1,
-      serial=cut,
-      step=step,
-      epoch=0,
-      cut=cut,
+    marker = save_state(
+      path,
+      values,
+      **dict(island=island, serial=cut, step=step, cut=cut),
       positions=[list(p) for p in positions],
-      leaves={"p000000": checkpoint.leaf_digest("p000000", values)},
-      files=checkpoint.file_sizes(path),
-      num_bytes=0,
     )
-    checkpoint.commit(path, marker)
     part = records.CutPart(
       cut=cut,
       epoch=0,

@@ -141,9 +141,11 @@ def test_run_without_a_cut_that_is_told_is_refused(tmp_path, cut, told):
   if cut:
     lost.tell_cut()
   lost.gone()
-  before = lost.heads()
+  before, (owner, _) = lost.heads(), logbook.owner(lost.store)
   assert told in lost.refusal(cut)
   assert lost.heads() == before and not lost.new.exists()
+  # It can go on where it was begun, should that be found again.
+  assert owner is not None and logbook.owner(lost.store)[0] == owner
 
 
 def _beat(lost):

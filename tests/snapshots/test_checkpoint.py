@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from cut_builder import write_leaf
+from cut_builder import save_state, write_leaf
 
 from diloco import errors
 from diloco.snapshots import checkpoint
@@ -9,21 +9,12 @@ from diloco.snapshots import checkpoint
 def _make(folder, serial, *, incarnation=1, step=0, marked=True):
   path = checkpoint.path_of(folder, step or 10 * serial, incarnation, serial)
   values = np.full(100, serial, np.float32)
-  write_leaf(path, "p000000", values)
-  if marked:
-    marker = checkpoint.Checkpoint(
-      island=0,
-      incarnation=incarnation,
-      serial=serial,
-      step=step or 10 * serial,
-      epoch=0,
-      cut=0,
-      positions=[[0, 0, 0]],
-      leaves={"p000000": checkpoint.leaf_digest("p000000", values)},
-      files=checkpoint.file_sizes(path),
-      num_bytes=0,
-    )
-    checkpoint.commit(path, marker)
+  if not marked:
+    write_leaf(path, "p000000", values)
+    return path
+  step = step or 10 * serial
+  fields = dict(incarnation=incarnation, serial=serial, step=step)
+  save_state(path, values, **fields)
   return path
 
 

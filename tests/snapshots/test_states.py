@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from cut_builder import CutRun, write_leaf
+from cut_builder import CutRun, save_state
 
 from diloco import errors
 from diloco.snapshots import checkpoint, records, states, store, verify
@@ -49,20 +49,8 @@ def folder_of(tmp_path, machine="here"):
 def make(folder, serial, *, incarnation=1, size=100):
   path = checkpoint.path_of(folder, 10 * serial, incarnation, serial)
   values = np.arange(size, dtype=np.float32) + serial
-  write_leaf(path, "p000000", values)
-  marker = checkpoint.Checkpoint(
-    island=0,
-    incarnation=incarnation,
-    serial=serial,
-    step=10 * serial,
-    epoch=0,
-    cut=0,
-    positions=[[0, 0, 0]],
-    leaves={"p000000": checkpoint.leaf_digest("p000000", values)},
-    files=checkpoint.file_sizes(path),
-    num_bytes=0,
-  )
-  checkpoint.commit(path, marker)
+  fields = dict(incarnation=incarnation, serial=serial, step=10 * serial)
+  save_state(path, values, **fields)
   return path
 
 
