@@ -10,7 +10,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from real_run import Run
+from real_run import ENDLESS, Run
 
 from diloco import cli, process
 from diloco.islands import inner_step
@@ -31,18 +31,54 @@ def diloco(*words):
 CHANGES = {"outer.learning_rate": (0.9, 0.8), "sync.every": (8, 6)}
 
 
+def merged_from(run, island, life):
+  return [
+    e
+    for e in run.events("merged")
+    if any(
+      (c["island"], c["incarnation"]) == (island, life)
+      for c in e["contributions"]
+    )
+  ]
+
+
+def gaps(run, island):
+  """Steps between an island's publications, in its last life.
+
+  They are H, or a multiple of it: none is due while a newer version is known
+  and not yet adopted.
+  """
+  published = [
+    e
+    for e in run.events("published")
+    if (e["role"], e["fragment"]) == (f"island-{island}", 0)
+    and e["incarnation"] == island + 1
+  ]
+  return [
+    b["step"] - a["step"]
+    for a, b in itertools.pairwise(published)
+    if b["trigger"] == "schedule"
+  ]
+
+
+def merged_after(run, token):
+  return [e for e in run.events("merged") if e["token"] > token]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   """A run whose island 1 and whose leading syncer were killed.
 
   It starts from parameters it was given, in a file that is gone afterwards.
+  It ends once the next life and the next leader have merged, however long a
+  busy machine needs for that.
   """
   folder = tmp_path_factory.mktemp("replay")
   given = folder / "given.npz"
   run = Run(
     folder,
     init_from=str(given),
-    total_tokens=48_000,
+    total_tokens=ENDLESS,
     sync={
       **{"num_fragments": 4, "every": 8, "split_tensors": True},
       **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
@@ -54,24 +90,31 @@ def run(tmp_path_factory):
       **{"learning_rate": 0.9, "momentum": 0.5},
       **{"optimizer": "delayed_nesterov", "delay": 2, "delay_c": 0.25},
     },
-    faults=(
-      {"target": "island-1", "at_fraction": 0.2, "kind": "sigkill"},
-      {"target": "syncer", "at_fraction": 0.45, "kind": "sigkill"},
-    ),
     programs={
       "window_steps": 8,
-      "final_eval_batches": 4,
+      **{"eval_every_tokens": 8_000, "eval_batches": 1},
       "checkpoint_every_steps": 16,
     },
   )
   task = registry.make_task(**run.values["task"])
   tree = inner_step.ParamTree(task, seed=0)
   np.savez(given, **tree.flatten(task.init(jax.random.key(77))))
+
+  def settled(island):
+    return len(gaps(run, island)) >= 6
+
   try:
     live = session.start(run.values, run.dir)
-    run.wait_for(lambda: len(run.events("merged")) > 4)
+    run.wait_for(lambda: len(merged_from(run, island=1, life=1)) > 4)
     assert live.change(sync__every=6, outer__learning_rate=0.8) == CHANGES
-    assert live.wait(secs=240) == "finished"
+    live.kill("island-1")
+    run.wait_for(lambda: merged_from(run, island=1, life=2))
+    *_, leader = run.events("lease_acquired")
+    live.kill(leader["role"])
+    run.wait_for(lambda: merged_after(run, leader["token"]))
+    run.wait_for(lambda: all(map(settled, (0, 1))))
+    run.wait_for(lambda: min(run.losses(), default=9) < 0.75 * math.log(256))
+    assert live.stop() == "stopped"
     given.unlink()
   finally:
     run.kill_everything()
@@ -85,26 +128,17 @@ def run_dir(run):
 
 def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
   facts = run.summary()
-  assert facts["status"] == "finished"
-  assert facts["tokens_trained"] >= 48_000
+  assert facts["status"] == "stopped"
   assert facts["islands"]["1"]["restarts"] == 1
-  assert facts["final_eval_loss"] < 0.75 * math.log(256)
   run.check_books()
   merged = run.events("merged")
-  again = [
-    m
-    for m in merged
-    if any(
-      c["island"] == 1 and c["incarnation"] == 2 for c in m["contributions"]
-    )
-  ]
-  assert again, "the killed island did not contribute again"
   leaders = [(e["role"], e["token"]) for e in run.events("lease_acquired")]
-  assert [token for _, token in leaders] == [1, 2]
-  assert leaders[0][0] != leaders[1][0], "the standby did not take over"
+  # A machine may be so busy that a leader loses its lease without dying.
+  assert [token for _, token in leaders] == [*range(1, len(leaders) + 1)]
+  assert {role for role, _ in leaders} == {"syncer", "standby"}
   assert {m["role"] for m in merged} == {"syncer", "standby"}
-  assert facts["syncer"]["takeovers"] == facts["syncer"]["deaths"] == 1
-  assert facts["syncer"]["starts"] == 3
+  assert facts["syncer"]["takeovers"] == len(leaders) - 1
+  assert facts["syncer"]["starts"] == facts["syncer"]["deaths"] + 2
   for fragment in range(4):
     # A successor tells the newest merge again.
     versions = {m["version"] for m in merged if m["fragment"] == fragment}
@@ -130,19 +164,7 @@ def test_settings_changed_meanwhile_hold_for_islands_and_every_leader(run):
   assert {m["learning_rate"] for m in merged if m["token"] == 1} <= {0.9, 0.8}
   assert {m["learning_rate"] for m in merged[-8:]} == {0.8}
   for island in (0, 1):
-    published = [
-      e
-      for e in run.events("published")
-      if (e["role"], e["fragment"]) == (f"island-{island}", 0)
-    ]
-    # H after the last one, whatever that was, or a multiple of it: none is due
-    # while a newer version is known and not yet adopted.
-    gaps = [
-      b["step"] - a["step"]
-      for a, b in itertools.pairwise(published)
-      if b["trigger"] == "schedule"
-    ]
-    assert min(gaps[-6:]) == 6, gaps
+    assert min(gaps(run, island)[-5:]) == 6, gaps(run, island)
   # Who starts later begins with them, and who looks later finds them.
   assert session.Session(run.dir).settings.sync.every == 6
 
@@ -154,7 +176,7 @@ def events(run_dir, name):
 def test_run_with_kills_replays_to_the_same_bits(run_dir):
   died = {e["island_incarnation"] for e in events(run_dir, "island_died")}
   tokens = {e["token"] for e in events(run_dir, "merged")}
-  assert died == {1} and len(tokens) == 2, "nobody was killed"
+  assert died == {1} and len(tokens) >= 2, "nobody was killed"
   code, out, err = diloco("replay", run_dir, "--json")
   assert code == 0, err
   outcome = json.loads(out)
