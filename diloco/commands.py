@@ -126,7 +126,8 @@ GROUPS = {
   "look": "Look at runs",
   "away": "Take something away from a run",
   "ahead": "Look ahead before renting anything",
-  "check": "Check and measure",
+  "check": "Check",
+  "measure": "Measure",
   "shell": "At the prompt",
 }
 
@@ -198,6 +199,50 @@ _WHICH = (
   ),
   flag("--cut", type=int, metavar="N", help="take those of cut N"),
 )
+
+# By part: what is measured, and at what cost.
+_BENCHES = {
+  "island": (
+    "step rate of an island that syncs, over the bare loop",
+    "some minutes",
+  ),
+  "store": (
+    "bandwidth of the snapshot store, over plain files",
+    "half a minute and three times 256 MiB of disk",
+  ),
+  "merge": (
+    "bandwidth of a merge, over a memory copy",
+    "a minute and 1 GB of memory",
+  ),
+  "takeover": (
+    "time from a syncer's death to its successor's work",
+    "two minutes",
+  ),
+  "bookkeeping": (
+    "what tapes, metrics and checkpoints cost an island",
+    "some minutes",
+  ),
+  "fragments": (
+    "a billion parameters, from publication to adoption",
+    "two minutes, 11 GB of memory and 10 GB of disk",
+  ),
+  "balance": (
+    "how even fragments of few large tensors are",
+    "12 s of processor time and 2.8 GB of memory",
+  ),
+  "codec": (
+    "speed and bytes of every codec",
+    "half a minute and 1 GB of memory",
+  ),
+  "study": (
+    "what a token costs in virtual time, over the bare loop",
+    "two minutes of processor time and 0.6 GB of memory",
+  ),
+  "evaluator": (
+    "step rate of an island beside an evaluator",
+    "90 s of processor time",
+  ),
+}
 
 TABLE: tuple[Command, ...] = (
   Command(
@@ -671,21 +716,24 @@ TABLE: tuple[Command, ...] = (
   ),
   Command(
     name="bench",
-    group="check",
-    what="measure a part against its reference",
+    group="measure",
+    what="measure a part against a reference in the same run",
     run="diloco.cli:bench",
-    examples=("diloco bench merge",),
-    flags=(
-      flag(
-        "part",
-        choices=(
-          *("island", "store", "merge", "takeover"),
-          *("bookkeeping", "fragments", "balance", "codec", "study"),
-          "evaluator",
-        ),
-        help="what to measure",
-      ),
-    ),
+    examples=("diloco bench merge", "diloco bench island --json"),
+    flags=(flag("part", choices=tuple(_BENCHES), help="what to measure"),),
+    more="'diloco bench PART --help' says what it costs.",
+  ),
+  *(
+    Command(
+      name=f"bench {part}",
+      group="measure",
+      what=what,
+      run="diloco.cli:bench",
+      examples=(f"diloco bench {part} --json > {part}.json",),
+      flags=(flag("part", choices=(part,), help=argparse.SUPPRESS),),
+      more=f"Takes about {cost}, at the size of docs/results.md.",
+    )
+    for part, (what, cost) in _BENCHES.items()
   ),
   Command(
     name="completion",

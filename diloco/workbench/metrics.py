@@ -177,10 +177,11 @@ def _library(name: str) -> Any:
     return importlib.import_module(name)
   except ImportError as error:
     package = name.partition(".")[0]
+    extra = package if package == "wandb" else "workbench"
     raise errors.UserError(
       f"metrics for {package}",
       "that package is not installed",
-      f"pip install {package}, or 'diloco[workbench]'",
+      f"pip install 'diloco[{extra}]'",
     ) from error
 
 

@@ -163,11 +163,18 @@ def test_bad_input_is_one_line(run, argv, told, capsys):
   assert sorted(pathlib.Path(run.dir).rglob("*")) == before
 
 
-def test_missing_package_is_named(run, tmp_path, capsys, monkeypatch):
-  monkeypatch.setitem(sys.modules, "tensorboardX", None)
-  argv = ["--format=tensorboard", f"--out={tmp_path / 'tb'}"]
+@pytest.mark.parametrize(
+  ("form", "package", "extra"),
+  [("tensorboard", "tensorboardX", "workbench"), ("wandb", "wandb", "wandb")],
+)
+def test_missing_package_is_named(
+  run, tmp_path, capsys, monkeypatch, form, package, extra
+):
+  monkeypatch.setitem(sys.modules, package, None)
+  argv = [f"--format={form}", f"--out={tmp_path / 'out'}"]
   assert cli.main(["metrics", str(run.dir), *argv]) == 2
-  assert "tensorboardX" in capsys.readouterr().err
+  err = capsys.readouterr().err
+  assert f"for {package}: " in err and f"diloco[{extra}]" in err
   assert not list(tmp_path.iterdir())
 
 
