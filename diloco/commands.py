@@ -316,6 +316,8 @@ TABLE: tuple[Command, ...] = (
     examples=(
       "diloco sweep --sweep=experiments/sweeps/quorum.py --workdir=runs/quorum",
       "diloco sweep --workdir=runs/quorum --retry",
+      "diloco sweep --sweep=experiments/sweeps/quorum.py --workdir=runs/quorum"
+      " --ray=auto",
     ),
     flags=(
       flag(
@@ -335,6 +337,12 @@ TABLE: tuple[Command, ...] = (
         type=int,
         metavar="N",
         help="to use at most, one for each island; default: all",
+      ),
+      flag(
+        "--ray",
+        metavar="HOST:PORT",
+        help="do the points on the nodes of this Ray cluster, all of which see"
+        " DIR; 'auto' finds the one that this machine is a node of",
       ),
       flag(
         "--retry", action="store_true", help="do what failed again, and no more"

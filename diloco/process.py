@@ -378,6 +378,18 @@ def private_files() -> Iterator[None]:
     os.umask(before)
 
 
+def end_with_keeper() -> int | None:
+  """Binds this process to its keeper on a node of a Ray cluster, if it has one.
+
+  Returns:
+    The number of its life, of which what it starts knows nothing; None.
+  """
+  if not (keeper := os.environ.pop("DILOCO_KEEPER", "")):
+    return None
+  _die_with(int(keeper))
+  return int(os.environ.pop("DILOCO_LIFE"))
+
+
 def _die_with(parent: int) -> None:
   """Has this process killed when its parent ends; ends it if it has."""
   ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,6 +1,6 @@
-"""Where the points of a sweep run: processes of this machine, so many cores.
+"""Where the points of a sweep run: on so many cores of this machine, or on Ray.
 
-Another executor (a cluster's, or one in virtual time) has the same methods.
+What a point is done by is the same: a process that any of them starts.
 """
 
 import json
@@ -9,13 +9,18 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from diloco import config as config_lib
 from diloco import process
-from diloco.controller.engines import base
+from diloco.controller.engines import base, cluster, ray
 from diloco.controller.engines import process as process_engine
-from diloco.workbench import worker
+from diloco.workbench import frozen, worker
+
+_BUSY = f"exit {worker.EXIT_BUSY}"
+_LEAVE_SECS = 10.0  # for a process that has written its outcome
 
 
 class Executor(Protocol):
@@ -35,6 +40,9 @@ class Executor(Protocol):
 
   def stop(self) -> None:
     """Asks all to save and end; asked again, to end at once."""
+
+  def close(self) -> None:
+    """Lets go of what it holds; points go on."""
 
 
 class Local:
@@ -64,22 +72,16 @@ class Local:
     if len(self._free) < number:
       return False
     taken, self._free = self._free[:number], self._free[number:]
-    # All points share what XLA compiled.
-    cache = str(self._workdir / "compilation_cache")
-    with self._log(name).open("ab") as log:
+    with _log(self._workdir, name).open("ab") as log:
       started = subprocess.Popen(
         [
           *(sys.executable, "-m", worker.__name__),
-          *(str(self._workdir), name, json.dumps(taken)),
+          *_arguments(self._workdir, name, taken),
         ],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={
-          "JAX_COMPILATION_CACHE_DIR": cache,
-          **process.ISLAND_ENV,
-          **os.environ,
-        },
+        env={**_env(self._workdir), **os.environ},
         start_new_session=True,
       )
     self._running[name] = process_engine.ProcessHandle(started), taken
@@ -96,8 +98,8 @@ class Local:
       if cause := handle.cause_of_death():
         self._free = sorted([*self._free, *cores])
         del self._running[name]
-        if cause != f"exit {worker.EXIT_BUSY}":
-          found[name] = f"{cause}: {self._last_line(name)}"
+        if cause != _BUSY:
+          found[name] = _told(self._workdir, name, cause)
         elif not self.adopt(name):
           found[name] = ""
     return found
@@ -107,9 +109,111 @@ class Local:
     for handle, _ in self._running.values():
       handle.signal(signal.SIGTERM)
 
-  def _log(self, name: str) -> pathlib.Path:
-    return self._workdir / "points" / f"{name}.log"
+  def close(self) -> None:
+    """Nothing: what runs, runs on."""
 
-  def _last_line(self, name: str) -> str:
-    lines = self._log(name).read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "")
+
+def on_ray(address: str) -> config_lib.RunConfig:
+  """The cluster that `Ray` starts points on, as a run has it; "": any."""
+  # A life ends, and another begins, when the islands that a lost one may have
+  # left on its node have ended too: the engine waits for a sixth of this.
+  times = {"hang_secs": 6 * config_lib.ControllerConfig().patience_secs}
+  values = {"engine": "ray", "ray_address": address, "controller": times}
+  return config_lib.from_mapping(values)
+
+
+class Ray:
+  """Processes on the nodes of a Ray cluster that share the sweep's directory.
+
+  A node that is lost takes its points with it; they begin again elsewhere.
+  """
+
+  def __init__(self, workdir: pathlib.Path, config: config_lib.RunConfig):
+    """Takes the sweep's directory, and `on_ray` of the cluster."""
+    self._workdir = workdir
+    self._engine = ray.Engine(workdir, config)
+    self._running: dict[str, tuple[base.Handle, int]] = {}  # with its cores
+    self._left: dict[str, base.Survivor] = {}  # by a sweep that was killed
+    for name, found in self._engine.survivors().items():
+      if frozen.outcome(workdir, name):
+        found.handle.wait(_LEAVE_SECS)  # then Ray has its room back
+      else:
+        self._left[name] = found
+
+  def adopt(self, name: str) -> bool:
+    """Takes over a point of a sweep that was killed."""
+    if found := self._left.pop(name, None):
+      self._running[name] = found.handle, found.facts["cpus"]
+    return name in self._running
+
+  def start(self, name: str, cores: int) -> bool:
+    """Begins a point on a node that has so many cores, or all of the largest.
+
+    Points of which Ray would have to keep many waiting stay here.
+    """
+    nodes = [int(node.get("CPU", 0)) for node in cluster.nodes()]
+    number = min(cores, max(nodes, default=1))
+    taken = sum(cpus for _, cpus in self._running.values())
+    if self._running and taken + number > sum(nodes):
+      return False
+    handle = self._engine.start(
+      base.Launch(
+        name,
+        worker.__name__,
+        _arguments(self._workdir, name, number),
+        _log(self._workdir, name),
+        _env(self._workdir),
+        facts={"incarnation": time.time_ns() // 10**6, "cpus": number},
+      )
+    )
+    self._running[name] = handle, number
+    return True
+
+  def running(self) -> Sequence[str]:
+    """Names of the points that run, or wait for their turn."""
+    return list(self._running)
+
+  def ended(self) -> dict[str, str]:
+    """Points that ended since the last call, and how; "": begin it again."""
+    found = {}
+    for name, (handle, _) in list(self._running.items()):
+      if cause := handle.cause_of_death():
+        del self._running[name]
+        again = cause in (_BUSY, "node lost")
+        found[name] = "" if again else _told(self._workdir, name, cause)
+    return found
+
+  def stop(self) -> None:
+    """Ends all, in order; at once if called again, or where none has begun."""
+    for name, (handle, _) in self._running.items():
+      begun = worker.begun(self._workdir, name, handle.pid)
+      handle.signal(signal.SIGTERM if begun else signal.SIGKILL)
+
+  def close(self) -> None:
+    """Leaves the cluster, where what runs, runs on."""
+    for found in self._left.values():
+      found.handle.wait(_LEAVE_SECS)
+    self._engine.close()
+
+
+def _arguments(
+  workdir: pathlib.Path, name: str, cores: Sequence[int] | int
+) -> list[str]:
+  return [str(workdir), name, json.dumps(cores), os.getcwd()]
+
+
+def _env(workdir: pathlib.Path) -> dict[str, str]:
+  # All points share what XLA compiled.
+  cache = str(workdir / "compilation_cache")
+  return {"JAX_COMPILATION_CACHE_DIR": cache, **process.ISLAND_ENV}
+
+
+def _log(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  return workdir / "points" / f"{name}.log"
+
+
+def _told(workdir: pathlib.Path, name: str, cause: str) -> str:
+  """How a point ended, with the last line of its log."""
+  lines = _log(workdir, name).read_text(errors="replace").split("\n")
+  last = next((line for line in reversed(lines) if line.strip()), "")
+  return f"{cause}: {last}"

@@ -23,7 +23,10 @@ from diloco.report import summary
 FILE = "sweep.json"
 _FORMAT = "diloco-sweep-1"
 _NAME = re.compile(r"\w[\w.=,+-]{0,119}", re.A)
-_TAKEN = (FILE, "sweep.lock", "points", "compilation_cache", "table.csv")
+_TAKEN = (
+  *(FILE, "sweep.lock", "points", "compilation_cache", "table.csv"),
+  "control",
+)
 
 Kind = Literal["train", "simulate"]
 

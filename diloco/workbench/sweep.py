@@ -3,16 +3,19 @@
 import argparse
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import pathlib
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from diloco import config as config_lib
 from diloco import errors, hyper, process
+from diloco.controller.engines import cluster
 from diloco.report import figures, status, summary
 from diloco.workbench import executor as executor_lib
 from diloco.workbench import frozen, results, table
@@ -31,23 +34,56 @@ def run(args: argparse.Namespace) -> int:
   table.check_extra()
   cores = _cores(args.cores)
   workdir = args.workdir.absolute()
-  fresh = not (workdir / frozen.FILE).exists()
-  if fresh:
+  if fresh := not (workdir / frozen.FILE).exists():
     _check_directory(args)
-    made = frozen.build(args.sweep, *_points(args))
-  elif args.sweep and frozen.edited(frozen.read(workdir), args.sweep):
-    _tell(
-      f"{args.sweep} is not what it was when this sweep started; its points"
-      " stay as they were"
+    sweep = frozen.build(args.sweep, *_points(args))
+  else:
+    sweep = frozen.read(workdir)
+    if args.sweep and frozen.edited(sweep, args.sweep):
+      _tell(
+        f"{args.sweep} is not what it was when this sweep started; its points"
+        " stay as they were"
+      )
+  make_executor: Callable[[pathlib.Path], executor_lib.Executor]
+  make_executor = functools.partial(executor_lib.Local, cores=cores)
+  if args.ray:
+    make_executor = functools.partial(
+      executor_lib.Ray, config=_on_ray(args, sweep)
     )
   with process.private_files(), _sole(workdir):
-    if not (workdir / frozen.FILE).exists():
-      frozen.write(workdir, made)
+    if fresh and not (workdir / frozen.FILE).exists():
+      frozen.write(workdir, sweep)
     sweep = frozen.read(workdir)
-    executor = executor_lib.Local(workdir, cores)
-    Runner(workdir, sweep, executor).run(retry=args.retry)
+    with contextlib.closing(make_executor(workdir)) as executor:
+      Runner(workdir, sweep, executor).run(retry=args.retry)
     rows = table.write(workdir, sweep)
   return _conclude(args, rows)
+
+
+def _on_ray(
+  args: argparse.Namespace, sweep: frozen.Sweep
+) -> config_lib.RunConfig:
+  """What `executor.Ray` takes, if the points can be done there."""
+  what = f"--ray={args.ray}"
+  if args.cores is not None:
+    raise errors.UserError(
+      f"{what} --cores={args.cores}",
+      "on Ray the cluster says how many cores there are",
+      "leave --cores out",
+    )
+  if any(point.config.get("engine") == "ray" for point in sweep.points):
+    raise errors.UserError(
+      what,
+      "there are points with config.engine = 'ray', whose islands find places"
+      " of their own",
+      "leave it out",
+    )
+  config = executor_lib.on_ray("" if args.ray == "auto" else args.ray)
+  try:
+    cluster.check(config)
+  except errors.UserError as error:
+    raise errors.UserError(what, error.why, error.remedy) from error
+  return config
 
 
 def _cores(asked: int | None) -> list[int]:

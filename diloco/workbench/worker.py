@@ -1,8 +1,8 @@
 """The process of one point of a sweep: does it, and writes what became of it.
 
-`python -m diloco.workbench.worker WORKDIR NAME CORES` is all that runs a point,
-wherever it is called. The point's lock goes with this process: a sweep that was
-killed leaves its points running, and the next one finds them by it.
+`python -m diloco.workbench.worker WORKDIR NAME CORES FOLDER` is all that runs a
+point, wherever it is called. The point's lock goes with this process: a sweep
+that was killed leaves its points running, and the next one finds them by it.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,15 +23,26 @@ from diloco.report import liveness
 from diloco.workbench import frozen
 
 EXIT_BUSY = 75  # somebody else does this point
+_claims: list[socket.socket] = []  # of cores, as long as this process lives
 
 
 def main(argv: Sequence[str]) -> int:
-  """Does a point; returns the exit code."""
+  """Does a point; returns the exit code.
+
+  Args:
+    argv: the sweep's directory; the point; its cores, or how many of this
+      machine it is to look for; and the folder where the sweep was started.
+  """
   workdir, name, cores = pathlib.Path(argv[0]), argv[1], json.loads(argv[2])
+  life = process.end_with_keeper()
   logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+  with contextlib.suppress(OSError):  # a node may have no such folder
+    os.chdir(argv[3])
+  if isinstance(cores, int):
+    cores = _free_cores(cores)
   if cores:
     os.sched_setaffinity(0, cores)  # before JAX sizes its pools
-  with process.private_files(), _own(workdir, name, cores) as mine:
+  with process.private_files(), _own(workdir, name, cores, life) as mine:
     if not mine:
       return EXIT_BUSY
     facts = _done(workdir, name)
@@ -51,9 +63,37 @@ def holder(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
   return None
 
 
+def begun(workdir: pathlib.Path, name: str, life: int) -> bool:
+  """Whether that life of a point's process has taken the point's lock."""
+  with contextlib.suppress(OSError, ValueError):
+    found = json.loads(_lock(workdir, name).read_text())
+    return bool(found["life"] == life)
+  return False
+
+
+def _free_cores(number: int) -> list[int]:
+  """Cores that no other point has taken so; none if there are not so many."""
+  found: list[int] = []
+  for core in sorted(os.sched_getaffinity(0)):
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+      # Not a file: the name is free again when this process has ended.
+      claim.bind(f"\0diloco-core-{core}")
+    except OSError:
+      claim.close()
+      continue
+    _claims.append(claim)
+    found.append(core)
+    if len(found) == number:
+      return found
+  while _claims:
+    _claims.pop().close()
+  return []
+
+
 @contextlib.contextmanager
 def _own(
-  workdir: pathlib.Path, name: str, cores: Sequence[int]
+  workdir: pathlib.Path, name: str, cores: Sequence[int], life: int | None
 ) -> Iterator[bool]:
   with _lock(workdir, name).open("a+") as file:
     try:
@@ -62,7 +102,10 @@ def _own(
       yield False
       return
     pid = os.getpid()
-    facts = {"pid": pid, "ticks": liveness.start_ticks(pid), "cores": cores}
+    facts = {
+      **{"pid": pid, "ticks": liveness.start_ticks(pid)},
+      **{"cores": cores, "life": life},
+    }
     file.truncate(0)
     file.write(json.dumps(facts))
     file.flush()

@@ -1,6 +1,11 @@
-"""The `ray` engine on a real cluster, with roles that only say they live."""
+"""A real cluster, with roles that only say they live, and points of sweeps."""
 
+import contextlib
+import os
+import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -8,6 +13,8 @@ import pytest
 from diloco import config as config_lib
 from diloco import errors
 from diloco.controller.engines import base, cluster, ray
+from diloco.report import liveness
+from diloco.workbench import executor, frozen, worker
 from tests import ray_cluster
 
 _SECS = 200  # where others are busy, nodes and workers take long to start
@@ -147,3 +154,132 @@ def test_cluster_that_is_too_small_is_refused(world):
   values = world.config.to_dict() | {"fleet": {"slices": [{"kind": "v6e"}] * 9}}
   with pytest.raises(errors.UserError, match="v6e 9"):
     cluster.check_fits(config_lib.from_mapping(values))
+
+
+SWEEP = """
+def get_sweep():
+  common = {"chips": 20_000, "windows": 0}
+  return [
+    *({**common, "name": str(days), "days": days} for days in (1, 2)),
+    {**common, "name": "long", "days": 3000, "seeds": 500},
+  ]
+"""
+
+
+class Sweep:
+  """A sweep of two short points and a long one, as often as it is given."""
+
+  def __init__(self, folder, address):
+    (folder / "sweep.py").write_text(SWEEP)
+    self.dir, self.address = folder / "out", address
+
+  @contextlib.contextmanager
+  def given(self):
+    command = [sys.executable, "-m", "diloco.cli", "sweep"]
+    flags = [f"--sweep={self.dir.parent}/sweep.py", f"--workdir={self.dir}"]
+    with subprocess.Popen(
+      [*command, *flags, f"--ray={self.address}"],
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+    ) as process:
+      yield process
+      process.kill()
+
+  def outcomes(self):
+    return {
+      path.stem: path.read_bytes() for path in self.dir.glob("points/*.json")
+    }
+
+  def long_pid(self):
+    found = self.dir.exists() and worker.holder(self.dir, "long")
+    return found["pid"] if found else None
+
+
+@pytest.fixture(scope="module")
+def sweep(nodes, tmp_path_factory):
+  return Sweep(tmp_path_factory.mktemp("sweep"), nodes.address)
+
+
+def test_killed_sweep_on_ray_goes_on_and_does_no_point_twice(sweep):
+  with sweep.given() as first:
+    deadline = time.monotonic() + _SECS
+    while len(sweep.outcomes()) < 2 or not sweep.long_pid():
+      assert time.monotonic() < deadline and first.poll() is None
+      time.sleep(0.05)
+    first.kill()
+  before, pid = sweep.outcomes(), sweep.long_pid()
+  with sweep.given() as second:
+    told = second.stderr.readline()
+    assert "3 points, 2 done, 1 still running, 0 to begin" in told
+    assert sweep.long_pid() == pid
+    second.send_signal(signal.SIGINT)
+    out, err = second.communicate(timeout=_SECS)
+  assert second.returncode == 0, err
+  assert "2 of 3 points done; the same command goes on" in err
+  assert out == f"{sweep.dir}/table.csv\n"
+  assert liveness.start_ticks(pid) is None
+  assert sweep.outcomes() == before
+  assert not list((sweep.dir / "control" / "permits").iterdir())
+
+
+def test_point_of_a_lost_node_is_begun_again(nodes, tmp_path):
+  workdir = tmp_path / "out"
+  long = {"days": 3000.0, "seeds": 500}
+  points = tuple(frozen.Point(name, {}, long) for name in "abc")
+  frozen.write(workdir, frozen.Sweep("simulate", "sweep.py", "0", points))
+  made = executor.Ray(workdir, executor.on_ray(nodes.address))
+  with contextlib.closing(made):
+    assert all(made.start(name, 1) for name in "abc")
+    deadline = time.monotonic() + _SECS
+    while not all(worker.holder(workdir, name) for name in "abc"):
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+    # The head has room for two.
+    pids = {name: worker.holder(workdir, name)["pid"] for name in "abc"}
+    places = {name: nodes.daemons.index(_daemon(pids[name])) for name in pids}
+    name = max(pids, key=places.get)
+    nodes.do("add", **_NODE)
+    nodes.do("abandon", node=places[name])
+    assert ended(made, deadline) == {name: ""}
+    assert made.start(name, 1)
+    while liveness.start_ticks(pids[name]):  # it has no permit any more
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+    made.stop()  # before that one has begun again
+    told = {}
+    while len(told) < 3:
+      told |= ended(made, deadline)
+  begun = {name for name, cause in told.items() if "SIGTERM" in cause}
+  assert begun == set("abc") - {name}
+  assert "SIGKILL" in told[name]
+
+
+def _daemon(pid):
+  with open(f"/proc/{pid}/environ") as environ:
+    found = re.search("RAY_RAYLET_PID=([0-9]+)", environ.read())
+  return int(found[1])
+
+
+def ended(made, deadline):
+  while not (found := made.ended()):
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+  return found
+
+
+def test_cores_of_points_on_one_machine_are_not_shared(monkeypatch):
+  cores = {os.getpid() * 10 + i for i in range(3)}  # nobody else has them
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+  claims = []
+  monkeypatch.setattr(worker, "_claims", claims)
+  first = worker._free_cores(2)
+  with contextlib.closing(claims[1]):
+    claims.pop()
+    with contextlib.closing(claims.pop()):
+      assert first == sorted(cores)[:2]
+      assert worker._free_cores(2) == []  # there is only one
+      assert not claims
+    assert worker._free_cores(2) == [first[0], max(cores)]
+  for claim in claims:
+    claim.close()

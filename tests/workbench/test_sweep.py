@@ -205,6 +205,21 @@ def get_sweep():
     (SWEEP.replace("{points}", "[{{'days': 1}}]"), ("--cores=0",), "cores=0"),
     (SWEEP.replace("{points}", "[{{'days': 1}}]"), ("--retry",), "no sweep in"),
     (
+      SWEEP.replace("{points}", "[{{'days': 1}}]"),
+      ("--ray=127.0.0.1:1",),
+      "--ray=127.0.0.1:1: no Ray cluster can be reached there",
+    ),
+    (
+      SWEEP.replace("{points}", "[{{'days': 1}}]"),
+      ("--ray=auto", "--cores=1"),
+      "leave --cores out",
+    ),
+    (
+      TRAINED.replace("{points}", "[{{'engine': 'ray'}}]"),
+      ("--ray=auto",),
+      "places of their own",
+    ),
+    (
       TRAINED.replace("{points}", "[{{'sync.quorom': 1}}]"),
       (),
       "did you mean config.sync.quorum?",

@@ -149,7 +149,7 @@ def _unseen(permit: str) -> str:
   run_dir = pathlib.Path(permit).parent.parent.parent
   return (
     f"node {socket.gethostname()} does not see the run directory {run_dir};"
-    " with config.engine = 'ray' all nodes share it: put it on a file system"
+    " on Ray all nodes share it: put it on a file system"
     " that they all have at this path"
   )
 

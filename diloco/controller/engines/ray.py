@@ -182,9 +182,10 @@ class Engine:
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     launch.log.touch()  # with this process's mode for files
     wait_secs = 0.0
-    for older in self._permits.glob(f"{launch.role}.*"):
-      older.unlink(missing_ok=True)
-      wait_secs = self._lease_secs + _MARGIN_SECS
+    for older in self._permits.iterdir():
+      if older.name.rpartition(".")[0] == launch.role:
+        older.unlink(missing_ok=True)
+        wait_secs = self._lease_secs + _MARGIN_SECS
     permit = self._permits / f"{launch.role}.{life}"
     word = secrets.token_hex(16)
     permit.write_text(word)
@@ -211,7 +212,7 @@ class Engine:
   def _place(
     self, name: str, launch: base.Launch, order: keeper.Order
   ) -> Placed:
-    need: dict[str, float] = {}
+    need: dict[str, float] = {"CPU": launch.facts.get("cpus", 0.0)}
     if "slice" in launch.facts:
       hardware = self._slices[launch.facts["slice"]]
       need = dict(cluster.of_slice(hardware, sorted(cluster.kinds())))
@@ -236,6 +237,7 @@ class Engine:
         facts = self._ray.get(actor.facts.remote(), timeout=_ANSWER_SECS)
       except self._ray.exceptions.RayError as error:
         logger.warning("keeper_silent role=%s error=%s", role, error)
+        self._calls.submit(self._ray.kill, actor)
         continue  # its permit goes when its successor starts
       life = facts["incarnation"]
       if role not in found or found[role].facts["incarnation"] < life:
