@@ -41,8 +41,9 @@ def test_requests_of_every_role_are_counted_and_priced(done):
   run, _ = done
   told = run.summary()["store"]
   roles = told["requests_by_role"]
-  assert {"controller", "island-0", "island-1", "syncer"} <= set(roles)
-  for role in ("island-0", "syncer"):  # who is killed young has told of none
+  # Who is killed young has told of none, and may not be back before the end.
+  assert {"controller", "island-0", "syncer"} <= set(roles)
+  for role in ("island-0", "syncer"):
     facts = roles[role]
     assert facts["reads"] and facts["per_sec"] > 0 and facts["usd_per_hour"] > 0
   assert told["requests_per_sec_per_island"] > 0 and told["usd_per_hour"] > 0
