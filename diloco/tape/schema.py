@@ -212,6 +212,7 @@ _METRIC_OPTIONAL: Kinds = {
   "step_secs": _is_secs,
   "gap_secs": _is_secs,
 }
+METRICS = (*_METRIC, *_METRIC_OPTIONAL)  # what any line of metrics may have
 
 
 def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:

@@ -8,7 +8,7 @@ import html
 import json
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_collections
@@ -23,7 +23,7 @@ from diloco.report import (
 )
 from diloco.snapshots import portable, store
 from diloco.snapshots import versions as versions_lib
-from diloco.tape import events, explain, reader
+from diloco.tape import events, explain, reader, schema
 
 if TYPE_CHECKING:
   import pandas as pd
@@ -95,11 +95,12 @@ class Run:
       UserError: pandas is not installed.
     """
     logs = reader.stream(self.dir).metrics
-    return _table(
+    rows = (
       {"island": island, **flat(line)}
       for island, lines in sorted(logs.items())
       for line in lines
     )
+    return _table(rows, ("island", *schema.METRICS))
 
   def tape(self, kind: str | None = None) -> "pd.DataFrame":
     """The tape, in the order of wall time.
@@ -116,7 +117,8 @@ class Run:
         "there is no such event",
         f"name one of {', '.join(sorted(KINDS))}",
       )
-    return _table(self._events(KINDS if kind is None else {kind}))
+    rows = self._events(KINDS if kind is None else {kind})
+    return _table(rows, ("event", "role", "incarnation", "wall_secs"))
 
   def _events(self, kinds: Collection[str]) -> Iterator[reader.Line]:
     return reader.select(reader.stream(self.dir).events, kinds)
@@ -265,7 +267,10 @@ def flat(line: Mapping[str, Any]) -> dict[str, Any]:
   return rest | {f"task/{name}": value for name, value in own.items()}
 
 
-def _table(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
+def _table(
+  rows: Iterable[Mapping[str, Any]], columns: Sequence[str]
+) -> "pd.DataFrame":
+  """A table; one without a row has these columns."""
   try:
     import pandas as pd  # an extra, and slow to load
   except ImportError as error:
@@ -274,4 +279,5 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
       "pandas is not installed",
       "pip install 'diloco[workbench]'",
     ) from error
-  return pd.DataFrame.from_records(list(rows))
+  found = list(rows)
+  return pd.DataFrame.from_records(found, columns=None if found else columns)

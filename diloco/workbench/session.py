@@ -9,6 +9,7 @@ not stop it either. It ends with the process; to start it again goes on with it.
 import atexit
 import contextlib
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ from typing import Any
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.report import live, liveness
+from diloco.tape import events, reader
 from diloco.workbench import opened
 
 _POLL_SECS = 0.1
@@ -187,20 +189,38 @@ def _end_with_process() -> None:
   getattr(threading, "_register_atexit", atexit.register)(end)
 
 
+def _merges(run_dir: pathlib.Path) -> Iterator[int]:
+  """How many versions were merged since it was asked last."""
+  tape = reader.Follower(run_dir)
+  while True:
+    yield sum(e["event"] == events.MERGED for e in tape.news().events)
+
+
 class Session(opened.Run):
   """A run, and what can be done to it while it is on."""
 
-  def watch(self, secs: float = float("inf")) -> None:
-    """Shows it until it ends, for so long, or until an interrupt.
+  def watch(
+    self, secs: float = float("inf"), merges: float = float("inf")
+  ) -> None:
+    """Shows it until it ends, or until an interrupt.
 
     In a notebook a table is drawn again in its place; elsewhere lines are
     printed.
+
+    Args:
+      secs: for so long at most.
+      merges: until so many more versions of fragments were merged at most.
     """
     deadline = time.monotonic() + secs
+    counted = (
+      _merges(self.dir) if merges < float("inf") else itertools.repeat(0)
+    )
+    next(counted)  # those before
     with contextlib.suppress(KeyboardInterrupt), self._screen() as draw:
-      while self._is_on() and time.monotonic() < deadline:
+      while self._is_on() and time.monotonic() < deadline and merges > 0:
         draw()
         time.sleep(_DRAW_SECS)
+        merges -= next(counted)
       draw()
     self._raise_error()
 

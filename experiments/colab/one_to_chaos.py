@@ -76,7 +76,7 @@ config.faults = ()
 config.engine = "inline"
 config.total_tokens = 4_000_000  # more than you will stay for
 alone, run = run, diloco.start(config, folder / "three")
-run.watch(secs=6)
+run.watch(merges=20)
 
 # %% [markdown]
 # ## Kill one
@@ -87,7 +87,7 @@ run.watch(secs=6)
 
 # %%
 run.kill("island-1")
-run.watch(secs=3)
+run.watch(merges=10)
 
 # %% [markdown]
 # ## Kill who merges
@@ -96,7 +96,7 @@ run.watch(secs=3)
 
 # %%
 run.kill("syncer")
-run.watch(secs=3)
+run.watch(merges=10)
 
 # %% [markdown]
 # ## Change your mind
@@ -108,7 +108,7 @@ run.watch(secs=3)
 run.change(sync__quorum=2, sync__every=16, outer__learning_rate=0.8)
 
 # %%
-run.watch(secs=4)
+run.watch(merges=20)
 
 # %% [markdown]
 # ## Enough seen

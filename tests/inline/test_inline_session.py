@@ -56,6 +56,9 @@ def story(tmp_path_factory):
   )
   until(lambda: lines(run, "merged", learning_rate=0.5))
   run.watch(secs=0.0)
+  before = len(lines(run, "merged"))
+  run.watch(merges=2)
+  run.watched = len(lines(run, "merged")) - before
   run.states = [run.state, run.stop()]
   run.first = run.summary
   until(lambda: not inline.names())
@@ -67,6 +70,10 @@ def story(tmp_path_factory):
 def test_cell_that_is_run_twice_starts_nothing_twice(story):
   assert story.again.dir == story.dir
   assert len(lines(story, "run_started")) == 2  # the second one went on
+
+
+def test_run_is_watched_until_it_has_merged_so_often(story):
+  assert story.watched >= 2
 
 
 def test_killed_roles_come_back(story):

@@ -7,7 +7,7 @@ import signal
 import pytest
 import real_run
 
-from diloco import cli, logbook
+from diloco import cli, logbook, process
 from diloco.snapshots import store
 from diloco.tape import events, reader
 
@@ -92,7 +92,50 @@ def test_islands_keep_their_optimizers(moved):
     assert first["peer"] is None
 
 
-def test_moved_run_is_replayed(moved, capsys):
-  assert cli.main(["replay", str(moved.dir), "--json"]) == 0
-  found = json.loads(capsys.readouterr().out)
-  assert found["difference"] is None and found["arrays_compared"]
+def test_nothing_of_the_store_is_in_the_run_directory(moved):
+  assert [p.name for p in (moved.dir / "snapshots").iterdir()] == ["config"]
+  snapshots = store.SnapshotStore(process.store_url(moved.dir))
+  assert snapshots.url == moved.url
+  assert snapshots.names("heads") == ["0000", "0001", "0002", "0003"]
+
+
+def test_requests_of_every_role_are_counted_and_priced(moved):
+  told = moved.summary()["store"]
+  roles = told["requests_by_role"]
+  assert {"controller", "island-0", "island-1", "syncer"} <= set(roles)
+  for role in ("island-0", "syncer"):
+    facts = roles[role]
+    assert facts["reads"] and facts["per_sec"] > 0 and facts["usd_per_hour"] > 0
+  assert told["requests_per_sec_per_island"] > 0 and told["usd_per_hour"] > 0
+  assert "asked of the store" in (moved.dir / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+  ("argv", "told"),
+  [
+    (["status", "DIR"], "stopped"),
+    (["status", "URL"], "stopped"),
+    (["report", "URL"], "report.html"),
+    (["explain", "URL", "--fragment=0", "--version=1"], "version 1"),
+    (["replay", "URL", "--json"], ""),
+    (["evaluate", "DIR", "--batches=1"], ""),
+    (["evaluate", "URL", "--batches=1"], ""),
+  ],
+)
+def test_run_in_a_bucket_is_asked_as_any_other(
+  moved, capsys, argv, told, tmp_path, monkeypatch
+):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # another machine's
+  places = {"DIR": str(moved.dir), "URL": moved.url}
+  assert cli.main([places.get(word, word) for word in argv]) == 0
+  out = capsys.readouterr().out
+  assert told in out
+  if "replay" in argv:
+    found = json.loads(out)
+    assert found["difference"] is None and found["arrays_compared"]
+
+
+def test_run_goes_on_in_its_own_store_only(moved, capsys):
+  argv = ["resume", str(moved.dir), "--config.store=file:///elsewhere"]
+  assert cli.main(argv) == 2
+  assert "cannot change within a run" in capsys.readouterr().err

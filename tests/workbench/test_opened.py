@@ -143,6 +143,17 @@ def test_tables(run):
     run.tape("merge")
 
 
+def test_tables_of_a_run_that_has_only_begun_have_their_columns(run):
+  for folder in ("tape", "metrics"):
+    for path in (run.dir / folder).iterdir():
+      path.write_text("")
+  steps, lines = run.metrics(), run.tape()
+  assert len(steps) == len(lines) == 0
+  assert {"island", "step", "loss"} <= set(steps)
+  assert {"event", "role"} <= set(lines)
+  assert list(steps.groupby("island")) == []
+
+
 def test_tables_without_pandas_say_what_to_install(run, monkeypatch):
   monkeypatch.setitem(sys.modules, "pandas", None)
   with pytest.raises(errors.UserError, match=r"diloco\[workbench\]"):
