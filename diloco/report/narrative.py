@@ -174,7 +174,7 @@ def environment(view: view_lib.RunView) -> list[tuple[str, object]]:
       machine += f" on {_number_of(len(island.cores), 'core')}"
     groups.setdefault((machine, *told), []).append(str(number))
   return [
-    (f"{label}, islands {', '.join(numbers)}", text)
+    (f"{label}, island{'s' * (len(numbers) > 1)} {', '.join(numbers)}", text)
     for key, numbers in groups.items()
     for label, text in zip(
       ("machine", "versions", "variables"), key, strict=True

@@ -60,6 +60,7 @@ th { text-align: left; font-weight: 600; color: var(--dim); font-size: 12px;
 th, td { padding: 5px 10px 5px 0; border-bottom: 1px solid var(--line); }
 tr:last-child td { border-bottom: 0; }
 .num { text-align: right; white-space: nowrap; }
+td:has(> .dot) { white-space: nowrap; }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 3px;
   margin-right: 7px; }
 .equation { font-size: 15px; display: flex; flex-wrap: wrap; gap: 4px 14px;
@@ -159,6 +160,15 @@ def facts(pairs: Iterable[tuple[str, object]]) -> str:
   """Returns a list of named values, all of them text."""
   items = [f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in pairs]
   return "<dl>" + "".join(items) + "</dl>"
+
+
+def legend(lines: Iterable[tuple[str, str]]) -> str:
+  """Returns what lines are of, by colour."""
+  items = [
+    f'<span><i style="background:{text(colour)}"></i>{text(label)}</span>'
+    for colour, label in lines
+  ]
+  return '<div class="legend">' + "".join(items) + "</div>"
 
 
 def dot(colour: str) -> str:

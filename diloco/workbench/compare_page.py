@@ -73,13 +73,18 @@ def _results(comparison: compare.Comparison) -> list[str]:
 
 def _curves(comparison: compare.Comparison) -> list[str]:
   found = [
-    (number, group.label, pictures.curves(entry.place))
+    (number, pictures.curves(entry.place))
     for number, group in enumerate(comparison.groups)
     for entry in group.entries
     if entry.task != compare.SIMULATION
   ]
   if not found:
     return []
+  groups = len(comparison.groups)
+  legend = page.legend(
+    (canvas.island_colour(number, groups), group.label)
+    for number, group in enumerate(comparison.groups)
+  )
   parts = []
   for kind, title in (
     ("heldout", "Held-out loss of the global parameters"),
@@ -87,13 +92,13 @@ def _curves(comparison: compare.Comparison) -> list[str]:
   ):
     panels = []
     for against in pictures.AXES:
-      lines = [(n, label, c[kind, against]) for n, label, c in found]
+      lines = [(number, c[kind, against]) for number, c in found]
       drawn = canvas.picture(5.6, 3.5, f"{title} against {against}")(
         pictures.draw_curves
       )
       panels.append(
         page.panel(
-          drawn(lines, len(comparison.groups), against),
+          drawn(lines, groups, against) + legend,
           f"{title}, against {against}",
         )
       )

@@ -16,12 +16,12 @@ AXES = ("tokens", "seconds")
 
 _LINE_POINTS = 160
 _UNITS = np.array([[1], [math.log(2)]])  # nats to bits
-_LEGEND = 8
 _LABEL = 44  # letters
 _MAX_AXES = 9
 _SHADES = colors.LinearSegmentedColormap.from_list(
   "shades", [canvas.PALETTE[i] for i in (0, 3, 1)]
 )  # that can be told from light pages and from dark ones
+_APART = 0.05  # of an axis, between two values that can be read
 _TICKS = 6  # values that an axis shows one by one
 _WIDE = 30.0  # highest over lowest, from which on an axis is logarithmic
 
@@ -64,7 +64,7 @@ def short(label: str) -> str:
 
 def draw_curves(
   axes: axes_lib.Axes,
-  found: Sequence[tuple[int, str, np.ndarray]],
+  found: Sequence[tuple[int, np.ndarray]],
   groups: int,
   label: str,
 ) -> None:
@@ -72,24 +72,20 @@ def draw_curves(
 
   Args:
     axes: to draw on.
-    found: number and label of the group, and [2, n] line, of each run.
+    found: number of the group, and [2, n] line, of each run.
     groups: how many there are.
     label: of the axis along the bottom.
   """
-  told = set()
-  for number, name, (x, y) in found:
-    first = name not in told and groups <= _LEGEND
-    told.add(name)
+  for number, (x, y) in found:
     axes.plot(
       *(x, y, "o-" if len(x) < 40 else "-"),
       color=canvas.island_colour(number, groups),
       linewidth=1.2,
       markersize=2.6,
       alpha=0.8,
-      label=short(name) if first else None,
     )
   canvas.keep_in_sight(
-    axes, np.concatenate([[], *(line[1] for *_, line in found)])
+    axes, np.concatenate([[], *(line[1] for _, line in found)])
   )
   axes.set_xlim(left=0)
   axes.set_xlabel(label)
@@ -97,8 +93,6 @@ def draw_curves(
   axes.xaxis.set_major_formatter(
     ticker.FuncFormatter(lambda value, _: figures.count(value))
   )
-  if groups <= _LEGEND:
-    axes.legend(loc="upper right")
 
 
 def draw_results(
@@ -155,7 +149,12 @@ def draw_parallel(
     told = dict(zip(heights[place], values, strict=True))
     if len(told) > _TICKS and all(map(_is_number, values)):
       told = {height: told[height] for height in (min(told), max(told))}
-    for height, value in told.items():
+    shown: list[float] = []
+    for height in sorted(told, key=lambda at: (0 < at < 1, at)):  # ends first
+      if any(abs(height - other) < _APART for other in shown):
+        continue
+      shown.append(height)
+      value = told[height]
       text = short(
         figures.number(value, 4) if _is_number(value) else str(value)
       )
