@@ -221,6 +221,7 @@ class Client:
     self._hello = {"type": "hello", "peer": peer, "pid": number, **hello}
     self.inbox: queue.Queue[Message] = queue.Queue()
     self._wire: wire_lib.Wire | None = None
+    self._place: tuple[str, int, str] | None = None  # where it leads
     self._lock = threading.Lock()
     self._closing = False
     self._alone_since = time.monotonic()
@@ -238,11 +239,16 @@ class Client:
       self._hello.update(fields)
 
   def send(self, message: Message) -> None:
-    """Sends if there is a controller; what it misses is only a hint."""
+    """Sends if there is a controller; what it misses is only a hint.
+
+    One that was replaced may be stopped, and not hang up by itself.
+    """
     with self._lock:
-      wire = self._wire
-    if wire is not None:
+      wire, place = self._wire, self._place
+    if wire is not None and self._announced() in (None, place):
       wire.send(message)
+    elif wire is not None:
+      wire.hang_up()
 
   def close(self) -> None:
     """Hangs up for good."""
@@ -260,10 +266,21 @@ class Client:
       time.sleep(_RECONNECT_SECS)
 
   def _connect(self) -> tuple[wire_lib.Wire, str]:
-    place = json.loads(self._path.read_text())
-    address, authkey = (place["host"], place["port"]), str(place["authkey"])
-    conn = socket.create_connection(address, wire_lib.HANDSHAKE_SECS)
-    return wire_lib.Wire(conn), authkey
+    place = self._announced()
+    if place is None:
+      raise OSError(f"nobody is announced in {self._path}")
+    with self._lock:
+      self._place = place
+    conn = socket.create_connection(place[:2], wire_lib.HANDSHAKE_SECS)
+    return wire_lib.Wire(conn), place[2]
+
+  def _announced(self) -> tuple[str, int, str] | None:
+    """Where a controller says that it listens, and by what key."""
+    try:
+      facts = json.loads(self._path.read_text())
+      return str(facts["host"]), int(facts["port"]), str(facts["authkey"])
+    except (OSError, ValueError, KeyError, TypeError):
+      return None
 
   def _talk(self, wire: wire_lib.Wire, authkey: str) -> None:
     try:

@@ -4,7 +4,6 @@ The controller keeps them there while the run is on. Elsewhere they are brought
 into a directory of this machine's cache, which then is the run's for every
 command that only reads. Below the store's root:
 
-    log/owner                    the one directory whose files these are
     log/seen                     when the controller lived, by its own clock
     log/whole/<file>             configuration, summary
     log/lines/<file>/<offset>    a piece of a tape or a metric log: whole lines
@@ -20,16 +19,14 @@ import json
 import logging
 import os
 import pathlib
-import secrets
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
-from typing import Any
 
 from diloco import errors, process, workers
-from diloco.snapshots import locations, records, store
+from diloco.snapshots import locations, store
 from diloco.tape import recorder
 
 PUSH_SECS = 10.0
@@ -38,7 +35,6 @@ _WHOLE = ("config.json", "summary.json")
 _GROWING = (recorder.TAPE_DIR, recorder.METRICS_DIR)
 _ROOT = "log"
 _SEEN = f"{_ROOT}/seen"
-OWNER = f"{_ROOT}/owner"
 
 logger = logging.getLogger(__name__)
 
@@ -54,19 +50,17 @@ class Keeper:
     self,
     run_dir: pathlib.Path,
     snapshots: store.SnapshotStore,
-    lost: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
   ):
     """Goes on where an earlier one ended; to enter it starts its thread.
 
     Args:
       run_dir: directory of the run.
       snapshots: its store.
-      lost: called once the run is found to go on in another directory; from
-        then on nothing is written.
+      check: asked before each write; raises `FencedError` once another
+        controller has the run, and nothing is written from then on.
     """
-    self._mine = records.Owner(process.run_id(run_dir), secrets.token_hex(8))
-    self._owns: bool | None = None  # not known yet
-    self._lost = lost
+    self._check = check
     self._run_dir = run_dir
     self._store = snapshots
     self._known = False  # what is in the store already
@@ -87,9 +81,9 @@ class Keeper:
     if self._worker is not None:
       self._worker.join()
     try:
-      if self.push():
-        self._store.delete(_SEEN)
-    except OSError as error:
+      self.push()
+      self._store.delete(_SEEN)
+    except (OSError, errors.FencedError) as error:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
   def _work(self) -> None:
@@ -97,16 +91,16 @@ class Keeper:
     secs = 0.0
     while not self._closing.wait(secs):
       try:
-        if not self.push():
-          self._lost()
-          return
-        self._store.put(_SEEN, json.dumps({"wall_secs": time.time()}).encode())
+        self.push()
+        self._put(_SEEN, json.dumps({"wall_secs": time.time()}).encode())
         retry, secs = workers.Retry((PUSH_SECS, 8 * PUSH_SECS)), PUSH_SECS
       except OSError as error:
         logger.warning("logbook_waits error=%s", errors.one_line(error))
         secs = retry.failed(error)
+      except errors.FencedError:
+        return  # its controller finds out as well
 
-  def push(self) -> bool:
+  def push(self) -> None:
     """Writes what is new.
 
     Of what is in the store of tapes nothing lacks what it follows from, however
@@ -114,14 +108,11 @@ class Keeper:
     islands do, and what the controller tells after that: so with the line of a
     complete cut all that came before the cut is there.
 
-    Returns:
-      Whether the run is this directory's still; else nothing was written.
-
     Raises:
       OSError: the store, or the directory, fails; what is written stays.
+      FencedError: another controller has the run.
     """
-    if not self._is_owner():
-      return False
+    self._check()
     if not self._known:
       for name, offset in _pieces(self._store.keys(_ROOT)):
         self._pieces[name] = offset  # the last one of each counts
@@ -136,21 +127,10 @@ class Keeper:
       self._push_lines(path, ends[path] if path in ends else _size(path))
     for name in _WHOLE:
       self._push_whole(name)
-    return True
 
-  def _is_owner(self) -> bool:
-    """Whether what is in the store is this session's to write."""
-    found, generation = owner(self._store)
-    if self._owns is None:
-      free = found is None or found.run_id == self._mine.run_id
-      self._owns = free and self._store.compare_and_set(
-        OWNER, self._mine, generation
-      )
-    elif self._owns:
-      self._owns = found == self._mine
-    if not self._owns:
-      logger.error("run_goes_on_elsewhere nothing_is_kept=1")
-    return self._owns
+  def _put(self, key: str, data: bytes) -> None:
+    self._check()
+    self._store.put(key, data)
 
   def _push_lines(self, path: pathlib.Path, size: int) -> None:
     """Writes a file's new lines, up to those that end at `size` bytes."""
@@ -166,7 +146,7 @@ class Keeper:
           end -= len(lines.pop())  # new; or being written, or its writer died
         data = b"".join(lines)
         if start + len(data) > self._ends.get(name, start):
-          self._store.put(f"{_ROOT}/lines/{name}/{start:016d}", data)
+          self._put(f"{_ROOT}/lines/{name}/{start:016d}", data)
         self._pieces[name], self._ends[name] = start, start + len(data)
         if len(data) < _PIECE_BYTES:
           return
@@ -180,7 +160,7 @@ class Keeper:
       return
     is_now = facts.st_mtime_ns, facts.st_size
     if self._whole.get(name) != is_now:
-      self._store.put(f"{_ROOT}/whole/{name}", data)
+      self._put(f"{_ROOT}/whole/{name}", data)
       self._whole[name] = is_now
 
 
@@ -228,32 +208,6 @@ def fetch(url: str) -> pathlib.Path:
   with process.private_files(), _alone(folder):
     _bring(snapshots, keys, folder)
   return folder
-
-
-def owner(
-  snapshots: store.SnapshotStore,
-) -> tuple[records.Owner | None, Any]:
-  """Whose a run's files in its store are, and the record's generation.
-
-  Raises:
-    OSError: the store cannot be read.
-  """
-  try:
-    return snapshots.read_for_update(OWNER, records.Owner)
-  except errors.CorruptSnapshotError as error:
-    return None, error.generation
-
-
-def is_elsewhere(
-  run_dir: str | os.PathLike[str], snapshots: store.SnapshotStore
-) -> bool:
-  """Whether the run of a directory goes on in another one by now.
-
-  Raises:
-    OSError: the store cannot be read.
-  """
-  found, _ = owner(snapshots)
-  return found is not None and found.run_id != process.run_id(run_dir)
 
 
 def seen_secs(snapshots: store.SnapshotStore) -> float:

@@ -18,14 +18,12 @@ from typing import TypeVar
 
 from diloco import config as config_lib
 from diloco import errors, logbook, process, timing
-from diloco.controller import restorer, roles
+from diloco.controller import restorer, roles, tenure
 from diloco.fragments import partition
 from diloco.snapshots import keys, records, store
 from diloco.tape import events, fates, folding, history, reader, recorder
 
 R = TypeVar("R", bound=records.Record)
-
-_SEEN_SECS = 60.0  # what is older, or ahead by more, tells of no living one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,58 +103,43 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
     UserError: the run is alive, or cannot go on from what its store has.
   """
   snapshots = store.SnapshotStore(found.url)
-  before, generation = logbook.owner(snapshots)
-  _refuse_living(found, snapshots)
+  times = timing.read(snapshots, found.config.controller)
+  watch = tenure.Watch(times.control_ttl_secs)
+  before = tenure.home(snapshots)
+  _refuse_living(found, snapshots, times, watch)
   with process.private_files():
     try:
       _copy_files(found.url, run_dir)
-      _pass_over_lives(snapshots, run_dir)
       run_id = process.draw_run_id()
-      mine = records.Owner(run_id, "")
-      if not snapshots.compare_and_set(logbook.OWNER, mine, generation):
-        raise errors.UserError(
-          found.what,
-          "somebody else goes on with it at this moment",
-          "see 'diloco status' with its URL",
-        )
-      whole = _is_whole(run_dir)
-      if not whole:
-        try:
-          _set_back(found, run_dir, cut)
-        except errors.UserError:  # nothing was changed: it stays where it was
-          _give_back(snapshots, mine, before)
-          raise
-      process.write_config(found.config, run_dir, run_id)
+      with tenure.take(
+        snapshots, run_id, times.control_ttl_secs, found.what, watch
+      ) as mine:
+        whole = _is_whole(run_dir)
+        if not whole:
+          try:
+            _set_back(found, run_dir, cut, mine.token)
+          except errors.UserError:  # nothing was changed: it stays there
+            mine.home = before
+            raise
+        process.write_config(found.config, run_dir, run_id)
     except BaseException:
       shutil.rmtree(run_dir, ignore_errors=True)
       raise
   return cut if whole else None
 
 
-def _give_back(
+def _refuse_living(
+  found: Found,
   snapshots: store.SnapshotStore,
-  mine: records.Owner,
-  before: records.Owner | None,
+  times: timing.Timing,
+  watch: tenure.Watch,
 ) -> None:
-  """Leaves the run to the directory that had it, unless another took it."""
-  found, generation = logbook.owner(snapshots)
-  if found != mine:
-    return
-  if before is None:
-    snapshots.delete(logbook.OWNER)
-  else:
-    snapshots.compare_and_set(logbook.OWNER, before, generation)
-
-
-def _refuse_living(found: Found, snapshots: store.SnapshotStore) -> None:
   """Watches for signs of life as long as a living role could give none."""
-  times = timing.read(snapshots, found.config.controller)
   first = _signs(snapshots)
-  age_secs = abs(time.time() - logbook.seen_secs(snapshots))
-  secs = max(
-    times.member_ttl_secs,
-    2.5 * logbook.PUSH_SECS if age_secs < _SEEN_SECS else 0.0,
-  )
+  held = first["controller"]
+  assert held is None or isinstance(held, records.Lease)
+  free = watch.expired(held, time.monotonic())
+  secs = max(times.member_ttl_secs, 0.0 if free else times.control_ttl_secs)
   print(f"{found.what}: is it alive? watching {secs:.0f} s", file=sys.stderr)
   end = time.monotonic() + secs
   while time.monotonic() < end:
@@ -173,10 +156,12 @@ def _refuse_living(found: Found, snapshots: store.SnapshotStore) -> None:
 
 def _signs(snapshots: store.SnapshotStore) -> dict[str, object]:
   """The last sign of life of every role."""
-  signs: dict[str, object] = {"controller": logbook.seen_secs(snapshots)}
+  signs: dict[str, object] = {
+    "controller": _sound(snapshots, keys.CONTROLLER_LEASE, records.Lease),
+    "syncer": _sound(snapshots, keys.SYNCER_LEASE, records.Lease),
+  }
   for member in _members(snapshots):
     signs[f"island {member.island}"] = member
-  signs["syncer"] = _sound(snapshots, keys.SYNCER_LEASE, records.Lease)
   return signs
 
 
@@ -202,15 +187,6 @@ def _copy_files(url: str, run_dir: pathlib.Path) -> None:
       shutil.copyfile(path, run_dir / folder / path.name)
 
 
-def _pass_over_lives(
-  snapshots: store.SnapshotStore, run_dir: pathlib.Path
-) -> None:
-  """Gives no new life the number of one whose tape did not get here."""
-  for member in _members(snapshots):
-    role = f"island-{member.island}"
-    recorder.tape_path(run_dir, role, member.incarnation).touch()
-
-
 def _is_whole(run_dir: pathlib.Path) -> bool:
   """Whether the tapes hold all: the last session ended in order."""
   lives, ended = {0}, set()
@@ -221,7 +197,9 @@ def _is_whole(run_dir: pathlib.Path) -> bool:
   return max(lives) in ended
 
 
-def _set_back(found: Found, run_dir: pathlib.Path, cut: str | None) -> None:
+def _set_back(
+  found: Found, run_dir: pathlib.Path, cut: str | None, token: int
+) -> None:
   """Goes back to the newest cut that the tapes tell of, or to the one asked."""
   told = {
     line["cut"]
@@ -238,6 +216,7 @@ def _set_back(found: Found, run_dir: pathlib.Path, cut: str | None) -> None:
     list,  # no role of it can be one of this directory
     roles.draw_incarnation(run_dir, "controller"),
     known=_unresolved(run_dir, found.plan),
+    token=token,
   )
   for number in sorted(told, reverse=True):
     try:

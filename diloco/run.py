@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import logging
 import os
@@ -11,7 +10,7 @@ import signal
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +19,14 @@ from diloco import channel, crash, errors, logbook, process, promises, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
-from diloco.controller import outside, resources, restorer, roles, wind_down
+from diloco.controller import (
+  outside,
+  resources,
+  restorer,
+  roles,
+  tenure,
+  wind_down,
+)
 from diloco.controller.engines import base, cluster
 from diloco.controller.engines import process as process_engine
 from diloco.controller.engines import ray as ray_engine
@@ -115,7 +121,9 @@ def conduct(
     restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
   run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-  with _sole_controller(run_dir), contextlib.ExitStack() as ending:
+  run_id = process.run_id(run_dir) or process.draw_run_id()
+  with contextlib.ExitStack() as ending:
+    held = ending.enter_context(_take(snapshots, config, run_dir, run_id))
     crash.configure(run_dir, "controller")
     engine = _engine(config, run_dir, task, ending)
     if not engine.apart:
@@ -123,12 +131,14 @@ def conduct(
     incarnation = roles.draw_incarnation(run_dir, "controller")
 
     def restorer_with(end: Callable[[], list[str]]) -> restorer.Restorer:
-      return restorer.Restorer(run_dir, config, plan, end, incarnation)
+      return restorer.Restorer(
+        run_dir, config, plan, end, incarnation, token=held.token
+      )
 
     if resumed:
       restorer_with(engine.kill_leftovers).prepare(cut)
     # Before any role, so that a run killed at any later instant can go on.
-    process.write_config(config, run_dir)
+    process.write_config(config, run_dir, run_id)
     snapshots.write_plan(plan)
     if given is not None:
       bootstrap.keep_given(snapshots, plan, given)
@@ -147,6 +157,7 @@ def conduct(
         channel.Server(config.controller.port, engine.host),
         on_tick=view.tick,
         set_back=lambda end: restorer_with(end).set_back(),
+        tenure=held,
       ),
       task.tokens_per_batch,
       times,
@@ -154,7 +165,7 @@ def conduct(
       changed=config_lib.changes(before, config),
     )
     begun(controller)
-    with _kept(run_dir, config, controller.interrupt):
+    with _kept(run_dir, config, held.check):
       outcome = _run(controller, view)
       concluded = _conclude(run_dir)
   if outcome.user_error:
@@ -201,7 +212,13 @@ def _train_in_virtual_time(
   announced.parent.mkdir(exist_ok=True)
   announced.write_text(json.dumps(liveness.announcement(run_dir)))
   view = live.LiveView(run_dir, quiet=quiet, hint="Ctrl-C ends it")
-  with _kept(run_dir, config):
+  with contextlib.ExitStack() as ending:
+    held = tenure.Unopposed()
+    if config.store:  # in it nobody else may train meanwhile
+      snapshots = store.SnapshotStore(config.store)
+      run_id = process.run_id(run_dir)
+      held = ending.enter_context(_take(snapshots, config, run_dir, run_id))
+    ending.enter_context(_kept(run_dir, config, held.check))
     try:
       outcome = fleet.Fleet(config, run_dir, task, plan, given, view.tick).run()
     except errors.UserError:
@@ -219,21 +236,15 @@ def _train_in_virtual_time(
     return Result(outcome.status, *_conclude(run_dir))
 
 
-@contextlib.contextmanager
-def _sole_controller(run_dir: pathlib.Path) -> Iterator[None]:
-  """Keeps a second controller of this machine out of a run directory."""
-  path = run_dir / "control" / "lock"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with path.open("w") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise errors.UserError(
-        f"--workdir={run_dir}",
-        "a controller of this run is alive",
-        "stop it first",
-      ) from error
-    yield
+def _take(
+  snapshots: store.SnapshotStore,
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  run_id: str,
+) -> tenure.Tenure:
+  """Keeps other controllers out of a run."""
+  ttl_secs = timing.read(snapshots, config.controller).control_ttl_secs
+  return tenure.take(snapshots, run_id, ttl_secs, f"--workdir={run_dir}")
 
 
 def preflight(
@@ -286,10 +297,11 @@ def _check_store(url: str, run_dir: pathlib.Path) -> None:
     snapshots = store.SnapshotStore(url)
     known = process.holds_run(run_dir)
     held = not known and (
-      snapshots.read_plan() is not None
-      or logbook.owner(snapshots)[0] is not None
+      snapshots.read_plan() is not None or bool(tenure.home(snapshots))
     )
-    moved = known and logbook.is_elsewhere(run_dir, snapshots)
+    moved = known and tenure.home(snapshots) not in (
+      *("", process.run_id(run_dir)),
+    )
   except (OSError, errors.CorruptSnapshotError) as error:
     why = errors.of_store(error)
     raise errors.UserError(
@@ -420,12 +432,12 @@ def _run(
 def _kept(
   run_dir: pathlib.Path,
   config: config_lib.RunConfig,
-  lost: Callable[[], None] = lambda: None,
+  check: Callable[[], None] = lambda: None,
 ) -> contextlib.AbstractContextManager[object]:
   """Keeps a run's files where its store is, if that is not with them."""
   if not config.store:
     return contextlib.nullcontext()
-  return logbook.Keeper(run_dir, store.SnapshotStore(config.store), lost)
+  return logbook.Keeper(run_dir, store.SnapshotStore(config.store), check)
 
 
 def _conclude(run_dir: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:

@@ -9,6 +9,9 @@ first and R the second,
     deposed     6 h                  a replaced leader so long silent is killed
     membership  8 h                  an island that is silent so long is gone
     standby     h / 5                between two looks at the lease
+    control     15 s                 a controller that is silent so long is
+                                     deposed; 2 T if that is longer, 10 T if
+                                     it is shorter
     the rest of T                    for fencing P heads: (2 P + 16) R, or in a
                                      bucket, where W are fenced side by side,
                                      (2 P / W + 16) R
@@ -48,6 +51,8 @@ _LEAST_LEASE_BEATS = 2  # one renewal may come late
 _TRIPS_A_BEAT = 4  # or a slow moment of the store would look like a death
 _TRIPS_A_HEAD = 2  # to fence it
 _TRIPS_A_TAKEOVER = 16  # lease, listings, board, first look
+_CONTROL_SECS = 15.0  # a controller is waited for: training goes on
+_CONTROL_TAKEOVERS = 2, 10  # at least, at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +80,12 @@ class Timing(records.Record):
     more are for another attempt, which tells it that it is fenced.
     """
     return self.lease_ttl_secs + 2 * self.heartbeat_secs
+
+  @property
+  def control_ttl_secs(self) -> float:
+    """A controller's lease that stands still so long is free."""
+    least, most = (n * self.takeover_secs for n in _CONTROL_TAKEOVERS)
+    return min(max(_CONTROL_SECS, least), most)
 
 
 def derive(

@@ -178,12 +178,19 @@ def test_no_tape_in_the_store_is_ahead_of_what_it_follows_from(
   assert kept[2:] == sizes[2:]  # as they were when this began
 
 
-def test_two_sessions_of_copied_directories_do_not_both_write(
-  run_dir, snapshots, tmp_path
-):
-  first, second = (logbook.Keeper(run_dir, snapshots) for _ in range(2))
-  assert first.push() and second.push()
-  assert not first.push() and second.push()
+def test_session_whose_run_another_has_writes_nothing_more(run_dir, snapshots):
+  lines(recorder.metrics_path(run_dir, 0), 3)
+  asked = []
+
+  def check():
+    asked.append(None)
+    if len(asked) > 2:  # in the middle of the first push
+      raise errors.FencedError("another controller took the run over")
+
+  with logbook.Keeper(run_dir, snapshots, check) as keeper:
+    keeper._worker.join()
+  assert len(snapshots.put_keys) == 1
+  assert snapshots.get("log/seen") is None
 
 
 def test_run_outlives_a_store_that_is_gone_at_its_end(run_dir, snapshots):

@@ -1,14 +1,15 @@
 """A run that goes on in another directory, from what its store has of it."""
 
+import contextlib
 import dataclasses
 import shutil
-import threading
 
 import pytest
 from cut_builder import PLAN, run_with_a_cut
 
 from diloco import cli, errors, logbook, moving, process, timing
 from diloco import config as config_lib
+from diloco.controller import roles, tenure
 from diloco.snapshots import checkpoint, keys, records, states, store
 from diloco.tape import events, reader, recorder
 
@@ -33,6 +34,7 @@ def fast(tmp_path, monkeypatch):
     timing.derive(config_lib.ControllerConfig(), 0.0),
     heartbeat_secs=0.01,
     member_ttl_secs=0.05,
+    takeover_secs=0.05,
   )
   monkeypatch.setattr(timing, "read", lambda *_: quick)
 
@@ -77,9 +79,14 @@ class Lost:
     return self
 
   def gone(self):
-    logbook.Keeper(self.dir, self.store).push()
+    with self.controlled():
+      logbook.Keeper(self.dir, self.store).push()
     shutil.rmtree(self.dir)
     return self
+
+  def controlled(self):
+    """A session of its controller, where it was begun."""
+    return tenure.take(self.store, process.run_id(self.dir), 0.5, "the run")
 
   def resume(self, cut=None):
     found = moving.look(self.url, self.new, None)
@@ -105,7 +112,7 @@ def test_run_that_ended_in_order_goes_on_as_it_was(tmp_path):
   assert lost.heads() == before and not lost.events("restored")
   config = process.read_config(lost.new)
   assert config.store == lost.url
-  assert not logbook.is_elsewhere(lost.new, lost.store)
+  assert tenure.home(lost.store) == process.run_id(lost.new)
 
 
 def test_run_that_did_not_goes_back_to_the_newest_cut_its_tapes_tell(tmp_path):
@@ -130,7 +137,9 @@ def test_run_that_did_not_goes_back_to_the_newest_cut_its_tapes_tell(tmp_path):
 def test_life_whose_tape_is_lost_lends_its_number_to_nobody(tmp_path):
   lost = Lost(tmp_path).finish().gone()
   lost.resume()
-  assert recorder.tape_path(lost.new, "island-0", 3).exists()
+  newest = roles.newest_tape(lost.new, "island-0")
+  assert newest < MEMBER.incarnation
+  assert lost.store.perform(roles.draw_life(0, newest)) > MEMBER.incarnation
 
 
 @pytest.mark.parametrize(
@@ -141,11 +150,11 @@ def test_run_without_a_cut_that_is_told_is_refused(tmp_path, cut, told):
   if cut:
     lost.tell_cut()
   lost.gone()
-  before, (owner, _) = lost.heads(), logbook.owner(lost.store)
+  before, home = lost.heads(), tenure.home(lost.store)
   assert told in lost.refusal(cut)
   assert lost.heads() == before and not lost.new.exists()
   # It can go on where it was begun, should that be found again.
-  assert owner is not None and logbook.owner(lost.store)[0] == owner
+  assert home and tenure.home(lost.store) == home
 
 
 def _beat(lost):
@@ -158,8 +167,13 @@ def _renew(lost):
   lost.store.write(keys.SYNCER_LEASE, records.Lease("other", 9, 1))
 
 
+def _control(lost):
+  lost.store.write(keys.CONTROLLER_LEASE, records.Lease("other", 9, 1))
+
+
 @pytest.mark.parametrize(
-  ("live", "who"), [(_beat, "island 0"), (_renew, "syncer")]
+  ("live", "who"),
+  [(_beat, "island 0"), (_renew, "syncer"), (_control, "controller")],
 )
 def test_run_that_is_alive_is_refused(tmp_path, monkeypatch, live, who):
   lost = Lost(tmp_path).finish().gone()
@@ -179,32 +193,38 @@ def test_of_two_who_take_a_run_over_one_does(tmp_path, monkeypatch):
   lost = Lost(tmp_path).finish().gone()
   watch = moving._refuse_living
 
-  def and_then(found, snapshots):
-    watch(found, snapshots)
-    snapshots.write(logbook.OWNER, records.Owner("other", ""))
+  with contextlib.ExitStack() as ending:
 
-  monkeypatch.setattr(moving, "_refuse_living", and_then)
-  assert "somebody else goes on with it" in lost.refusal()
+    def and_then(*args):
+      watch(*args)
+      ending.enter_context(tenure.take(lost.store, "other", 0.5, "", args[-1]))
+
+    monkeypatch.setattr(moving, "_refuse_living", and_then)
+    assert "a controller of this run is alive" in lost.refusal()
   assert not lost.new.exists()
+  assert tenure.home(lost.store) == "other"
 
 
 def test_first_directory_keeps_nothing_any_more_and_does_not_go_on(
   tmp_path, capsys
 ):
   lost = Lost(tmp_path).finish()
-  first = logbook.Keeper(lost.dir, lost.store)
-  assert first.push()
-  lost.resume()
-  before = lost.store.keys("log")
-  lost.finish()
-  assert not first.push()
-  told = threading.Event()
-  with logbook.Keeper(lost.dir, lost.store, told.set):
-    assert told.wait(20)  # its controller winds down
+  with lost.controlled() as held:
+    first = logbook.Keeper(lost.dir, lost.store, held.check)
+    first.push()
+    free = records.Lease("", held.token, 0, held.home)
+    lost.store.write(keys.CONTROLLER_LEASE, free)  # as if it were long dead
+    lost.resume()
+    before = lost.store.keys("log")
+    lost.finish()
+    with pytest.raises(errors.FencedError):
+      while True:
+        first.push()
+    with logbook.Keeper(lost.dir, lost.store, held.check) as keeper:
+      keeper._worker.join()  # it ends by itself
   assert lost.store.keys("log") == before
   assert cli.main(["resume", str(lost.dir)]) == 2
   assert "goes on in another directory" in capsys.readouterr().err
-  assert logbook.Keeper(lost.new, lost.store).push()
 
 
 def test_refusals_touch_nothing(tmp_path, capsys):

@@ -10,6 +10,7 @@ Reference: Pathways, arXiv 2203.12533.
 
 import contextlib
 import logging
+import os
 import pathlib
 import queue
 from collections.abc import Mapping
@@ -81,9 +82,12 @@ class Controller:
     self.clock = outside.clock
     self._on_tick = outside.on_tick
     self._server = outside.server
+    self.tenure = outside.tenure
     self.tape = outside_lib.Tape(run_dir, "controller", incarnation)
     self.requests = requests.Counter(process.store_url(run_dir, config))
-    self.roles = roles_lib.Roles(config, run_dir, outside.engine, self.tape)
+    self.roles = roles_lib.Roles(
+      config, run_dir, outside.engine, self.tape, self.tenure.check
+    )
     self.islands = self.roles.islands
     self.supervisor = supervisor.Supervisor(
       supervisor.Policy(
@@ -104,7 +108,7 @@ class Controller:
       first_seq=(incarnation - 1) * _SEQS_A_LIFE + 1,
     )
     self.pilot = pilot.Pilot(config, tokens_per_step)
-    self._cutter = cutter.of_run(config, run_dir, self.tape)
+    self._cutter = cutter.of_run(config, run_dir, self.tape, self.tenure.fence)
     self._changes = change.Desk(run_dir, self._configure)
     self._was_changed = False
     self._attached: set[str] = set()  # until they die
@@ -145,6 +149,7 @@ class Controller:
       method=self.config.method,
       islands=self.config.fleet.islands,
       total_tokens=self.config.total_tokens,
+      token=self.tenure.token,
     )
     if self._changed:
       self.tape.record(events.CONFIG_CHANGED, changes=self._changed)
@@ -173,6 +178,8 @@ class Controller:
   def leave(self) -> None:
     """Ends this controller alone; roles go on, for the next to take up."""
     self._server.close()
+    if liveness.controller_pid(self.run_dir) not in (None, os.getpid()):
+      return  # another is announced by now
     with contextlib.suppress(OSError):
       channel.address_path(self.run_dir).unlink()
 
@@ -195,6 +202,9 @@ class Controller:
     """One round of the controller's loop; about a tenth of a second.
 
     What the machine refuses is tried again in a later round.
+
+    Raises:
+      FencedError: another controller has the run.
     """
     if self.interrupts > 1:
       raise outcome.StopNowError(outcome.Outcome("killed", "interrupted twice"))
@@ -207,6 +217,7 @@ class Controller:
       self._take_changes,
       self._keep_hints,
     ):
+      self.tenure.check()
       try:
         part()
       except OSError as error:
@@ -236,6 +247,7 @@ class Controller:
   def _take_messages(self) -> None:
     try:
       peer, message = self._server.inbox.get(timeout=_TICK_SECS)
+      self.tenure.check()  # most of a controller's time went by just now
       while True:
         self._take(peer, message, self.clock())
         peer, message = self._server.inbox.get_nowait()

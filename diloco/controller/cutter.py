@@ -62,9 +62,12 @@ class _Open:
 
 
 def of_run(
-  config: config_lib.RunConfig, run_dir: pathlib.Path, tape: recorder.Recorder
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  tape: recorder.Recorder,
+  fence: cuts.Fence = cuts.unfenced,
 ) -> Cutter:
-  """The cutter of one session of a run."""
+  """The cutter of one session of a run, with its controller's fence."""
   patience_secs = config.controller.patience_secs
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   plan = snapshots.read_plan()
@@ -75,7 +78,7 @@ def of_run(
     islands=config.fleet.islands,
     num_fragments=config.sync.num_fragments,
   )
-  return Cutter(snapshots, settings, tape, wish_path(run_dir))
+  return Cutter(snapshots, settings, tape, wish_path(run_dir), fence)
 
 
 def limit_secs(patience_secs: float, num_params: int) -> float:
@@ -92,8 +95,10 @@ class Cutter:
     settings: Settings,
     tape: recorder.Recorder,
     wish: pathlib.Path,
+    fence: cuts.Fence = cuts.unfenced,
   ):
-    """Args: the store, when to cut, where to record, where wishes are."""
+    """Args: store, when to cut, tape, where wishes are, the controller's."""
+    self._fence = fence
     self._store = snapshots
     self._settings = settings
     self._tape = tape
@@ -163,7 +168,7 @@ class Cutter:
     # Gone before the request is there: a wish that comes now gets its own cut.
     self._wish.unlink(missing_ok=True)
     asked = self._store.perform(
-      cuts.request(list(lives), self._settings.num_fragments)
+      cuts.request(list(lives), self._settings.num_fragments, self._fence)
     )
     self._open = _Open(asked, now, dict(lives))
     self._due = now + self._settings.every_secs
@@ -201,7 +206,7 @@ class Cutter:
 
   def _complete(self, mine: _Open, now: float) -> None:
     try:
-      parts = self._store.perform(cuts.complete(mine.asked))
+      parts = self._store.perform(cuts.complete(mine.asked, self._fence))
     except errors.CorruptSnapshotError as error:
       self._abandon(mine, str(error))
       return
@@ -215,7 +220,7 @@ class Cutter:
     )
 
   def _abandon(self, mine: _Open, reason: str) -> None:
-    self._store.perform(cuts.abandon(mine.asked.cut, reason))
+    self._store.perform(cuts.abandon(mine.asked.cut, reason, self._fence))
     self._given_up(mine, reason)
 
   def _given_up(self, mine: _Open, reason: str) -> None:

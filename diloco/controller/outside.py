@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco import channel
+from diloco.controller import tenure as tenure_lib
 from diloco.controller.engines import base
 from diloco.tape import recorder
 
@@ -25,6 +26,7 @@ class Outside:
     set_back: sets the run back to its newest sound cut if it is damaged, once
       what it is given has ended all roles; says whether it did. `UserError`: no
       cut will do, and nothing was changed. `OSError`: to be tried again.
+    tenure: its hold on the run.
   """
 
   engine: base.Engine
@@ -32,6 +34,9 @@ class Outside:
   clock: Callable[[], float] = time.monotonic
   on_tick: Callable[[], None] = lambda: None
   set_back: Callable[[Callable[[], list[str]]], bool] = lambda _: False
+  tenure: tenure_lib.Unopposed = dataclasses.field(
+    default_factory=tenure_lib.Unopposed
+  )
 
 
 class Tape(recorder.Recorder):

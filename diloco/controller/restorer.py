@@ -86,6 +86,7 @@ class Restorer:
     end_roles: Callable[[], list[str]],
     incarnation: int,
     known: Mapping[str, history.Contribution] | None = None,
+    token: int = 0,
   ):
     """Touches nothing yet.
 
@@ -98,7 +99,9 @@ class Restorer:
       known: by key, all that waits to be merged as far as tapes tell whose ends
         are lost: what they do not tell of is not told now. None if they tell
         all.
+      token: of the controller's lease; with an older one it is refused.
     """
+    self._token = token
     self._run_dir = run_dir
     self._store = store.SnapshotStore(process.store_url(run_dir, config))
     self._verifier = verify.Verifier(
@@ -164,7 +167,9 @@ class Restorer:
   def _look(self, number: int | None) -> restore.Choice:
     check = self._verifier
     return self._store.perform(
-      restore.choose(check.check_cut, check.check_contribution, number)
+      restore.choose(
+        check.check_cut, check.check_contribution, number, self._token
+      )
     )
 
   def _choose(

@@ -11,14 +11,14 @@ import os
 import pathlib
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from diloco import config as config_lib
-from diloco import process
+from diloco import errors, process
 from diloco.controller import resources
 from diloco.controller.engines import base
-from diloco.snapshots import records
+from diloco.snapshots import keys, lease, operations, records, store
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -52,17 +52,20 @@ def seats(standbys: int) -> list[str]:
   return ["syncer", *(["standby"] if standbys else []), *more]
 
 
-def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
-  """Draws the number of a role's next life, which no other process gets.
+def newest_tape(run_dir: pathlib.Path, role: str) -> int:
+  """The newest life of a role that has a tape here; 0 without any."""
+  tapes = (run_dir / recorder.TAPE_DIR).glob(f"{role}-[0-9]*.jsonl")
+  return max((int(path.stem.rpartition("-")[2]) for path in tapes), default=0)
 
-  What a life writes is named after its number, in the store and here; so its
-  tape is made now, and only if it is not there.
+
+def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
+  """Draws the number of a role's next life, which no other process here gets.
+
+  What a life writes here is named after its number; so its tape is made now,
+  and only if it is not there.
   """
-  folder = run_dir / recorder.TAPE_DIR
-  folder.mkdir(parents=True, exist_ok=True)
-  tapes = folder.glob(f"{role}-[0-9]*.jsonl")
-  lives = [int(path.stem.rpartition("-")[2]) for path in tapes]
-  for incarnation in itertools.count(max([last, *lives]) + 1):
+  (run_dir / recorder.TAPE_DIR).mkdir(parents=True, exist_ok=True)
+  for incarnation in itertools.count(max(last, newest_tape(run_dir, role)) + 1):
     try:
       recorder.tape_path(run_dir, role, incarnation).touch(
         0o600, exist_ok=False
@@ -71,6 +74,25 @@ def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
       continue
     return incarnation
   raise AssertionError("numbers do not end")
+
+
+def draw_life(island: int, newest: int) -> operations.Procedure[int]:
+  """Draws the number of an island's next life, which no other anywhere gets.
+
+  What a life publishes is named after its number.
+
+  Args:
+    island: whose.
+    newest: a number that is known to be taken.
+  """
+  try:
+    member, _ = yield operations.Read(keys.member_key(island), records.Member)
+  except errors.CorruptSnapshotError:
+    member = None
+  newest = max(newest, member.incarnation if member else 0)
+  while not (life := (yield from lease.draw(keys.lives_key(island), newest))):
+    pass
+  return int(life)
 
 
 def digest(config: config_lib.RunConfig) -> str:
@@ -92,12 +114,23 @@ class Roles:
     run_dir: pathlib.Path,
     engine: base.Engine,
     tape: recorder.Recorder,
+    check: Callable[[], None] = lambda: None,
   ):
     """Knows the fleet; starts nothing yet.
+
+    Args:
+      config: the run's configuration.
+      run_dir: directory of the run.
+      engine: where its roles live.
+      tape: where their lives go.
+      check: asked before a role is started or sent a signal; raises
+        `FencedError` once that is another controller's to do.
 
     Raises:
       UserError: the fleet does not fit this machine.
     """
+    self._check = check
+    self._store = store.SnapshotStore(process.store_url(run_dir, config))
     self._run_dir = run_dir
     self._engine = engine
     self._tape = tape
@@ -200,10 +233,17 @@ class Roles:
     return True
 
   def start(self, role: str) -> None:
-    """Starts a new life of a role."""
-    incarnation = draw_incarnation(
-      self._run_dir, role, self._incarnations.get(role, 0)
-    )
+    """Starts a new life of a role.
+
+    Raises:
+      OSError: the machine or the store refuses; nothing was started.
+    """
+    self._check()
+    last = self._incarnations.get(role, 0)
+    if role in self.islands:
+      newest = max(last, newest_tape(self._run_dir, role))
+      last = self._store.perform(draw_life(self.islands[role], newest)) - 1
+    incarnation = draw_incarnation(self._run_dir, role, last)
     self._incarnations[role] = incarnation
     self._begin_log(role)
     args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
@@ -308,6 +348,7 @@ class Roles:
 
   def signal(self, role: str, number: int) -> None:
     """Sends a signal, if the role has a process; any thread may."""
+    self._check()
     if (handle := self._handles.get(role)) is not None:
       handle.signal(number)
 
@@ -319,6 +360,7 @@ class Roles:
 
   def end_all(self) -> list[str]:
     """Leaves nothing of this run alive; gives the names of those that lived."""
+    self._check()
     living = list(self._handles)
     for role in self._handles:
       self.kill(role)
@@ -338,6 +380,7 @@ class Roles:
 
   def kill_stray(self, pid: int) -> None:
     """Ends a process of this run that is not the one known by its role."""
+    self._check()
     self._engine.kill_stray(pid)
 
   def log(self, role: str) -> pathlib.Path:

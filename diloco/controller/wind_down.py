@@ -25,11 +25,18 @@ def run(controller: controller_lib.Controller) -> outcome_lib.Outcome:
   """Trains until the budget is spent or the run is stopped.
 
   Raises:
-    DetachedError: the controller failed. Its roles live and go on.
+    DetachedError: the controller failed, or another one has the run. Its roles
+      live and go on.
   """
   try:
     outcome = _outcome(controller)
     controller.close()
+  except errors.FencedError as error:
+    controller.leave()  # and put down nothing more, anywhere
+    controller.tape.close()
+    raise errors.DetachedError(
+      f"the run in {controller.run_dir}: {error}; this one has left it as it is"
+    ) from error
   except Exception as error:
     # A mistake in here is no reason to kill a fleet that trains.
     if controller.roles.outlive:

@@ -5,9 +5,11 @@ time the process started it names one process for as long as the machine is
 up.
 """
 
+import functools
 import json
 import os
 import pathlib
+import secrets
 import time
 from typing import Any
 
@@ -31,12 +33,49 @@ def start_ticks(pid: int) -> int | None:
   return None if fields[0] in "ZX" else int(fields[_START_TIME])
 
 
+@functools.cache
+def machine() -> str:
+  """What tells the boot of a machine, and the space, that numbers processes.
+
+  Processes with one number live on other machines and in other containers.
+  """
+  try:
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}.{os.readlink('/proc/self/ns/pid')}"
+  except OSError:
+    return ""
+
+
+def name_process() -> str:
+  """A name of this process that no other has, anywhere."""
+  pid = os.getpid()
+  facts = [machine(), pid, start_ticks(pid), secrets.token_hex(8)]
+  return json.dumps(facts)
+
+
+def lives(name: str) -> bool | None:
+  """Whether the process that `name_process` named lives.
+
+  Returns:
+    None where nobody here can tell: it is one of another machine or container,
+    or this very process, of another time.
+  """
+  try:
+    place, pid, ticks, _ = json.loads(name)
+  except ValueError:
+    return None
+  if not place or place != machine() or pid == os.getpid():
+    return None
+  return start_ticks(pid) == ticks is not None
+
+
 def announcement(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   """What a controller writes of itself, so that others find it alive."""
   pid = os.getpid()
   return {
     "pid": pid,
     "started_ticks": start_ticks(pid),
+    "machine": machine(),
     "directory": process.directory_id(run_dir),
   }
 
@@ -59,6 +98,8 @@ def controller_pid(run_dir: str | os.PathLike[str]) -> int | None:
     pid, ticks = int(announced["pid"]), announced["started_ticks"]
     if announced["directory"] != process.directory_id(run_dir):
       return None  # copied from the run it is of
+    if announced.get("machine", machine()) != machine():
+      return None  # a number of another machine
   except (OSError, ValueError, KeyError, TypeError):
     return None
   return pid if ticks is not None and start_ticks(pid) == ticks else None

@@ -22,7 +22,7 @@ and Yang, On distributed snapshots, Information Processing Letters 25, 1987.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
@@ -33,6 +33,14 @@ _UNLISTED = 16  # cuts that a stale listing may lack, at most
 
 COMPLETE = "complete"
 ABANDONED = "abandoned"
+
+# Refuses, right before a record is written, who may not write it any more.
+Fence = Callable[[], operations.Procedure[None]]
+
+
+def unfenced() -> operations.Procedure[None]:
+  """Of who asks for cuts, or ends them, and cannot be deposed."""
+  yield from ()
 
 
 def numbers() -> operations.Procedure[list[int]]:
@@ -65,13 +73,17 @@ def all_numbers(taken: int) -> operations.Procedure[list[int]]:
 
 
 def request(
-  islands: Sequence[int], num_fragments: int
+  islands: Sequence[int], num_fragments: int, fence: Fence = unfenced
 ) -> operations.Procedure[records.CutRequest]:
   """Asks all roles for their parts of a new cut.
 
   Args:
     islands: those that live and will take part.
     num_fragments: P.
+    fence: of who asks.
+
+  Raises:
+    FencedError: the run has another controller.
   """
   epoch, _ = yield operations.Read(keys.EPOCH, records.Epoch)
   newest = max((yield from numbers()), default=0)
@@ -87,6 +99,7 @@ def request(
       mine = records.CutRequest(
         newest, epoch.epoch if epoch else 0, sorted(islands)
       )
+      yield from fence()
       if (yield operations.CompareAndSet(key, mine, generation)):
         return mine
 
@@ -219,12 +232,19 @@ def _is_deposed(part: records.CutHeads) -> operations.Procedure[bool]:
   return False
 
 
-def abandon(cut: int, reason: str) -> operations.Procedure[bool]:
-  """Gives a cut up, unless it is complete; says whether it did."""
+def abandon(
+  cut: int, reason: str, fence: Fence = unfenced
+) -> operations.Procedure[bool]:
+  """Gives a cut up, unless it is complete; says whether it did.
+
+  Raises:
+    FencedError: the run has another controller.
+  """
   key = keys.cut_complete_key(cut)
   complete, _ = yield operations.Read(key, records.CutComplete)
   if complete is not None:
     return False
+  yield from fence()
   yield operations.Write(
     keys.cut_abandoned_key(cut), records.CutAbandoned(cut, reason)
   )
@@ -240,18 +260,20 @@ def reason(cut: int) -> operations.Procedure[str]:
 
 
 def complete(
-  asked: records.CutRequest,
+  asked: records.CutRequest, fence: Fence = unfenced
 ) -> operations.Procedure[cut_parts.Parts]:
   """Makes a cut usable, once all its parts are there.
 
   Raises:
     CorruptSnapshotError: they are not, or do not fit each other.
+    FencedError: the run has another controller.
   """
   parts: cut_parts.Parts = yield from cut_parts.read_parts(asked)
   if why := cut_parts.inconsistency(parts):
     raise errors.CorruptSnapshotError(why)
   record = records.CutComplete(asked.cut, asked.epoch, parts.checksums())
   yield operations.Point("before_cut_complete")
+  yield from fence()
   yield operations.Write(keys.cut_complete_key(asked.cut), record)
   return parts
 

@@ -12,13 +12,16 @@ Layout, relative to the store's root:
     payloads/<key>/...                    outer gradients they point to
     members/<m>                           signs of life of islands
     leases/syncer                         syncer leadership
-    leases/syncer.token                   the newest fencing token drawn
+    leases/controller                     who controls the run, and which
+                                          directory it is in
+    leases/<name>.token                   the newest fencing token drawn
+    lives/<m>.token                       the newest life drawn of island m
     initial/<p>                           what version 0 is made of, if the run
                                           was given parameters
     board                                 hint: versions and open rounds
     verdicts/<m>                          what the syncer has against island m
     cuts/<n>/...                          parts of cut n, see `cuts`
-    epoch                                 timeline, after a roll-back
+    epoch                                 timeline, and who may roll it back
     peers/...                             optimizer states for those without
     states/...                            copies of saved states, see `states`
     log/...                               the run's own files, see `logbook`
@@ -32,6 +35,7 @@ BOARD = "board"
 # Of a version: for all, from the version before for who has it, for the syncer.
 PARAMS, DELTA, MASTER = "params", "delta", "master"
 SYNCER_LEASE = "leases/syncer"
+CONTROLLER_LEASE = "leases/controller"
 EPOCH = "epoch"
 DELAYED = "delayed"  # a buffer that several merges fill, and how many did:
 ARRIVALS = "arrivals"
@@ -54,6 +58,11 @@ def initial_key(fragment: int) -> str:
 def member_key(island: int) -> str:
   """Key of an island's sign of life."""
   return f"members/{island:04d}"
+
+
+def lives_key(island: int) -> str:
+  """What the numbers of an island's lives are drawn from; see `lease.draw`."""
+  return f"lives/{island:04d}"
 
 
 def contribution_name(

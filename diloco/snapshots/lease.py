@@ -16,6 +16,7 @@ never came to fence a head; so beside the lease lies the newest token that was
 drawn, and the next one is above that one and those of the heads.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 
@@ -81,7 +82,12 @@ class LeaseWatch:
 
 
 def acquire(
-  key: str, owner: str, watch: LeaseWatch, clock: Callable[[], float]
+  key: str,
+  owner: str,
+  watch: LeaseWatch,
+  clock: Callable[[], float],
+  home: str = "",
+  above: int = 0,
 ) -> operations.Procedure[int]:
   """Takes the lease if it is free, expired, or ours without our knowing.
 
@@ -90,6 +96,8 @@ def acquire(
     owner: a name no other process has.
     watch: this observer's view of the lease.
     clock: the observer's monotonic clock, seconds.
+    home: what the lease says of its owner besides.
+    above: a token that is known to be taken.
 
   Returns:
     The fencing token; 0 when somebody else holds the lease.
@@ -108,11 +116,11 @@ def acquire(
   watch.held = lease
   if not free:
     return 0
-  above = lease.token if lease else (yield from _newest_of_heads())
-  token: int = yield from draw(key, above)
+  newest = lease.token if lease else (yield from _newest_of_heads())
+  token: int = yield from draw(key, max(newest, above))
   if not token:
     return 0
-  mine = records.Lease(owner, token, beat=0)
+  mine = records.Lease(owner, token, beat=0, home=home)
   taken = yield operations.CompareAndSet(key, mine, generation)
   return token if taken else 0
 
@@ -138,6 +146,12 @@ def draw(key: str, above: int) -> operations.Procedure[int]:
   return token if drew else 0
 
 
+def drawn(key: str) -> operations.Procedure[int]:
+  """The newest token drawn of a lease; 0 where none is known."""
+  found, _ = yield operations.Read(_drawn_key(key), records.DrawnToken)
+  return found.token if found else 0
+
+
 def _newest_of_heads() -> operations.Procedure[int]:
   tokens = [0]
   for name in filter(str.isdecimal, (yield _HEADS)):
@@ -151,14 +165,29 @@ def renew(key: str, owner: str, token: int) -> operations.Procedure[bool]:
   lease, generation = yield _read(key)
   if lease is None or lease.token != token or lease.owner != owner:
     return False
-  mine = records.Lease(owner, token, lease.beat + 1)
+  mine = dataclasses.replace(lease, beat=lease.beat + 1)
   renewed: bool = yield operations.CompareAndSet(key, mine, generation)
   return renewed
 
 
-def release(key: str, owner: str, token: int) -> operations.Procedure[None]:
+def release(
+  key: str, owner: str, token: int, home: str = ""
+) -> operations.Procedure[None]:
   """Gives the lease up, so that a successor need not wait."""
   lease, generation = yield operations.Read(key, records.Lease)
   if lease is not None and lease.token == token and lease.owner == owner:
-    free = records.Lease("", token, lease.beat + 1)
+    free = records.Lease("", token, lease.beat + 1, home)
     yield operations.CompareAndSet(key, free, generation)
+
+
+def fence(key: str, token: int) -> operations.Procedure[None]:
+  """Goes before what may be written under the lease of `token` alone.
+
+  Raises:
+    FencedError: somebody has taken the lease since.
+  """
+  lease, _ = yield _read(key)
+  if lease is not None and lease.token > token:
+    raise errors.FencedError(
+      f"{key} was taken under token {lease.token}, after {token}"
+    )

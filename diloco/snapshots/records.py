@@ -27,6 +27,16 @@ def _hints(kind: type) -> dict[str, tuple[type, ...]]:
   return hints
 
 
+@functools.cache
+def _required(kind: type) -> frozenset[str]:
+  """Fields without a default; a record of an older version may lack others."""
+  return frozenset(
+    field.name
+    for field in dataclasses.fields(kind)
+    if field.default is field.default_factory is dataclasses.MISSING
+  )
+
+
 def checksum(fields: Any) -> int:
   """CRC-32 of what can be written as JSON, whatever the order of its keys."""
   return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
@@ -59,8 +69,8 @@ class Record:
     """Parses and checks every field.
 
     Raises:
-      CorruptSnapshotError: not JSON, a field missing, unknown or of the wrong
-        type.
+      CorruptSnapshotError: not JSON, a field without a default missing, one
+        unknown or of the wrong type.
     """
     try:
       envelope = json.loads(data)
@@ -80,14 +90,19 @@ class Record:
     """Makes a record of what `to_fields` gave, and checks it.
 
     Raises:
-      CorruptSnapshotError: a field is missing, unknown or of the wrong type.
+      CorruptSnapshotError: a field without a default is missing, or one is
+        unknown or of the wrong type.
     """
     hints = _hints(cls)  # type: ignore[arg-type]
-    if not isinstance(fields, dict) or set(fields) != set(hints):
+    required = _required(cls)  # type: ignore[arg-type]
+    if not isinstance(fields, dict) or not (
+      required <= fields.keys() <= hints.keys()
+    ):
       raise errors.CorruptSnapshotError(
         f"{cls.__name__} record is {fields!r}, expected fields {sorted(hints)}"
       )
-    for name, kinds in hints.items():
+    for name in fields:
+      kinds = hints[name]
       if not isinstance(fields[name], kinds):
         raise errors.CorruptSnapshotError(
           f"{cls.__name__}.{name} is {fields[name]!r}, expected {kinds}"
@@ -196,16 +211,17 @@ def retoken(head: Head, token: int) -> Head:
 
 @dataclasses.dataclass(frozen=True)
 class Lease(Record):
-  """Leadership over a shard of fragments."""
+  """Leadership over all fragments, or a controller's over a run."""
 
   owner: str
   token: int  # grows with every change of owner
   beat: int  # grows with every renewal; watched, never compared with a clock
+  home: str = ""  # of a controller's: id of the one directory the run is in
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnToken(Record):
-  """The newest fencing token of a lease, taken or not; see `lease`."""
+  """The newest number drawn: of a lease's tokens, or of an island's lives."""
 
   token: int
 
@@ -256,16 +272,8 @@ class Verdict(Record):
 
 
 @dataclasses.dataclass(frozen=True)
-class Owner(Record):
-  """Whose files of the run are in the store; see `logbook`."""
-
-  run_id: str  # of the directory's config.json
-  session: str  # drawn by each; empty between two
-
-
-@dataclasses.dataclass(frozen=True)
 class Epoch(Record):
-  """Which timeline the store is in; absent in a run never rolled back.
+  """Which timeline the store is in, 0 being that of a run never rolled back.
 
   It is the decision of a restore too; see `restore`.
   """
@@ -278,6 +286,7 @@ class Epoch(Record):
   stamp: int = 0  # the newest cut there was then; heads are stamped with it
   # Keys of contributions that wait again.
   reinjected: list[str] = dataclasses.field(default_factory=list)
+  token: int = 0  # of the newest controller that may restore
 
 
 @dataclasses.dataclass(frozen=True)

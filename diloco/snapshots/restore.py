@@ -15,6 +15,10 @@ leaves them alone.
 
 No role may live meanwhile. One that does is fenced out by the token.
 
+One controller may decide: whoever controls a run writes the token of its lease
+into the epoch record before it does anything else (`hold`). One that was
+deposed finds a newer token there, or its compare-and-set fails.
+
 Of what was on its way at the cut a syncer that was deposed, and had not noticed
 yet, may have discarded some; nothing fences a deletion. A contribution that
 cannot be read is therefore left out by name, as a syncer that could not read
@@ -53,6 +57,7 @@ class Choice(NamedTuple):
     left_out: contributions of the cut that cannot be read, with the reason.
     begun: the decision of a restore that was not finished.
     generation: of the epoch record, read before anything was looked at.
+    token: of the controller that chose; 0 for one that nobody deposes.
   """
 
   parts: cut_parts.Parts | None
@@ -60,6 +65,7 @@ class Choice(NamedTuple):
   left_out: tuple[tuple[records.Contribution, str], ...] = ()
   begun: records.Epoch | None = None
   generation: Any = None
+  token: int = 0
 
 
 class Restored(NamedTuple):
@@ -82,8 +88,44 @@ class Restored(NamedTuple):
   steps: dict[int, int]
 
 
+def hold(token: int) -> operations.Procedure[None]:
+  """Keeps controllers with older tokens from deciding on a restore.
+
+  A damaged record stays as it is, for it is what shows that the run must be
+  set back; that decision takes its place.
+
+  Raises:
+    FencedError: a newer token was here.
+  """
+  while True:
+    try:
+      epoch, generation = yield operations.Read(keys.EPOCH, records.Epoch)
+    except errors.CorruptSnapshotError:
+      return
+    _refuse_deposed(epoch, token)
+    mine = dataclasses.replace(epoch or records.Epoch(0, 0), token=token)
+    if (yield operations.CompareAndSet(keys.EPOCH, mine, generation)):
+      return
+
+
+def newest_token() -> operations.Procedure[int]:
+  """The newest token that `hold` was given, as far as is known."""
+  epoch, _ = yield from _sound(keys.EPOCH, records.Epoch)
+  return epoch.token if epoch else 0
+
+
+def _refuse_deposed(epoch: records.Epoch | None, token: int) -> None:
+  if epoch is not None and 0 < token < epoch.token:
+    raise errors.FencedError(
+      f"a controller with token {epoch.token} has the run, this has {token}"
+    )
+
+
 def choose(
-  check: Check, check_sent: CheckSent, wanted: int | None = None
+  check: Check,
+  check_sent: CheckSent,
+  wanted: int | None = None,
+  token: int = 0,
 ) -> operations.Procedure[Choice]:
   """Chooses the newest cut that verifies; what was begun is finished first.
 
@@ -92,8 +134,13 @@ def choose(
     check_sent: looks at a contribution's tensors.
     wanted: the only one to consider; None for all. A restore that was begun
       goes before, unless its cut cannot be used any more.
+    token: of the controller that asks.
+
+  Raises:
+    FencedError: the run has another controller.
   """
   epoch, generation = yield from _sound(keys.EPOCH, records.Epoch)
+  _refuse_deposed(epoch, token)
   begun = None if epoch is None or epoch.done else epoch
   found: list[int] = yield from cuts.numbers()
   candidates = sorted(found, reverse=True)
@@ -120,8 +167,8 @@ def choose(
         if (text := check_sent(sent))
       )
       parts = _without(parts, {sent.key for sent, _ in left_out})
-    return Choice(parts, tuple(passed_over), left_out, begun, generation)
-  return Choice(None, tuple(passed_over), (), begun, generation)
+    return Choice(parts, tuple(passed_over), left_out, begun, generation, token)
+  return Choice(None, tuple(passed_over), (), begun, generation, token)
 
 
 def _without(parts: cut_parts.Parts, keys_: Collection[str]) -> cut_parts.Parts:
@@ -244,7 +291,10 @@ def _decide(
   """
   cut, found = parts.request.cut, choice.begun
   if found is not None and found.cut == cut:
-    return found, choice.generation
+    mine = dataclasses.replace(found, token=max(found.token, choice.token))
+    if mine == found:
+      return found, choice.generation
+    return (yield from _write_down(mine, choice))
   before, _ = yield from _sound(keys.EPOCH, records.Epoch)
   # Where a head is lost, its last tensors may be too, or not be listed yet.
   board, _ = yield from _sound(keys.BOARD, records.Board)
@@ -265,12 +315,19 @@ def _decide(
     versions.append(max(ever) + 1 + (0 if now else UNSEEN))
   stamp = max((yield from cuts.all_numbers(taken)), default=cut)
   sent = [one.key for one in parts.contributions]
-  begun = records.Epoch(newest + 1, cut, versions, False, stamp, sent)
+  token = max(choice.token, before.token if before else 0)
+  begun = records.Epoch(newest + 1, cut, versions, False, stamp, sent, token)
+  return (yield from _write_down(begun, choice))
+
+
+def _write_down(
+  begun: records.Epoch, choice: Choice
+) -> operations.Procedure[tuple[records.Epoch, Any]]:
   yield operations.CompareAndSet(keys.EPOCH, begun, choice.generation)
   # What counts is what is there: an answer may have been lost.
   now_there, generation = yield from _sound(keys.EPOCH, records.Epoch)
   if now_there != begun:
-    raise ChangedError(f"cut {cut} was chosen, and another restore began")
+    raise ChangedError(f"cut {begun.cut} was chosen, and another restore began")
   return begun, generation
 
 

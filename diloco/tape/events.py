@@ -9,8 +9,8 @@ for pictures only; no decision compares wall clocks).
 """
 
 # Written by the controller.
-RUN_STARTED = "run_started"  # method, islands (M), total_tokens; once for
-#   each session of a run
+RUN_STARTED = "run_started"  # method, islands (M), total_tokens, token (of the
+#   controller's lease); once for each session of a run
 ISLAND_STARTED = "island_started"  # island, island_incarnation, pid, cores
 ISLAND_READY = "island_ready"  # island, island_incarnation, step
 ISLAND_DIED = "island_died"  # island, island_incarnation, cause; not for one

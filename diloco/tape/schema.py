@@ -152,6 +152,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "method": _is_text,
     "islands": _is_island,
     "total_tokens": _is_count,
+    "token": _is_count,
   },
   events.RUN_FINISHED: {"status": _is_text, "reason": _is_text},
   events.SYNCER_DIED: {"led": _is_flag, "seat": _is_text},

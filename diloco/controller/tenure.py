@@ -1,0 +1,260 @@
+"""Who controls a run: a lease in its store, with a fencing token.
+
+A run has one controller at a time, on whatever machine, and is in one
+directory, the lease's *home*, also while it has no controller. That who holds
+the lease has died is seen at once on its own machine; elsewhere the lease must
+stand still for the time to live. A thread that does nothing else renews it, so
+that neither a busy turn nor a long operation of the store loses it.
+
+Only who was told a moment ago that the lease is its own touches processes and
+files; what is written for a restore or a cut is refused by the store's own
+records (`restore.hold`, `cuts.Fence`). A controller that was stopped finds when
+it wakes that it cannot be sure, and asks first.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+from diloco import errors, workers
+from diloco.report import liveness
+from diloco.snapshots import keys, lease, operations, records, restore, store
+
+logger = logging.getLogger(__name__)
+
+_RENEWALS = 5  # in a time to live
+_SURE = 2 / 3  # of a time to live after a renewal nobody else has the lease
+_ASK_SECS = 2.0  # what a store does not answer by then is no reason to wait
+_EXCUSED_SECS = 5.0  # then it is not asked again for so long
+_POLL_SECS = 0.2
+
+
+class Unopposed:
+  """Hold of a controller that nobody deposes.
+
+  Attributes:
+    token: the fencing token; 0 for none.
+  """
+
+  token = 0
+
+  def check(self) -> None:
+    """Raises `FencedError` once another controller has the run."""
+
+  def fence(self) -> operations.Procedure[None]:
+    """See `cuts.Fence`."""
+    yield from ()
+
+
+class Watch(lease.LeaseWatch):
+  """Watches the lease, and sees deaths on this machine at once."""
+
+  def __init__(
+    self,
+    ttl_secs: float,
+    check: Callable[[records.Lease], None] = lambda held: None,
+  ):
+    """Args: the time to live; raises for a lease that must not be taken."""
+    super().__init__(ttl_secs)
+    self._check = check
+
+  def expired(self, lease: records.Lease | None, now: float) -> bool:
+    """See `LeaseWatch`."""
+    if lease is not None:
+      self._check(lease)
+      if lease.owner and liveness.lives(lease.owner) is False:
+        return True
+    return super().expired(lease, now)
+
+
+class Tenure(Unopposed):
+  """A controller's own hold on its run, until it is closed. Thread-safe."""
+
+  def __init__(
+    self,
+    snapshots: store.SnapshotStore,
+    mine: records.Lease,
+    ttl_secs: float,
+    clock: Callable[[], float] = time.monotonic,
+  ):
+    """Renews a lease that was taken just now.
+
+    Args:
+      snapshots: the run's store.
+      mine: what was written there.
+      ttl_secs: after which others take it.
+      clock: monotonic seconds.
+    """
+    self.token = mine.token
+    self.home = mine.home  # what it leaves behind
+    self._store = snapshots
+    self._mine = mine
+    self._ttl_secs = ttl_secs
+    self._clock = clock
+    self._sure_until = clock() + _SURE * ttl_secs
+    self._lost = False
+    self._renewals = workers.Loop("tenure", self._renew(), snapshots.execute)
+    self._renewals.start()
+
+  def __enter__(self) -> Tenure:
+    """Does nothing more."""
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    """Gives the lease up, so that a successor need not wait."""
+    self._renewals.close()
+    if self._lost:
+      return
+    freed = lease.release(
+      keys.CONTROLLER_LEASE, self._mine.owner, self.token, self.home
+    )
+    try:
+      self._store.perform(freed)
+    except operations.FAILURES as error:
+      logger.warning("lease_not_released error=%s", errors.one_line(error))
+
+  def check(self) -> None:
+    """Goes before what only the one controller of a run may do.
+
+    In time in which the store answers nobody, nobody can have taken the lease.
+
+    Raises:
+      FencedError: another controller has the run.
+      WorkerError: nobody renews the lease any more.
+    """
+    self._renewals.check()
+    with self._renewals.changed:
+      if not self._settled():
+        self._renewals.wake()
+        self._renewals.changed.wait_for(self._settled, _ASK_SECS)
+      if self._lost:
+        raise errors.FencedError(
+          f"another controller took the run over, after token {self.token}"
+        )
+      if not self._settled():
+        self._sure_until = self._clock() + _EXCUSED_SECS
+
+  def fence(self) -> operations.Procedure[None]:
+    """See `cuts.Fence`."""
+    return lease.fence(keys.CONTROLLER_LEASE, self.token)
+
+  def _settled(self) -> bool:
+    return self._lost or self._clock() < self._sure_until
+
+  def _renew(self) -> operations.Script[None]:
+    while True:
+      yield operations.Nap(self._ttl_secs / _RENEWALS)
+      began = self._clock()
+      try:
+        self._lost = not (yield from self._still_mine())
+      except operations.FAILURES as error:
+        logger.warning("renewal_failed error=%s", errors.one_line(error))
+        continue
+      if self._lost:
+        logger.warning("lease_gone token=%d", self.token)
+        return
+      self._sure_until = began + _SURE * self._ttl_secs
+
+  def _still_mine(self) -> operations.Procedure[bool]:
+    """Moves the beat; puts back a lease that was damaged or deleted."""
+    key, mine = keys.CONTROLLER_LEASE, self._mine
+    try:
+      if (yield from lease.renew(key, mine.owner, mine.token)):
+        return True
+      found, generation = yield operations.Read(key, records.Lease)
+    except errors.CorruptSnapshotError as error:
+      found, generation = None, error.generation
+    if found is not None:
+      return False
+    if (yield from lease.drawn(key)) != mine.token:
+      return False  # somebody is about to take it
+    put_back: bool = yield operations.CompareAndSet(key, mine, generation)
+    return put_back
+
+
+def take(
+  snapshots: store.SnapshotStore,
+  home: str,
+  ttl_secs: float,
+  what: str,
+  watch: Watch | None = None,
+) -> Tenure:
+  """Makes this process the one controller of a run.
+
+  Args:
+    snapshots: the run's store.
+    home: id of the directory that the run is in, or is to go on in.
+    ttl_secs: of the lease.
+    what: the run, for a user.
+    watch: has seen the lease before; takes it from whatever home. By default
+      the run must be in this one, or nowhere.
+
+  Raises:
+    UserError: a controller of the run lives, or it is in another directory.
+    OSError: the store fails.
+  """
+  watch = watch or Watch(ttl_secs, lambda held: _check_home(held, home, what))
+  owner, first = liveness.name_process(), None
+  while True:
+    above = snapshots.perform(restore.newest_token())
+    token = snapshots.perform(
+      lease.acquire(
+        keys.CONTROLLER_LEASE, owner, watch, time.monotonic, home, above
+      )
+    )
+    if token:
+      break
+    held = watch.held
+    if held is not None and held.owner:
+      _refuse_living(held, first or held, what)
+      if first is None:
+        print(f"{what}: is its controller alive? watching", file=sys.stderr)
+      first = first or held
+    time.sleep(_POLL_SECS)
+  mine = Tenure(snapshots, records.Lease(owner, token, 0, home), ttl_secs)
+  try:
+    snapshots.perform(restore.hold(token))
+  except BaseException as error:
+    mine.__exit__()
+    if isinstance(error, errors.FencedError):
+      raise _alive(what) from error
+    raise
+  return mine
+
+
+def _check_home(held: records.Lease, home: str, what: str) -> None:
+  if held.home not in ("", home):
+    raise errors.UserError(
+      what,
+      "its run was taken over, and goes on in another directory",
+      "go on there, or take it back: 'diloco resume URL --workdir=NEW'",
+    )
+
+
+def _refuse_living(
+  held: records.Lease, first: records.Lease, what: str
+) -> None:
+  if held != first or liveness.lives(held.owner):
+    raise _alive(what)
+
+
+def _alive(what: str) -> errors.UserError:
+  return errors.UserError(
+    what, "a controller of this run is alive", "stop it first"
+  )
+
+
+def home(snapshots: store.SnapshotStore) -> str:
+  """Id of the directory that a run is in; empty if none is known.
+
+  Raises:
+    OSError: the store cannot be read.
+  """
+  try:
+    held = snapshots.read(keys.CONTROLLER_LEASE, records.Lease)
+  except errors.CorruptSnapshotError:
+    return ""
+  return held.home if held else ""

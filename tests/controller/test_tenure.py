@@ -1,0 +1,383 @@
+"""One controller at a time: who takes a run, who keeps it, what is refused."""
+
+import itertools
+import json
+import os
+import subprocess
+import threading
+
+import pytest
+from cut_builder import CutRun, run_with_a_cut
+
+from diloco import errors
+from diloco.controller import roles, tenure
+from diloco.report import liveness
+from diloco.snapshots import (
+  cuts,
+  keys,
+  lease,
+  operations,
+  records,
+  restore,
+  store,
+)
+
+LONG_SECS = 1000.0  # no thread renews by itself before a test is over
+SHORT_SECS = 0.5
+HOME = "of the directory"
+
+
+class Store(store.SnapshotStore):
+  """A store that can be cut off."""
+
+  fails = False
+
+  def execute(self, operation):
+    if self.fails:
+      raise errors.StoreError("no answer")
+    return super().execute(operation)
+
+
+@pytest.fixture
+def snapshots():
+  return Store("memory://")
+
+
+class Clock:
+  """Stands still until moved."""
+
+  now = 0.0
+
+  def __call__(self):
+    return self.now
+
+
+def take(snapshots, ttl_secs=LONG_SECS, home=HOME):
+  return tenure.take(snapshots, home, ttl_secs, "the run")
+
+
+def held(snapshots):
+  return snapshots.read(keys.CONTROLLER_LEASE, records.Lease)
+
+
+def name_of(pid, ticks, machine=None):
+  return json.dumps([machine or liveness.machine(), pid, ticks, "nonce"])
+
+
+def left_by(snapshots, owner):
+  """The lease of a controller that did not give it up."""
+  snapshots.write(f"{keys.CONTROLLER_LEASE}.token", records.DrawnToken(4))
+  snapshots.write(keys.CONTROLLER_LEASE, records.Lease(owner, 4, 9, HOME))
+
+
+def test_controller_takes_a_free_run_and_leaves_it_free(snapshots):
+  for token in (1, 2):
+    with take(snapshots) as mine:
+      assert mine.token == token
+      mine.check()
+      lease_now = held(snapshots)
+      assert (lease_now.token, lease_now.home) == (token, HOME)
+      assert liveness.lives(lease_now.owner) is None  # this very process
+    assert held(snapshots).owner == "" and held(snapshots).home == HOME
+
+
+def test_dead_controller_of_this_machine_is_replaced_at_once(snapshots):
+  child = subprocess.Popen(["sleep", "60"])
+  owner = name_of(child.pid, liveness.start_ticks(child.pid))
+  assert liveness.lives(owner) is True
+  left_by(snapshots, owner)
+  with pytest.raises(errors.UserError, match="a controller of this run is al"):
+    take(snapshots)
+  child.kill()
+  child.wait()
+  assert liveness.lives(owner) is False
+  with take(snapshots) as mine:
+    assert mine.token == 5
+  # Nor is a later process of that number the controller.
+  left_by(snapshots, name_of(os.getppid(), 1))
+  with take(snapshots) as mine:
+    assert mine.token == 6
+
+
+# Processes whose numbers are others' here; the second is of a container.
+STRANGERS = {
+  "another machine": ("another boot.pid:[4026531836]", os.getppid()),
+  "a container with our number": ("this boot.pid:[1]", os.getpid()),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_controller_elsewhere_is_replaced_once_its_lease_stands_still(
+  snapshots, who, capsys
+):
+  machine, pid = STRANGERS[who]
+  left_by(snapshots, name_of(pid, liveness.start_ticks(pid), machine))
+  with take(snapshots, SHORT_SECS) as mine:
+    assert mine.token == 5
+  assert "is its controller alive? watching" in capsys.readouterr().err
+
+
+def test_controller_elsewhere_that_lives_keeps_the_run(snapshots):
+  with take(snapshots, SHORT_SECS) as mine:
+    with pytest.raises(
+      errors.UserError, match="a controller of this run is al"
+    ):
+      take(snapshots, SHORT_SECS)
+    mine.check()
+
+
+def test_of_many_who_take_a_run_at_once_one_has_it(snapshots):
+  found, start = [], threading.Barrier(8)
+
+  def contend():
+    start.wait()
+    try:
+      found.append(take(snapshots, 2 * SHORT_SECS))
+    except errors.UserError:
+      found.append(None)
+
+  threads = [threading.Thread(target=contend) for _ in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  (mine,) = filter(None, found)
+  with mine:
+    mine.check()
+    assert held(snapshots).token == mine.token
+
+
+def test_run_that_is_in_another_directory_is_not_taken(snapshots):
+  with take(snapshots):
+    pass
+  before = held(snapshots)
+  with pytest.raises(errors.UserError, match="goes on in another directory"):
+    take(snapshots, home="of a copy")
+  assert held(snapshots) == before and tenure.home(snapshots) == HOME
+
+
+def holding(snapshots, clock, ttl_secs=LONG_SECS):
+  with take(snapshots):
+    pass
+  owner = liveness.name_process()
+  watch = lease.LeaseWatch(ttl_secs)
+  token = snapshots.perform(
+    lease.acquire(keys.CONTROLLER_LEASE, owner, watch, clock, HOME)
+  )
+  mine = records.Lease(owner, token, 0, HOME)
+  return tenure.Tenure(snapshots, mine, ttl_secs, clock)
+
+
+def depose(snapshots, mine):
+  """Another controller takes the run, as if this one were long dead."""
+  snapshots.write(keys.CONTROLLER_LEASE, records.Lease("", mine.token, 0, HOME))
+  return take(snapshots)
+
+
+def test_controller_that_was_stopped_asks_before_it_does_anything(snapshots):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    with depose(snapshots, mine):
+      mine.check()  # nobody could have taken it so soon
+      clock.now += LONG_SECS
+      with pytest.raises(errors.FencedError, match="took the run over"):
+        mine.check()
+  # It gives up nothing that is not its own.
+  assert held(snapshots).token == mine.token + 1
+
+
+def test_controller_that_was_stopped_and_not_replaced_goes_on(snapshots):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    clock.now += LONG_SECS
+    mine.check()
+    assert held(snapshots).beat > 0
+
+
+def test_store_that_answers_nobody_deposes_nobody(snapshots, monkeypatch):
+  monkeypatch.setattr(tenure, "_ASK_SECS", 0.01)
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    snapshots.fails = True
+    for _ in range(3):
+      clock.now += LONG_SECS
+      mine.check()
+    snapshots.fails = False
+
+
+def damage(snapshots, key):
+  snapshots.put(key, b"{}")
+
+
+@pytest.mark.parametrize("strike", [store.SnapshotStore.delete, damage])
+def test_lease_that_is_lost_or_damaged_is_put_back(snapshots, strike):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    strike(snapshots, keys.CONTROLLER_LEASE)
+    clock.now += LONG_SECS
+    mine.check()
+    assert held(snapshots).token == mine.token
+
+
+@pytest.mark.parametrize("strike", [store.SnapshotStore.delete, damage])
+def test_lease_that_somebody_is_about_to_take_is_not_put_back(
+  snapshots, strike
+):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    strike(snapshots, keys.CONTROLLER_LEASE)
+    snapshots.perform(lease.draw(keys.CONTROLLER_LEASE, mine.token))
+    clock.now += LONG_SECS
+    with pytest.raises(errors.FencedError):
+      mine.check()
+
+
+def test_token_is_newer_than_those_of_controllers_that_may_restore(snapshots):
+  with take(snapshots):
+    pass
+  snapshots.perform(restore.hold(9))
+  for key in (keys.CONTROLLER_LEASE, f"{keys.CONTROLLER_LEASE}.token"):
+    snapshots.delete(key)
+  with take(snapshots) as mine:
+    assert mine.token == 10
+
+
+def fence(token):
+  return lambda: lease.fence(keys.CONTROLLER_LEASE, token)
+
+
+def wanting(run, what, asked):
+  """What a controller with token 1 does to a cut."""
+  if what == "request":
+    return cuts.request([0], 2, fence(1))
+  if what == "complete":
+    return cuts.complete(asked, fence(1))
+  return cuts.abandon(asked.cut, "a reason", fence(1))
+
+
+@pytest.mark.parametrize("what", ["request", "complete", "abandon"])
+def test_cut_is_left_alone_by_who_is_deposed_before_its_last_write(
+  tmp_path, what
+):
+  for moment in itertools.count():
+    run = CutRun(tmp_path / f"{moment}")
+    run.take_cut()
+    asked = run.store.read(keys.cut_request_key(1), records.CutRequest)
+    run.store.delete(keys.cut_complete_key(1))
+    newer = records.Lease("other", 2, 0)
+    writes = []
+
+    def execute(operation, run=run, left=iter(range(moment, -1, -1))):
+      is_write = isinstance(
+        operation, operations.Write | operations.CompareAndSet
+      )
+      if next(left, None) == 0:
+        run.store.write(keys.CONTROLLER_LEASE, newer)
+        writes.append(is_write)
+      return run.store.execute(operation)
+
+    before = dict.fromkeys(run.store.keys("cuts"))
+    try:
+      operations.perform(wanting(run, what, asked), execute)
+    except errors.FencedError:
+      assert dict.fromkeys(run.store.keys("cuts")) == before
+      continue
+    # Only what was on its way already gets through.
+    assert writes in ([True], [])
+    if not writes:
+      return
+
+
+def zombie(run, token):
+  """Goes back to a cut as a controller does, until it is refused."""
+  while True:
+    choice = yield from restore.choose(
+      lambda parts: "", lambda sent: "", None, token
+    )
+    try:
+      return (
+        yield from restore.restore(choice, lambda *_: None, lambda _: None)
+      )
+    except restore.ChangedError:
+      continue
+
+
+def test_restore_is_decided_by_the_newest_controller_or_finished_by_it(
+  tmp_path,
+):
+  refused = finished = 0
+  for moment in itertools.count():
+    run, _ = run_with_a_cut(tmp_path / f"{moment}")
+    run.perform(restore.hold(1))
+    before = run.heads(), run.waiting()
+    unfinished = []
+
+    def execute(
+      operation,
+      run=run,
+      left=iter(range(moment, -1, -1)),
+      unfinished=unfinished,
+    ):
+      if next(left, None) == 0:
+        run.perform(restore.hold(2))
+        unfinished.append(run.perform(restore.unfinished()))
+        if unfinished[0]:  # so it ends all roles and goes on with that
+          run.perform(zombie(run, 2))
+      return run.store.execute(operation)
+
+    try:
+      operations.perform(zombie(run, 1), execute)
+    except errors.FencedError:
+      assert unfinished
+    if not unfinished:
+      break
+    if unfinished == [1]:
+      finished += 1
+      assert not run.perform(restore.unfinished())
+      assert [head.version for head in run.heads()] == [8, 5]
+    else:
+      refused += 1
+      assert (run.heads(), run.waiting()) == before
+    with pytest.raises(errors.FencedError):
+      run.perform(zombie(run, 1))
+    assert run.store.read(keys.EPOCH, records.Epoch).token == 2
+  assert refused > 10 and finished > 10
+
+
+def test_damaged_epoch_stays_what_shows_that_the_run_must_be_set_back(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  damage(run.store, keys.EPOCH)
+  run.perform(restore.hold(3))
+  with pytest.raises(errors.CorruptSnapshotError):
+    run.perform(restore.unfinished())
+  run.perform(zombie(run, 3))
+  assert run.store.read(keys.EPOCH, records.Epoch).token == 3
+
+
+def test_no_life_is_drawn_twice_however_two_controllers_meet(snapshots):
+  for moments in itertools.product(range(8), repeat=2):
+    run, lives = Store("memory://"), []
+    for moment in moments:
+      first = roles.draw_life(0, 2)
+      step = next(first)
+      for _ in range(moment):
+        try:
+          step = first.send(run.execute(step))
+        except StopIteration as end:
+          lives.append(end.value)
+          break
+      else:
+        lives.append(run.perform(roles.draw_life(0, 2)))
+        with pytest.raises(StopIteration) as end:
+          while True:
+            step = first.send(run.execute(step))
+        lives.append(end.value.value)
+    assert len(set(lives)) == len(lives) and min(lives) == 3
+
+
+def test_life_is_newer_than_that_of_a_living_member(snapshots):
+  member = records.Member(0, 7, 1, 8, 0.1, True, "nonce")
+  snapshots.write(keys.member_key(0), member)
+  assert snapshots.perform(roles.draw_life(0, 2)) == 8
+  damage(snapshots, keys.member_key(0))
+  assert snapshots.perform(roles.draw_life(0, 2)) == 9
