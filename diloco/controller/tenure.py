@@ -96,6 +96,7 @@ class Tenure(Unopposed):
     self._clock = clock
     self._sure_until = clock() + _SURE * ttl_secs
     self._lost = False
+    self._failed = 0  # times that the store did
     self._renewals = workers.Loop("tenure", self._renew(), snapshots.execute)
     self._renewals.start()
 
@@ -128,8 +129,11 @@ class Tenure(Unopposed):
     self._renewals.check()
     with self._renewals.changed:
       if not self._settled():
+        failed = self._failed
         self._renewals.wake()
-        self._renewals.changed.wait_for(self._settled, _ASK_SECS)
+        self._renewals.changed.wait_for(
+          lambda: self._settled() or self._failed > failed, _ASK_SECS
+        )
       if self._lost:
         raise errors.FencedError(
           f"another controller took the run over, after token {self.token}"
@@ -152,6 +156,7 @@ class Tenure(Unopposed):
         self._lost = not (yield from self._still_mine())
       except operations.FAILURES as error:
         logger.warning("renewal_failed error=%s", errors.one_line(error))
+        self._failed += 1
         continue
       if self._lost:
         logger.warning("lease_gone token=%d", self.token)

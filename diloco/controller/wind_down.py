@@ -92,6 +92,7 @@ def _train_and_wind_down(
 ) -> outcome_lib.Outcome:
   while not controller.trained and not controller.interrupts:
     controller.turn()
+  controller.tenure.check()
   finished = not controller.interrupts
   reason = "token budget trained" if finished else "interrupted"
   controller.tape.record(events.RUN_STOPPING, reason=reason)

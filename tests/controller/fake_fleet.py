@@ -11,7 +11,7 @@ import queue
 from diloco import channel, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
-from diloco.controller import outside, wind_down
+from diloco.controller import outside, tenure, wind_down
 from diloco.controller.engines import base
 from diloco.tape import reader
 
@@ -185,7 +185,9 @@ class Fleet:
 class Session:
   """A controller of a run in a fleet; a second one is a resume."""
 
-  def __init__(self, run_dir, world, incarnation=1, on_tick=None, **values):
+  def __init__(
+    self, run_dir, world, incarnation=1, on_tick=None, hold=None, **values
+  ):
     self.run_dir, self.fleet = run_dir, world
     config = make_config(**values)
     self.controller = controller_lib.Controller(
@@ -197,6 +199,7 @@ class Session:
         lambda: world.now,
         on_tick or (lambda: None),
         lambda end: world.set_back(end),
+        hold or tenure.Unopposed(),
       ),
       10,  # tokens of a step
       timing.derive(config.controller, 0.0),

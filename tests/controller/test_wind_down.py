@@ -1,9 +1,13 @@
 """A session from its first turn to its last, in a fleet of fakes."""
 
+import os
+
 import fake_fleet
 import pytest
 
 from diloco import errors
+from diloco.controller import change, tenure
+from diloco.report import liveness
 
 
 def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
@@ -112,6 +116,47 @@ def test_error_nobody_foresaw_leaves_the_fleet_running(
   assert run.events("run_finished") == []
   log = tmp_path / "logs" / "controller.log"
   assert "in surprise" in log.read_text() and str(log) in text
+
+
+class Hold(tenure.Unopposed):
+  """Of a controller that another has deposed once `lost` is set."""
+
+  token = 3
+  lost = False
+
+  def check(self):
+    if self.lost:
+      raise errors.FencedError("another controller took the run over")
+
+
+@pytest.mark.parametrize("interrupts", [0, 1, 2])
+def test_controller_that_lost_its_run_leaves_everything_as_it_is(
+  session, fleet, tmp_path, interrupts
+):
+  hold = Hold()
+  run = session(hold=hold)
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
+  assert [e["token"] for e in run.events("run_started")] == [3]
+  other = liveness.announcement(tmp_path) | {"pid": os.getppid()}
+  other["started_ticks"] = liveness.start_ticks(os.getppid())
+  fleet.announce(tmp_path, other)
+  fleet.living["island-1"].die("SIGKILL")  # is the other's to start again
+  fleet.say("island-0", type="ready", step=1)
+  change.wish_path(tmp_path).write_text("{}")
+
+  def files():
+    return {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+  before, starts = files(), len(fleet.launches)
+  hold.lost = True
+  for _ in range(interrupts):
+    run.controller.interrupt()
+  with pytest.raises(errors.DetachedError, match="another controller took"):
+    run.run()
+  assert files() == before
+  assert fleet.killed == [] and len(fleet.launches) == starts
+  assert fleet.closed
 
 
 @pytest.mark.parametrize("islands", [1, 2])

@@ -2,6 +2,7 @@
 
 The other is told that it is on another machine, so that it can see of the first
 no more than its lease; both reach one directory, as nodes that share a disk do.
+Later it meets an error that nobody foresaw, and a third goes on.
 """
 
 import signal
@@ -14,10 +15,16 @@ import real_run
 from diloco.snapshots import keys, records, store
 
 ELSEWHERE = """
+import pathlib
 import sys
-from diloco.report import liveness
-liveness.machine = lambda: "another machine"
 from diloco import cli
+from diloco.controller import change
+from diloco.report import liveness
+
+liveness.machine = lambda: "another machine"
+surprise = pathlib.Path(sys.argv[2], "control", "surprise")
+look = change.Desk.look
+change.Desk.look = lambda desk: 1 / (not surprise.exists()) and look(desk)
 sys.exit(cli.main(sys.argv[1:]))
 """
 
@@ -52,6 +59,10 @@ def run(tmp_path_factory):
           run.steps(0) > steps + 20 and len(run.events("merged")) > merges + 4
         )
       )
+      (run.dir / "control" / "surprise").touch()
+      run.detached = run.finish()
+      run.start_command("resume", str(run.dir))
+      run.wait_for(lambda: len(run.events("reattached")) == 8)
       run.pids_after = sorted(run.alive())
       run.process.send_signal(signal.SIGINT)
       run.end = run.finish()
@@ -67,10 +78,10 @@ def controllers_files(run):
   return {path.name: path.read_bytes() for path in paths}
 
 
-def test_other_controller_takes_up_the_living_roles(run):
+def test_other_controllers_take_up_the_living_roles(run):
   assert run.pids == run.pids_after and len(run.pids) == 4
   tokens = [e["token"] for e in run.events("run_started")]
-  assert tokens == [1, 2]
+  assert tokens == [1, 2, 3]
 
 
 def test_first_one_wakes_and_leaves_everything_as_it_is(run):
@@ -81,6 +92,14 @@ def test_first_one_wakes_and_leaves_everything_as_it_is(run):
   assert run.files == run.files_after
 
 
+def test_error_nobody_foresaw_ends_the_controller_alone(run):
+  code, out, err = run.detached
+  assert (code, out) == (1, "")
+  last = err.splitlines()[-1]
+  assert "the controller failed (ZeroDivisionError" in last
+  assert "take them up with 'diloco resume" in last
+
+
 def test_run_ends_in_order_and_its_books_are_balanced(run):
   code, _, err = run.end
   assert code == 0, err
@@ -88,4 +107,4 @@ def test_run_ends_in_order_and_its_books_are_balanced(run):
   assert run.summary()["status"] == "stopped"
   left = store.SnapshotStore((run.dir / "snapshots").as_uri() + "/")
   lease = left.read(keys.CONTROLLER_LEASE, records.Lease)
-  assert (lease.owner, lease.token) == ("", 2)
+  assert (lease.owner, lease.token) == ("", 3)
