@@ -515,3 +515,30 @@ def test_close_leaves_no_threads(ends, tmp_path):
     for client in clients:
       client.close()
     eventually(lambda: set(threading.enumerate()) <= before)
+
+
+def test_role_leaves_a_controller_that_was_replaced_and_is_stopped(
+  ends, tmp_path
+):
+  first = serve(ends, tmp_path)
+  client = ends(channel.Client, tmp_path, "island-0", {})
+  take(first.inbox)
+  second = serve(ends, tmp_path)  # the first hangs nobody up
+  eventually(
+    lambda: client.send({"type": "status"}) or not second.inbox.empty()
+  )
+  assert take(second.inbox)[1]["type"] == "hello"
+  client.send({"type": "done"})
+  assert take(second.inbox)[1]["type"] in ("done", "status")
+
+
+def test_role_stays_with_a_controller_whose_announcement_is_gone(
+  ends, tmp_path
+):
+  server = serve(ends, tmp_path)
+  client = ends(channel.Client, tmp_path, "island-0", {})
+  take(server.inbox)
+  channel.address_path(tmp_path).unlink()
+  eventually(lambda: client.alone_secs() == 0.0)
+  client.send({"type": "done"})
+  assert take(server.inbox)[1]["type"] == "done"

@@ -76,6 +76,12 @@ def test_record_of_another_form_is_corrupt(fields):
     records.Contribution.from_bytes(data.encode())
 
 
+def test_record_of_an_older_version_may_lack_a_field_with_a_default():
+  fields = {"owner": "a", "token": 1, "beat": 2}
+  data = json.dumps({"crc32": records.checksum(fields), "record": fields})
+  assert records.Lease.from_bytes(data.encode()) == records.Lease("a", 1, 2, "")
+
+
 def test_contribution_key_is_unique_and_sorts_by_fragment_island_and_step():
   later = dataclasses.replace(CONTRIBUTION, step=1000)
   other = dataclasses.replace(CONTRIBUTION, incarnation=3)
