@@ -8,11 +8,13 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 
 import diloco
-from diloco import commands
+from diloco import commands, hyper
 from diloco import config as config_lib
 from diloco.tape import events, fates
+from diloco.workbench import frozen
 
 ROOT = pathlib.Path(diloco.__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -185,6 +187,22 @@ def test_commands_of_the_pages_are_understood():
     command = commands.find(arguments)
     _, rest = command.make_parser().parse_known_args(arguments[1:])
     assert all(word.startswith("--config.") for word in rest), (page, rest)
+
+
+def test_sweep_of_the_tutorial_can_be_swept(tmp_path):
+  text = (DOCS / "tutorial.md").read_text()
+  (code,) = re.findall(
+    r"```python\n(.*?)```", text.split("`rates.py`")[1], re.S
+  )
+  path = tmp_path / "rates.py"
+  path.write_text(textwrap.dedent("   " + code.lstrip()))
+  points, trains = hyper.load(str(path))
+  made = frozen.build(str(path), points, "train" if trains else "simulate")
+  assert [point.name for point in made.points] == [
+    f"every={every},learning_rate={rate}"
+    for every in (12, 24)
+    for rate in (0.5, 1.0)
+  ]
 
 
 def test_every_bench_of_the_results_can_be_run():

@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from diloco.workbench import compare_page
 
     compare_page.write(args.html, comparison)
+    print(f"wrote {args.html}", file=sys.stderr)
   if args.json:
     json.dump(comparison.to_json(), sys.stdout, indent=2)
     print()

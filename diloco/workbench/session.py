@@ -93,7 +93,12 @@ def start(
         stderr=output,
         start_new_session=True,  # Ctrl-C is for whoever looks on
       )
-    _wait(run_dir, child)
+    try:
+      _wait(run_dir, child)
+    except BaseException:
+      child.kill()  # interrupted before it was on; it reads what goes now
+      child.wait()
+      raise
     if child.returncode:
       lines = log.read_text(errors="replace").splitlines()
       raise errors.UserError(

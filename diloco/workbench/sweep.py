@@ -242,12 +242,13 @@ class Runner:
     done = self._ended + sum(shares.values())
     rest = self._left - sum(shares.values())
     # Of less than a tenth of a point nothing follows: it has been starting.
-    secs = (self._told - self._begun) / done * rest if done > 0.1 else None
+    secs = (self._told - self._begun) / done * rest if done > 0.1 else 0.0
+    left = f", about {figures.secs(secs)}" if secs >= 1.0 else ""
     on = [f"{name} {figures.percent(share)}" for name, share in shares.items()]
     points = len(self._sweep.points)
     _tell(
-      f"[{points - self._left}/{points}] {news}{self._left} to go, about"
-      f" {figures.secs(secs)}{'' if news else '; ' + ', '.join(on)}"
+      f"[{points - self._left}/{points}] {news}{self._left} to go{left}"
+      f"{'' if news else '; ' + ', '.join(on)}"
     )
 
   def _share(self, name: str) -> float:

@@ -29,7 +29,8 @@ from experiments.fleets import four_regions
 # ## What do failures cost?
 #
 # A chip fails once a year. One synchronous job over all chips stands still whenever
-# any of them does; islands lose only what failed. Whiskers are over seeds.
+# any of them does; islands lose only what failed. Means of two
+# seeds.
 
 # %%
 chips = [19_200, 150_000]
@@ -41,7 +42,7 @@ for islands in (1, 8):
     )["goodput"]
     for n in chips
   ]
-  axes.plot(chips, [f["mean"] for f in found], "o-", label=f"{islands} islands")
+  axes.plot(chips, [f["mean"] for f in found], "o-", label=f"M = {islands}")
 axes.set(xscale="log", xlabel="chips", ylabel="goodput", ylim=(0, 1))
 axes.legend()
 # %% [markdown]

@@ -50,14 +50,15 @@ run.watch()
 # %%
 def draw(*runs):
   """Training loss of every island of some runs, against its steps."""
-  figure, axes = plt.subplots(figsize=(7, 3))
+  _, axes = plt.subplots(figsize=(7, 3))
   for one in runs:
-    for island, steps in one.metrics().groupby("island"):
+    # Steps that are done again after a death count once.
+    table = one.metrics().drop_duplicates(["island", "step"], keep="last")
+    for island, steps in table.sort_values("step").groupby("island"):
       smooth = steps.loss.ewm(span=20).mean()
       axes.plot(steps.step, smooth, label=f"{one.dir.name}, island {island}")
   axes.set(xlabel="inner step", ylabel="training loss, nats per byte")
   axes.legend()
-  return figure
 
 
 draw(run)
@@ -150,8 +151,8 @@ print(run.explain(int(last.fragment), int(last.version)))
 # The tape holds every decision, so the run can be done again without its timing,
 # its kills and its luck.
 
-# %%
-# !diloco replay {run.dir} --until_version=1
+# %% magic_args="-s {run.dir}" language="bash"
+# diloco replay "$1" --until_version=1
 
 # %% [markdown]
 # ## Take it away
@@ -162,8 +163,8 @@ print(run.explain(int(last.fragment), int(last.version)))
 params = run.params()
 list(params), run.versions()
 
-# %%
-# !diloco sample {run.dir} --prompt="def " --tokens=80 --temperature=0.7
+# %% magic_args="-s {run.dir}" language="bash"
+# diloco sample "$1" --prompt="def " --tokens=80 --temperature=0.7
 
 # %% [markdown]
 # `run.report()` makes one page of everything.

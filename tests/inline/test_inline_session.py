@@ -1,7 +1,9 @@
 """A run beside its user, within the user's own process: `diloco.start`."""
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -59,6 +61,7 @@ def story(tmp_path_factory):
   before = len(lines(run, "merged"))
   run.watch(merges=2)
   run.watched = len(lines(run, "merged")) - before
+  run.interrupted = interrupted(run)
   run.states = [run.state, run.stop()]
   run.first = run.summary
   until(lambda: not inline.names())
@@ -74,6 +77,40 @@ def test_cell_that_is_run_twice_starts_nothing_twice(story):
 
 def test_run_is_watched_until_it_has_merged_so_often(story):
   assert story.watched >= 2
+
+
+def interrupted(run):
+  """How many were merged after an interrupt in the middle of watching."""
+
+  @contextlib.contextmanager
+  def screen():
+    yield lambda: signal.raise_signal(signal.SIGINT)
+
+  run._screen = screen
+  run.watch()  # it would never return
+  del run._screen
+  before = len(lines(run, "merged"))
+  return until(lambda: len(lines(run, "merged")) - before)
+
+
+def test_interrupted_cell_stops_nothing(story):
+  assert story.interrupted > 0
+  assert story.states[0] == "running"
+
+
+def test_start_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+  started = []
+
+  def wait(run_dir, child):
+    started.append(child)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(session, "_wait", wait)
+  config = inline.make_config(2, total_tokens=100) | {"engine": "process"}
+  with pytest.raises(KeyboardInterrupt):
+    diloco.start(config, tmp_path / "run")
+  assert started[0].returncode == -signal.SIGKILL
+  assert not (tmp_path / "run").exists()
 
 
 def test_killed_roles_come_back(story):

@@ -167,7 +167,8 @@ class Page(html.parser.HTMLParser):
 
 def test_page_is_one_whole_file_without_a_network(six, capsys, tmp_path):
   path = tmp_path / "page.html"
-  code, _, _ = run(capsys, *six, f"--html={path}")
+  code, _, err = run(capsys, *six, f"--html={path}")
+  assert err == f"wrote {path}\n"
   content = path.read_text()
   page = Page(content)
   assert code == 0
