@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from diloco.errors import FailedRunError, UserError
   from diloco.interface import plan, simulate, train
+  from diloco.islands.link import Link
+  from diloco.tasks.model import Model
   from diloco.workbench.opened import Run
   from diloco.workbench.session import Session, start
 
@@ -31,6 +33,8 @@ for _library in ("OPENBLAS", "MKL"):
 __version__ = "0.1.0"
 __all__ = [
   "FailedRunError",
+  "Link",
+  "Model",
   "Run",
   "Session",
   "UserError",
@@ -42,6 +46,8 @@ __all__ = [
 
 _HOMES = {
   "FailedRunError": "diloco.errors",
+  "Link": "diloco.islands.link",
+  "Model": "diloco.tasks.model",
   "Run": "diloco.workbench.opened",
   "Session": "diloco.workbench.session",
   "UserError": "diloco.errors",

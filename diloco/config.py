@@ -227,6 +227,7 @@ class RunConfig:
   engine: Literal["process", "inline", "ray", "virtual"] = "process"  # of roles
   ray_address: str = ""  # of a cluster; "" is RAY_ADDRESS, or the one here
   method: str = "decoupled"  # see `diloco.methods`
+  loop: str = ""  # "FILE.py:NAME" of a training loop; else the task's steps
   task: TaskConfig = TaskConfig()
   fleet: FleetConfig = FleetConfig()
   sync: SyncConfig = SyncConfig()
@@ -441,6 +442,7 @@ def _validate(config: RunConfig) -> None:
     "set config.outer.momentum to 0, and sync.adoption to another, such as"
     " 'carry'",
   )
+  _validate_loop(config)
   _validate_times(config)
   _validate_evaluator(config)
   _validate_open_ends(config)
@@ -474,6 +476,16 @@ def _validate(config: RunConfig) -> None:
       f"{fault.target} has no values that could be spoilt",
       "name an island as its target",
     )
+
+
+def _validate_loop(config: RunConfig) -> None:
+  _require(
+    not config.loop or (config.engine != "virtual" and config.replicas == 1),
+    f"config.loop = {config.loop!r}",
+    "islands in virtual time take turns in one thread, and one job divides its"
+    " batches among all slices; a loop of one's own does neither",
+    "choose another config.engine or config.method, or leave config.loop out",
+  )
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (

@@ -1,11 +1,15 @@
-"""A user's own Python file: executed, and its mistakes told as its own."""
+"""A user's own Python code: executed, and its mistakes told as its own."""
 
 import contextlib
+import difflib
+import importlib
 import importlib.util
 import pathlib
+import sys
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from diloco import errors
 
@@ -22,10 +26,12 @@ def execute(what: str, path: str) -> Iterator[types.ModuleType]:
   """
   if not pathlib.Path(path).is_file():
     raise errors.UserError(what, "there is no such file", "check the path")
-  spec = importlib.util.spec_from_file_location("diloco_own_file", path)
+  name = f"diloco_own_file_{pathlib.Path(path).stem}"
+  spec = importlib.util.spec_from_file_location(name, path)
   if spec is None or spec.loader is None:
     raise errors.UserError(what, "it is no Python file", "name a .py file")
   module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # where its dataclasses look their names up
   try:
     spec.loader.exec_module(module)
     yield module
@@ -48,3 +54,53 @@ def _describe(error: BaseException, path: str) -> str:
   lines = [frame.lineno for frame in frames if frame.filename.endswith(path)]
   where = f" (line {lines[-1]})" if lines else ""
   return f"{type(error).__name__}: {text}{where}"
+
+
+def load(what: str, place: str) -> Callable[..., Any]:
+  """Loads a function of the user's.
+
+  Args:
+    what: it is for, in errors.
+    place: "FILE.py:NAME" or "package.module:NAME".
+
+  Raises:
+    UserError: there is no such file, module or function, or the file fails.
+  """
+  home, _, name = place.rpartition(":")
+  if home.endswith(".py"):
+    with execute(what, home) as module:
+      pass
+  else:
+    module = _imported(what, home)
+  function = getattr(module, name, None)
+  if not callable(function):
+    names = [n for n, v in vars(module).items() if callable(v)]
+    raise errors.UserError(
+      what, f"{home!r} has no function {name!r}", nearest(name, names)
+    )
+  found: Callable[..., Any] = function
+  return found
+
+
+def _imported(what: str, name: str) -> types.ModuleType:
+  try:
+    return importlib.import_module(name)
+  except (ModuleNotFoundError, ValueError, TypeError) as error:
+    # An import that fails inside the user's module is theirs to see whole.
+    missing = getattr(error, "name", None) or name
+    if not f"{name}.".startswith(f"{missing}."):
+      raise
+    raise errors.UserError(
+      what,
+      f"there is no module {missing!r}",
+      "install it, or put its folder on PYTHONPATH",
+    ) from error
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+  """A remedy: the name probably meant, else all names."""
+  names = list(names)
+  close = difflib.get_close_matches(name, names, n=1)
+  if close:
+    return f"did you mean {close[0]!r}?"
+  return f"known are {', '.join(names) or 'none'}"

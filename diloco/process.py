@@ -246,20 +246,21 @@ def check_task(
   Args:
     config: read from the directory.
     run_dir: directory of the run.
-    named: the task the user says it has, if any.
+    named: the task the user says it has, if any, and after a comma its loop.
 
   Raises:
     UserError: its task is a module of somebody's, the run was not started in
       this directory, and the user has not named the task; or named another.
   """
-  name = config.task.name
+  code = [name for name in (config.task.name, config.loop) if ":" in name]
+  name = ",".join(code) or config.task.name
   if named is not None and named != name:
     raise errors.UserError(
       f"--task={named}",
       f"the run in {run_dir} has task {name!r}",
       "name that one if you trust it, or leave --task out",
     )
-  if named is None and ":" in name and not _was_begun_in(run_dir):
+  if named is None and code and not _was_begun_in(run_dir):
     raise errors.UserError(
       f"the run in {run_dir}",
       f"its task {name!r} is code, and the run was not started in this"

@@ -20,11 +20,11 @@ UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
 # `Connection.recv` unpickles; `recv_bytes` does not.
 UNSAFE_METHODS = {"recv", "loads_pickle"}
 PARENTS = {"promises.py"}  # what they receive is from children of their own
-# The user's own configuration, sweep and fleet files and task, by the name the
-# user gave on the command line or in the configuration.
+# The user's own configuration, sweep and fleet files, task and loop, by the
+# name the user gave on the command line or in the configuration.
 OWN_CODE = {
   "exec_module": {"own_file.py"},
-  "import_module": {"registry.py"},
+  "import_module": {"own_file.py"},
 }
 # What is named in our own tables, and loaded once it is asked for.
 OURS = {

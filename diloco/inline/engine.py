@@ -177,7 +177,7 @@ class Engine:
 
     An island that has its devices to itself keeps nothing else on them.
     """
-    if self._places.count(place) == 1:
+    if self._places.count(place) == 1 or self._config.loop:
       return None
     with self._lock:
       key = tuple(place)

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from diloco import timing
-from diloco.islands import fetching, heartbeat, inner_step, protocol
-from diloco.islands import trainer as trainer_lib
+from diloco.islands import fetching, heartbeat, holder, inner_step, protocol
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
 
@@ -64,7 +63,7 @@ class Evaluator:
   def __init__(
     self,
     task: task_lib.Task,
-    trainer: trainer_lib.Trainer,
+    learner: holder.Holder,
     fetcher: fetching.Fetcher,
     progress: heartbeat.Progress,
     times: timing.Timing,
@@ -75,7 +74,7 @@ class Evaluator:
 
     Args:
       task: what is evaluated.
-      trainer: whose parameters, and on which mesh.
+      learner: whose parameters, and on which mesh.
       fetcher: of the global versions.
       progress: moves with every fragment read and every batch.
       times: how long a compilation may take, and the store is left alone
@@ -84,16 +83,16 @@ class Evaluator:
       clock: monotonic seconds.
     """
     self._task = task
-    self._num_fragments = trainer.plan.num_fragments
-    self._placement = trainer.placement
-    self._swap = trainer.swap
+    self._num_fragments = learner.plan.num_fragments
+    self._placement = learner.placement
+    self._swap = learner.swap
     self._fetcher = fetcher
     self._progress = progress
     self._compile_secs = times.start_secs
     self._retry_secs = times.retry_secs
     self._sleep = sleep
     self._clock = clock
-    self._eval_fn = trainer.tree.eval_fn
+    self._eval_fn = learner.tree.eval_fn
 
   def evaluate(
     self, params: inner_step.FlatParams | None, num_batches: int

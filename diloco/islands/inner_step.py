@@ -5,7 +5,7 @@ which fragments are easy to name; the task sees its own pytree.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -94,7 +94,11 @@ class ParamTree:
 
   def flatten(self, params: task_lib.Params) -> FlatParams:
     """Pytree to mapping."""
-    return dict(zip(self._names, jax.tree.leaves(params), strict=True))
+    return self.named(jax.tree.leaves(params))
+
+  def named(self, leaves: Sequence[jax.Array]) -> FlatParams:
+    """The mapping of the pytree's leaves."""
+    return dict(zip(self._names, leaves, strict=True))
 
   def unflatten(self, flat: Mapping[str, Any]) -> task_lib.Params:
     """Mapping to pytree."""
@@ -194,3 +198,30 @@ def compile_step(
   shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
   return jitted.lower(state, batch).compile()
+
+
+def described(tree: Any) -> dict[str, str]:
+  """Dtype and shape of every leaf, by its '/'-joined path."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): (
+      f"{value.dtype}{list(value.shape)}"
+      if hasattr(value, "dtype")
+      else type(value).__name__
+    )
+    for path, value in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def changed(
+  given: Mapping[str, str], found: Mapping[str, str]
+) -> tuple[str, str, str] | None:
+  """The first leaf that is not what it was; see `described`.
+
+  Returns:
+    Its path, what it was and what it is; None if there is none.
+  """
+  for leaf in sorted(given.keys() | found.keys()):
+    old, new = given.get(leaf, "nothing"), found.get(leaf, "nothing")
+    if old != new:
+      return leaf, old, new
+  return None

@@ -26,6 +26,8 @@ from diloco.islands import (
   exchange,
   fetching,
   heartbeat,
+  holder,
+  own,
   protocol,
   publisher,
   recovery,
@@ -59,7 +61,13 @@ class Spec:
 
 
 class Island:
-  """One incarnation of an island. Only its owner's thread may call it."""
+  """One incarnation of an island. Only its owner's thread may call it.
+
+  Attributes:
+    learner: holds what it trains.
+    progress: how far its main thread is.
+    times: the run's timeouts.
+  """
 
   def __init__(
     self,
@@ -104,14 +112,14 @@ class Island:
     self.progress = heartbeat.Progress(self._check)
     self._nonce = secrets.token_hex(8)
     self._check_place: Callable[[], None] = lambda: None  # until it beats
-    self._trainer = trainer_lib.Trainer(
-      config, task, spec.island, spec.slice.shape, devices, like
-    )
+    self.learner: holder.Holder = (
+      own.Own if config.loop else trainer_lib.Trainer
+    )(config, task, spec.island, spec.slice.shape, devices, like)
     self._pace = step_log.Pace.of(
       config,
       spec.island,
       spec.slice,
-      self._trainer.plan.num_params,
+      self.learner.plan.num_params,
       spec.present,
     )
     self._log = step_log.StepLog(
@@ -123,7 +131,7 @@ class Island:
     self._recovery = recovery.Recovery(
       spec.run_dir,
       self._store,
-      self._trainer,
+      self.learner,
       spec.island,
       spec.incarnation,
       self.times.heartbeat_secs,
@@ -146,7 +154,7 @@ class Island:
   @property
   def param_shapes(self) -> dict[str, tuple[int, ...]]:
     """Shape of every parameter leaf."""
-    return dict(self._trainer.tree.shapes)
+    return dict(self.learner.tree.shapes)
 
   def join(self) -> None:
     """Joins the run.
@@ -154,10 +162,23 @@ class Island:
     Raises:
       UserError: the task does not fit the run's fragment plan.
     """
-    self._perform(self.joining())
+    self.perform(self.joining())
 
-  def _perform(self, script: operations.Script[T]) -> T:
+  def perform(self, script: operations.Script[T]) -> T:
+    """Runs one of this island's scripts to its end."""
     return operations.perform(script, self._execute)
+
+  def go_on(self, script: operations.Script[Any], metrics: Any = None) -> None:
+    """Runs a script up to the next inner step, which the caller does.
+
+    Args:
+      script: one of this island's.
+      metrics: of the step at which it stands; None at its beginning.
+
+    Raises:
+      StopIteration: the script has ended.
+    """
+    operations.go_on(script, self._execute, (operations.Step,), metrics)
 
   def _check(self) -> None:
     self._threads.check()
@@ -167,6 +188,8 @@ class Island:
     self._check()
     if isinstance(operation, float):
       return time.sleep(operation)
+    if isinstance(operation, operations.Compute):
+      return operation.work()
     return self.execute(operation)
 
   def execute(self, operation: operations.Operation) -> Any:
@@ -179,18 +202,18 @@ class Island:
     Raises:
       UserError: the task does not fit the run's fragment plan.
     """
-    spec, trainer = self._spec, self._trainer
-    yield from self._patiently(lambda: self._store.write_plan(trainer.plan))
+    spec, learner = self._spec, self.learner
+    yield from self._patiently(lambda: self._store.write_plan(learner.plan))
     yield from self._patiently(self._publish_initial)
     yield from self._patiently(self._take_place)
     basis = yield from self._recovery.recovering(
       self._config.sync_every(spec.island)
     )
-    trainer.compile()
+    learner.compile()
     self._evaluator = evaluation.Evaluator(
       self._task,
-      trainer,
-      fetching.Fetcher(self._store, trainer.plan, trainer.swap.shardings),
+      learner,
+      fetching.Fetcher(self._store, learner.plan, learner.swap.shardings),
       self.progress,
       self.times,
       clock=self._clock,
@@ -205,7 +228,7 @@ class Island:
       tokens_per_step=tokens_per_step,
       kind=spec.slice.kind,
       topology=spec.slice.topology,
-      devices=trainer.placement.num_devices,
+      devices=learner.placement.num_devices,
       relative_speed=spec.slice.relative_speed,
       paced_step_secs=self._pace.step_secs,
       share=[spec.island, self._config.fleet.islands],
@@ -222,7 +245,7 @@ class Island:
       identity,
       self._config,
       self._store,
-      trainer,
+      learner,
       self._tape,
       self.progress,
       self.times,
@@ -249,14 +272,14 @@ class Island:
         yield self.times.retry_secs
 
   def _publish_initial(self) -> None:
-    spec, plan = self._spec, self._trainer.plan
+    spec, plan = self._spec, self.learner.plan
     num_islands = self._config.fleet.islands
     saved = checkpoint.directory(spec.run_dir, spec.island)
     bootstrap.publish_initial(
       self._store,
       plan,
       bootstrap.initial_of(
-        self._store, self._trainer, given=bool(self._config.init_from)
+        self._store, self.learner, given=bool(self._config.init_from)
       ),
       writer=bootstrap.writer_name(spec.island, spec.incarnation),
       first_fragment=spec.island * plan.num_fragments // num_islands,
@@ -309,7 +332,7 @@ class Island:
     Returns:
       Steps done now and in all, and the last training loss in nats.
     """
-    return self._perform(self.training(num_steps, interrupted))
+    return self.perform(self.training(num_steps, interrupted))
 
   def training(
     self, num_steps: int, interrupted: Callable[[], bool]
@@ -319,7 +342,11 @@ class Island:
     self._present = True
     slot = self._clock()
     for _ in range(num_steps):
-      self._one_step()
+      dispatched_secs = self._clock()
+      metrics = yield operations.Step(self.learner.next_step)
+      self._exchange.between_steps()
+      self._log.dispatched(self.learner.step, metrics, dispatched_secs)
+      self.progress.moved()
       yield from self._wait_for_answers(interrupted)
       if self._pace.step_secs:
         self._log.finish()
@@ -337,14 +364,6 @@ class Island:
     every = self._config.sync_every(self._spec.island)
     self._exchange.reschedule(every)
     return {"step": self._exchange.step}
-
-  def _one_step(self) -> None:
-    batch = self._trainer.take_batch()
-    dispatched_secs = self._clock()
-    metrics = self._trainer.do_step(batch)
-    self._exchange.between_steps()
-    self._log.dispatched(self._trainer.step, metrics, dispatched_secs)
-    self.progress.moved()
 
   def _wait_for_answers(
     self, interrupted: Callable[[], bool]
@@ -368,11 +387,13 @@ class Island:
 
   def bare_loop(self) -> Callable[[int], None]:
     """Returns the loop without an island around it, for comparison."""
-    state = jax.tree.map(jax.numpy.copy, self._trainer.state)
+    trainer = self.learner
+    assert isinstance(trainer, trainer_lib.Trainer)
+    state = jax.tree.map(jax.numpy.copy, trainer.state)
 
     def loop(num_steps: int) -> None:
       nonlocal state
-      state = self._trainer.bare_loop(num_steps, state)
+      state = trainer.bare_loop(num_steps, state)
 
     return loop
 
@@ -382,7 +403,7 @@ class Island:
     Returns:
       `flushed`: whether all of it reached the store in time.
     """
-    return self._perform(self.draining(timeout_secs))
+    return self.perform(self.draining(timeout_secs))
 
   def draining(self, timeout_secs: float) -> operations.Script[dict[str, Any]]:
     """See `drain`."""
@@ -434,7 +455,7 @@ class Island:
       OSError: the store cannot be reached.
     """
     self._log.pause()
-    params = self._trainer.state.params if target == "local" else None
+    params = self.learner.state.params if target == "local" else None
     result = self._evaluator.evaluate(params, num_batches)
     self._tape.record(
       events.EVALUATED, target=target, step=self._exchange.step, **result
@@ -468,13 +489,13 @@ class Island:
 
   def poison(self, fragment: int) -> dict[str, Any]:
     """Makes a fragment's values not finite: a fault to be healed from."""
-    self._trainer.poison(fragment)
+    self.learner.poison(fragment)
     self._tape.record(events.POISONED, fragment=fragment, step=self.step)
     return {"step": self.step}
 
   def abandon(self) -> None:
     """Releases the files of a life that has no threads any more."""
-    self._trainer.close()
+    self.learner.close()
     self._tape.close()
     self._log.close()
 
@@ -483,7 +504,7 @@ class Island:
     self._present = False
     self._exchange.close()
     self._heartbeat.close()
-    self._trainer.close()
+    self.learner.close()
     if self._requests is not None:
       self._requests.close()
     self._tape.record(events.STOPPED, step=self._exchange.step, reason=reason)

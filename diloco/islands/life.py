@@ -8,9 +8,9 @@ from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import workers
 from diloco.islands import island as island_lib
-from diloco.islands import programs
+from diloco.islands import link, programs
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import records
+from diloco.snapshots import operations, records
 from diloco.tasks import task as task_lib
 
 
@@ -58,13 +58,23 @@ def live(
       }
     )
 
+  loop = link.load(config.loop) if config.loop else None
   island = island_lib.Island(spec, config, task, devices, report, threads, like)
   threads.at_death(island.abandon)
-  island.join()
-  joined()
-  threads.check()
-  channel.set_hello(ready=True, step=island.step)
-  channel.send({"type": "ready", "step": island.step})
-  reason = programs.ProgramRunner(island, channel, config).run()
-  island.close(reason)
+
+  def living() -> operations.Script[None]:
+    yield from island.joining()
+    joined()
+    threads.check()
+    channel.set_hello(ready=True, step=island.step)
+    channel.send({"type": "ready", "step": island.step})
+    reason = yield from programs.ProgramRunner(
+      island, channel, config
+    ).running()
+    island.close(reason)
+
+  if loop is None:
+    island.perform(living())
+  else:
+    link.Link(island, living(), config, spec.island).run(loop)
   channel.close()

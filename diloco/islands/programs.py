@@ -23,7 +23,7 @@ _IDLE_SECS = 0.05
 
 
 class ProgramRunner:
-  """The main loop of an island process."""
+  """The main loop of an island process, as a script."""
 
   def __init__(
     self,
@@ -40,7 +40,7 @@ class ProgramRunner:
     self._preempted = False
     self._orphaned = False
 
-  def run(self) -> str:
+  def running(self) -> operations.Script[str]:
     """Runs programs until told to stop; returns why it stopped."""
     while True:
       self._island.progress.moved()
@@ -52,20 +52,22 @@ class ProgramRunner:
         if message["name"] == "stop":
           self._done(message, {"step": self._island.step})
           return str(message["args"].get("reason", "stopped"))
-        self._done(message, self._run_program(message))
+        self._done(message, (yield from self._run_program(message)))
       elif self._last_window is not None:
         # Still doing what it was last told; its steps need no answer.
-        self._train(self._last_window)
+        yield from self._train(self._last_window)
       else:
         self._island.idle()
 
-  def _run_program(self, message: channel_lib.Message) -> dict[str, Any]:
+  def _run_program(
+    self, message: channel_lib.Message
+  ) -> operations.Script[dict[str, Any]]:
     name, args = message["name"], message["args"]
     self._preempted = False
     match name:
       case "train":
         self._last_window = args
-        return self._train(args)
+        return (yield from self._train(args))
       case "evaluate":
         return self._evaluate(args)
       case "checkpoint":
@@ -87,8 +89,8 @@ class ProgramRunner:
       logger.warning("evaluation_failed error=%s", error)
       return {"error": errors.one_line(error)}
 
-  def _train(self, args: dict[str, Any]) -> dict[str, Any]:
-    return self._island.train(args["num_steps"], self._interrupted)
+  def _train(self, args: dict[str, Any]) -> operations.Script[dict[str, Any]]:
+    return self._island.training(args["num_steps"], self._interrupted)
 
   def _interrupted(self) -> bool:
     self._receive(wait=False)

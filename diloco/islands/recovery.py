@@ -18,12 +18,12 @@ from diloco.islands import (
   checkpoints,
   feedback,
   fetching,
+  holder,
   peer_protocol,
   peers,
   protocol,
 )
 from diloco.islands import learner as learner_lib
-from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint, operations, records, states, store
 
 logger = logging.getLogger(__name__)
@@ -85,13 +85,13 @@ def identity_of(saved: checkpoint.Checkpoint) -> dict[str, int]:
 
 
 class Recovery(protocol.Search):
-  """Brings one trainer to where its island can go on."""
+  """Brings one learner to where its island can go on."""
 
   def __init__(
     self,
     run_dir: pathlib.Path,
     snapshots: store.SnapshotStore,
-    trainer: trainer_lib.Trainer,
+    learner: holder.Holder,
     island: int,
     incarnation: int,
     heartbeat_secs: float,
@@ -102,20 +102,20 @@ class Recovery(protocol.Search):
     self._run_dir = run_dir.absolute()
     self._store = snapshots
     self._copies = states.of_run(run_dir, snapshots)
-    self._trainer = trainer
+    self._learner = learner
     self._heartbeat_secs = heartbeat_secs
 
   def recovering(self, sync_every: int) -> operations.Script[protocol.Basis]:
-    """Brings the trainer there; `sync_every` is H."""
-    trainer = self._trainer
-    basis = yield from self.find(trainer.plan.num_fragments, sync_every)
+    """Brings the learner there; `sync_every` is H."""
+    learner = self._learner
+    basis = yield from self.find(learner.plan.num_fragments, sync_every)
     for reason in basis.passed_over:
       logger.warning("passed_over reason=%s", reason)
     plan, state, heard = basis.plan, basis.state, basis.heard
     saved = state and state.progress
     if heard and saved:
       saved = saved._replace(residuals={})  # too old a state
-    trainer.resume(
+    learner.resume(
       plan.start,
       [found.content for found in basis.standing.fetched],
       [origin.first_step for origin in plan.origins],
@@ -127,17 +127,17 @@ class Recovery(protocol.Search):
         for found in basis.standing.fetched
       ],
     )
-    # Holds on to no tensors that the trainer has taken.
+    # Holds on to no tensors that the learner has taken.
     heard = heard and heard._replace(content=None)
     return basis._replace(state=None, heard=heard)
 
   def execute(self, operation: operations.Operation) -> Any:
     """Does one operation of `recovering`."""
-    trainer = self._trainer
+    learner = self._learner
     if isinstance(operation, operations.ReadState):
-      return peers.read(self._store, operation.state, trainer.state.opt_state)
+      return peers.read(self._store, operation.state, learner.opt_state)
     fetcher = fetching.Fetcher(
-      self._store, trainer.plan, trainer.swap.shardings
+      self._store, learner.plan, learner.swap.shardings
     )
     return fetcher.execute(operation)
 
@@ -167,7 +167,7 @@ class Recovery(protocol.Search):
     if copies := self._elsewhere(saved):
       copies.fetch(saved)
       logger.info("state_fetched name=%s", saved.name)
-    return checkpoints.restore(saved, self._trainer)[1]
+    return checkpoints.restore(saved, self._learner)[1]
 
   def _elsewhere(self, saved: pathlib.Path) -> states.Copies | None:
     """Where a state is that is not here."""
@@ -175,5 +175,5 @@ class Recovery(protocol.Search):
 
   def patience_secs(self, healthy: Sequence[records.Member]) -> float:
     """See `Search`."""
-    num_bytes = peers.size_of(self._trainer.state.opt_state)
+    num_bytes = peers.size_of(self._learner.opt_state)
     return peer_protocol.patience_secs(healthy, self._heartbeat_secs, num_bytes)

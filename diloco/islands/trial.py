@@ -15,7 +15,7 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.islands import inner_step, placement, trainer
+from diloco.islands import inner_step, link, placement, trainer
 from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
@@ -36,19 +36,24 @@ def check(
       where their code raised something.
   """
   name = f"task={config.task.name!r}"
+  if not isinstance(task.tokens_per_batch, int) or task.tokens_per_batch < 1:
+    raise errors.UserError(
+      name,
+      f"its tokens_per_batch is {task.tokens_per_batch!r}",
+      "say as an integer what each step counts as, at least 1",
+    )
   tree = parameters(task, config)
   train, heldout = _batches(task, config, name)
   with _theirs(name, "mesh_axes, batch_axes or sharding"):
-    _check_divisible(config, task, tree, (train, heldout))
+    _check_divisible(config, task, tree, train, heldout)
   params = {
     n: jax.ShapeDtypeStruct(shape, jnp.float32)
     for n, shape in tree.shapes.items()
   }
-  with _theirs(name, "loss"):
-    out = jax.eval_shape(
-      lambda flat, batch: task.loss(tree.unflatten(flat), batch), params, train
-    )
-    _check_loss(out, name)
+  if config.loop:
+    link.load(config.loop)
+  else:
+    _check_step(task, config, tree, params, train)
   with _theirs(name, "eval_loss"):
     out = jax.eval_shape(
       lambda flat, batch: task.eval_loss(tree.unflatten(flat), batch),
@@ -56,6 +61,25 @@ def check(
       heldout,
     )
     _require_scalars(dict(zip(("sum", "tokens"), out, strict=True)), name)
+  with _theirs(name, "is_embedding"):
+    tree.tensors()
+  return tree
+
+
+def _check_step(
+  task: task_lib.Task,
+  config: config_lib.RunConfig,
+  tree: inner_step.ParamTree,
+  params: Any,
+  train: task_lib.Batch,
+) -> None:
+  """The task's own steps, which a loop of the user's does without."""
+  name = f"task={config.task.name!r}"
+  with _theirs(name, "loss"):
+    out = jax.eval_shape(
+      lambda flat, batch: task.loss(tree.unflatten(flat), batch), params, train
+    )
+    _check_loss(out, name)
   with _theirs(name, "optimizer, or the gradient of its loss,"):
     steps = trainer.schedule_steps(config, task, island=0)
     optimizer = task.optimizer(steps)
@@ -67,9 +91,6 @@ def check(
     step = inner_step.make_step(task, optimizer, tree, steps)
     after, _ = jax.eval_shape(step, state, train)
     _require_same(state, after, name)
-  with _theirs(name, "is_embedding"):
-    tree.tensors()
-  return tree
 
 
 def parameters(
@@ -103,8 +124,11 @@ def _theirs(name: str, part: str) -> Iterator[None]:
 def _batches(
   task: task_lib.Task, config: config_lib.RunConfig, name: str
 ) -> tuple[task_lib.Batch, task_lib.Batch]:
-  """The first batch of island 0 and the first held-out one."""
-  islands = config.fleet.islands
+  """The first batch of island 0 and the first held-out one.
+
+  A loop of the user's has batches of its own: the first is held out as well.
+  """
+  islands = 0 if config.loop else config.fleet.islands
   with _theirs(name, "batches"):
     streams = [
       task.batches("train", share=m, num_shares=islands, seed=config.seed)
@@ -141,7 +165,7 @@ def _check_divisible(
   config: config_lib.RunConfig,
   task: task_lib.Task,
   tree: inner_step.ParamTree,
-  batches: tuple[task_lib.Batch, ...],
+  *batches: task_lib.Batch,
 ) -> None:
   """Every slice can divide batches and parameters among its devices."""
   rules = placement.Rules.of(task)
@@ -180,23 +204,14 @@ def _require_same(
   before: inner_step.TrainState, after: inner_step.TrainState, name: str
 ) -> None:
   """A step gives back what the next one takes."""
-  given, found = (
-    {
-      jax.tree_util.keystr(path, simple=True, separator="/"): (
-        f"{value.dtype}{list(value.shape)}"
-      )
-      for path, value in jax.tree_util.tree_leaves_with_path(state)
-    }
-    for state in (before, after)
-  )
-  for leaf in sorted(given.keys() | found.keys()):
-    old, new = given.get(leaf, "nothing"), found.get(leaf, "nothing")
-    if old != new:
-      raise errors.UserError(
-        name,
-        f"a step of its optimizer makes {new} of the {old} at {leaf}",
-        "keep every shape and dtype from step to step",
-      )
+  found = inner_step.changed(*map(inner_step.described, (before, after)))
+  if found is not None:
+    leaf, old, new = found
+    raise errors.UserError(
+      name,
+      f"a step of its optimizer makes {new} of the {old} at {leaf}",
+      "keep every shape and dtype from step to step",
+    )
 
 
 def _require_scalars(values: Mapping[str, Any], name: str) -> None:

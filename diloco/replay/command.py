@@ -36,6 +36,13 @@ def run(
       "a controller of this run is alive",
       "stop it first",
     )
+  if config.loop:
+    raise errors.UserError(
+      f"the run in {run_dir}",
+      f"its steps are those of config.loop = {config.loop!r}, and no tape tells"
+      " what such a loop reads and draws",
+      "replay runs of a task's own steps",
+    )
   record = reader.read(run_dir, strict=True)
   planned = plan.make(record, replayer.head_facts(run_dir), until_version)
   with tempfile.TemporaryDirectory(prefix="diloco-replay-") as folder:

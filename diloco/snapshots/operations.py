@@ -104,6 +104,10 @@ class Compute(NamedTuple):
   work: Callable[[], Any]
 
 
+class Step(Compute):
+  """An inner step: gives its metrics. Who has a loop of its own does it."""
+
+
 class Point(NamedTuple):
   """A named instant between two operations, for those who plan crashes."""
 
@@ -164,14 +168,35 @@ def perform(procedure: Script[T], execute: Callable[[Any], Any]) -> T:
     What the procedure returns.
   """
   try:
-    operation = next(procedure)
-    while True:
-      try:
-        result = execute(operation)
-      except Exception as error:
-        operation = procedure.throw(error)
-      else:
-        operation = procedure.send(result)
+    go_on(procedure, execute)
   except StopIteration as end:
     value: T = end.value
     return value
+  raise AssertionError("a procedure stops at what is to end it")
+
+
+def go_on(
+  procedure: Script[Any],
+  execute: Callable[[Any], Any],
+  until: tuple[type, ...] = (),
+  result: Any = None,
+) -> None:
+  """Runs a script up to the next operation of the kinds in `until`.
+
+  Args:
+    procedure: what to do.
+    execute: as for `perform`.
+    until: kinds of operations that the caller does itself.
+    result: of the one at which the script stands; None at its beginning.
+
+  Raises:
+    StopIteration: the script has ended.
+  """
+  operation = procedure.send(result)
+  while not isinstance(operation, until):
+    try:
+      result = execute(operation)
+    except Exception as error:
+      operation = procedure.throw(error)
+    else:
+      operation = procedure.send(result)

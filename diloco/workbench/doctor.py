@@ -250,6 +250,7 @@ def _step_secs(
   if config.fleet.pace_step_secs:
     return config.fleet.pace_step_secs
   first = config.fleet.slices[0]
+  quick = quick or bool(config.loop)  # nobody knows what its steps cost
   if task is None or quick or first.num_devices > jax.device_count():
     return _EXAMPLE_STEP_SECS
   one = trainer.Trainer(config, task, 0, first.shape, jax.devices())

@@ -17,7 +17,7 @@ from diloco.islands import (
   placement,
   programs,
 )
-from diloco.snapshots import arrays, keys
+from diloco.snapshots import arrays, keys, operations
 
 
 class Task:
@@ -126,7 +126,6 @@ def test_island_that_cannot_evaluate_says_so_and_lives(failure):
     types.SimpleNamespace(send=sent.append),
     config_lib.RunConfig(),
   )
-  result = runner._run_program(
-    {"name": "evaluate", "args": {"target": "global", "num_batches": 1}}
-  )
+  program = {"name": "evaluate", "args": {"target": "global", "num_batches": 1}}
+  result = operations.perform(runner._run_program(program), None)
   assert result == {"error": f"{type(failure).__name__}: {failure}"}

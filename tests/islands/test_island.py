@@ -64,7 +64,7 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
   single = make_island(config, run_dir, island=1)
   spread = [
     x
-    for x in sharded._trainer.state.params.values()
+    for x in sharded.learner.state.params.values()
     if len(x.sharding.device_set) == 4
   ]
   assert any(not x.sharding.is_fully_replicated for x in spread)
@@ -85,13 +85,13 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
       m for m in merged if {c["island"] for c in m["contributions"]} == {0, 1}
     ]
     assert together, "no round had both islands"
-    for name, value in single._trainer.state.params.items():
+    for name, value in single.learner.state.params.items():
       np.testing.assert_array_equal(
-        np.asarray(sharded._trainer.state.params[name]), np.asarray(value), name
+        np.asarray(sharded.learner.state.params[name]), np.asarray(value), name
       )
-      assert sharded._trainer.state.params[
+      assert sharded.learner.state.params[
         name
-      ].sharding == sharded._trainer.placement.param(name, value.shape)
+      ].sharding == sharded.learner.placement.param(name, value.shape)
     sharded.close("test")
     single.close("test")
   assert ledger.compute(reader.read(run_dir), 4).balanced
@@ -141,12 +141,12 @@ def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
   island = make_island(config, run_dir)
   island.train(3)
   local = {
-    n: np.asarray(x).copy() for n, x in island._trainer.state.params.items()
+    n: np.asarray(x).copy() for n, x in island.learner.state.params.items()
   }
   with running_syncer(config, run_dir):
     island.drain(20.0)
     _settle(island, config, run_dir)
-    for name, value in island._trainer.state.params.items():
+    for name, value in island.learner.state.params.items():
       # anchor - (anchor - local) in float32
       np.testing.assert_allclose(np.asarray(value), local[name], atol=1e-6)
     island.close("test")
@@ -191,7 +191,7 @@ def test_island_that_has_nothing_to_do_moves_its_progress_too(
   island = make_island(config, run_dir)
   channel = Channel()
   runner = programs.ProgramRunner(island, channel, config)
-  thread = threading.Thread(target=runner.run)
+  thread = threading.Thread(target=lambda: island.perform(runner.running()))
   thread.start()
   try:
     _wait_for(lambda: island.progress.standing[0] > 3)

@@ -7,6 +7,7 @@ import pytest
 
 from diloco import config as config_lib
 from diloco.islands import programs
+from diloco.snapshots import operations
 
 STOP = {"type": "program", "seq": 99, "name": "stop", "args": {}}
 STOP |= {"preempt": True}
@@ -54,8 +55,9 @@ class Island:
     self.step = 0
     self.done = []
 
-  def train(self, num_steps, interrupted):
+  def training(self, num_steps, interrupted):
     begun = self.step
+    yield 0.0
     for _ in range(num_steps):
       self.step += 1
       if interrupted():
@@ -86,7 +88,7 @@ def island():
 
 def run(island, channel):
   runner = programs.ProgramRunner(island, channel, config_lib.RunConfig())
-  return runner.run()
+  return operations.perform(runner.running(), lambda pause: None)
 
 
 def test_last_window_is_repeated_until_something_else_is_asked(island):
@@ -129,13 +131,13 @@ def test_window_after_an_urgent_program_is_trained_to_its_end(island):
 def test_orphan_publishes_then_saves_then_leaves(island):
   channel = Channel(program(1, "train", num_steps=9), *[None] * 20)
   channel.alone = 9.0
-  train = island.train
+  training = island.training
 
   def left_alone(num_steps, interrupted):
     channel.alone = 11.0
-    return train(num_steps, interrupted)
+    return training(num_steps, interrupted)
 
-  island.train = left_alone
+  island.training = left_alone
   assert run(island, channel) == "no controller"
   # A state saved before would not know of what was published after it.
   assert island.done == ["train 1", "drain 5", "checkpoint True"]

@@ -60,12 +60,12 @@ def _open_store(run_dir):
 
 
 def _values(island):
-  params = island._trainer.state.params
+  params = island.learner.state.params
   return {name: np.array(value) for name, value in params.items()}
 
 
 def _moments(island):
-  leaves = jax.tree.leaves(island._trainer.state.opt_state)
+  leaves = jax.tree.leaves(island.learner.state.opt_state)
   return [np.array(x) for x in leaves if x.ndim]
 
 
@@ -104,7 +104,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   moments = _moments(first)
   assert first.checkpoint(wait=True)["durable"]
   first.train(1)  # fragment 3 is published at step 7
-  residuals = first._trainer.swap.residuals(7)
+  residuals = first.learner.swap.residuals(7)
   assert first._exchange.flush(20.0)
   first.close("test")
 
@@ -115,10 +115,10 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   assert started["base_versions"] == [0, 0, 0, 0]
   assert started["checkpoint"] == {"incarnation": 1, "serial": 1, "step": 6}
   assert started["peer"] is None and started["passed_over"] == []
-  assert second._trainer._stream.position == 6
+  assert second.learner._stream.position == 6
   for before, after in zip(moments, _moments(second), strict=True):
     np.testing.assert_array_equal(before, after)
-  anchors = second._trainer.swap.anchors
+  anchors = second.learner.swap.anchors
   for name, held in anchors[0].items():
     expected = at_six[name] + (np.asarray(held) - at_four[name])
     np.testing.assert_array_equal(_values(second)[name], expected)
@@ -127,7 +127,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
 
   # What encoding left out is known of all but fragment 3.
   for fragment, before in residuals.items():
-    loans = second._trainer.swap._feedback[fragment]._loans
+    loans = second.learner.swap._feedback[fragment]._loans
     assert len(loans) == (fragment != 3)
     for loan, of_before in zip(loans, before.loans, strict=False):
       assert loan.first_step == of_before.first_step == 0

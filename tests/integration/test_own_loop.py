@@ -1,0 +1,139 @@
+"""`docs/own_loop.md` done for real, with an island of it killed.
+
+One run is made of the page's own files; each test looks at its part of it.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+
+import pytest
+import real_run
+
+import diloco
+from diloco import errors, launch, process
+from diloco.replay import command as replay
+from diloco.tape import reader
+from tests.inline import test_inline_engine as inline
+
+TEXT = pathlib.Path(diloco.__file__).parents[1] / "docs" / "own_loop.md"
+FILES = dict(
+  re.findall(
+    r"^`(\w+\.py)`[^`]*:\n\n```python\n(.*?)^```",
+    TEXT.read_text(),
+    re.DOTALL | re.MULTILINE,
+  )
+)
+ISLAND = 1  # is killed
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("own_loop")
+  for name, body in FILES.items():
+    (folder / name).write_text(body)
+  with contextlib.chdir(folder), real_run.Run(folder) as run:
+    run.config = "my_config.py"
+    run.values = launch.load_config(run.config).to_dict()
+    run.start()
+    every = run.values["programs"]["checkpoint_every_steps"]
+    run.wait_for(lambda: run.steps(ISLAND) > 1.5 * every)
+    os.kill(run.pid(f"island-{ISLAND}"), signal.SIGKILL)
+    run.ended = run.finish()
+    yield run
+
+
+def test_page_is_whole():
+  assert sorted(FILES) == ["my_config.py", "my_loop.py"]
+  typed = re.findall(r"^```sh\n(.*?)^```", TEXT.read_text(), re.DOTALL | re.M)
+  assert typed == ["diloco train --config=my_config.py --workdir=run\n"]
+
+
+def test_run_trains_and_its_books_balance(run):
+  code, _, err = run.ended
+  assert code == 0, err
+  facts = run.summary()
+  assert facts["status"] == "finished"
+  assert facts["tokens_trained"] >= run.values["total_tokens"]
+  assert facts["final_eval_loss"] < 3.5  # untrained it is 5.5
+  run.check_books()
+
+
+def test_killed_island_goes_on_with_the_loops_own_state(run):
+  lives = [e for e in run.events("started") if e["role"] == f"island-{ISLAND}"]
+  assert len(lives) == 2
+  start, saved = lives[1]["step"], lives[1]["checkpoint"]
+  assert saved["step"] > 0 and saved["incarnation"] == 1
+  lines = reader.read(run.dir).metrics[ISLAND]
+  # The loop counts its steps in its own state: as saved, and one more.
+  first = next(line for line in lines if line["incarnation"] == 2)
+  assert first["step"] == start + 1
+  assert first["task"]["steps"] == saved["step"] + 1
+  steps = {
+    line["step"]: line["loss"] for line in lines if line["incarnation"] == 1
+  }
+  assert lines[0]["task"]["steps"] == 1 and len(steps) > saved["step"]
+  assert first["loss"] < lines[0]["loss"] - 0.5
+
+
+def test_replay_refuses_a_loop(run):
+  with pytest.raises(errors.UserError, match="no tape tells what such a loop"):
+    replay.run(run.dir)
+
+
+def test_copy_of_the_run_asks_for_task_and_loop(run, tmp_path):
+  config = process.read_config(run.dir)
+  process.check_task(config, run.dir, None)
+  process.write_config(config, tmp_path / "other")
+  (tmp_path / "other").rename(tmp_path / "copy")
+  both = "my_loop.py:model,my_loop.py:train"
+  with pytest.raises(errors.UserError) as caught:
+    process.check_task(config, tmp_path / "copy", None)
+  assert f"--task={both}" in str(caught.value)
+  process.check_task(config, tmp_path / "copy", both)
+
+
+def loop_config(folder, body, **fields):
+  """A run in threads whose loop is this body, of the quadratic task."""
+  path = folder / "their_loop.py"
+  path.write_text(f"import jax\n\n\ndef train(island):\n{body}")
+  config = inline.make_config(2, loop=f"{path}:train", **fields)
+  return config | {"total_tokens": 200}
+
+
+STEP = """
+  params, state = island.begin(lambda params: {"count": 0})
+  while True:
+    params = jax.tree.map(lambda x: x - 0.01, params)
+    state = {"count": state["count"] + 1}
+    params, state = island.exchange(params, state, {"loss": state["count"]})
+"""
+
+
+def test_threads_of_one_process_do_loops_too(tmp_path):
+  faults = [{"target": "island-1", "at_fraction": 0.3}]
+  config = loop_config(tmp_path, STEP, faults=faults)
+  run = diloco.train(config, tmp_path / "run", quiet=True)
+  assert run.summary["status"] == "finished"
+  assert run.summary["tokens_unaccounted"] == 0
+  assert run.summary["islands"]["1"]["restarts"] == 1
+
+
+def test_mistake_ends_the_run_with_the_loops_own_line(tmp_path):
+  body = STEP.replace("x - 0.01", "x[:1]")
+  with pytest.raises(errors.UserError) as caught:
+    diloco.train(loop_config(tmp_path, body), tmp_path / "run", quiet=True)
+  text = str(caught.value)
+  assert "failed twice before any step: config.loop = " in text
+  assert "exchange was given float32[1] for the float32[2] at 'a'" in text
+  assert "(their_loop.py:10)" in text and "\n" not in text
+
+
+def test_loop_that_is_not_there_is_refused_before_anything_starts(tmp_path):
+  config = loop_config(tmp_path, STEP)
+  config["loop"] = config["loop"].replace(":train", ":trian")
+  with pytest.raises(errors.UserError, match="did you mean 'train'"):
+    diloco.train(config, tmp_path / "run", quiet=True)
+  assert not (tmp_path / "run").exists()
