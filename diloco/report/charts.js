@@ -119,8 +119,8 @@
   }
 
   function draw(chart) {
-    const {spec, place} = chart, rows = spec.rows;
-    const width = place.clientWidth, narrow = width < 560;
+    const {spec, place, width} = chart, rows = spec.rows;
+    const narrow = width < 560;
     const step = narrow ? 40 : rows && rows.length > 16 ? 20 : 30;
     const left = !rows ? 54 : narrow ? 6
       : Math.min(0.4 * width, 12 + 6.3 * Math.max(...rows.map((r) => r.length)));
@@ -328,6 +328,12 @@
     changed.forEach(draw);
   }
 
+  // As wide as paper, or words would be as small as charts become there.
+  addEventListener("beforeprint", () => {
+    for (const chart of charts) chart.width = 680;
+    charts.forEach(draw);
+  });
+  addEventListener("afterprint", fit);
   const observer = new ResizeObserver(fit);
   for (const figure of document.querySelectorAll("figure.chart")) {
     const spec = JSON.parse(figure.querySelector("script").textContent);

@@ -83,7 +83,7 @@ dt { color: var(--dim); } dd { margin: 0; overflow-wrap: anywhere; }
 @media print { :root { --ink: #18202b; --dim: #4d5866; --page: #fff;
   --panel: #fff; --line: #ccd2d9; } .tip, .cursor, .box { display: none; }
   .scroll { max-height: none; overflow: visible; }
-  .num { white-space: normal; } .pair { grid-template-columns: 1fr 1fr; }
+  .num { white-space: normal; } .pair { grid-template-columns: 1fr; }
   body { font-size: 12px; } table { font-size: 10.5px; }
   h2 { break-after: avoid; }
   * { print-color-adjust: exact; } .panel, .card { break-inside: avoid; } }

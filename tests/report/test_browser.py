@@ -45,6 +45,12 @@ const told = {charts: svgs().length};
   told.zoomed = axes().map((text, i) => text !== whole[i]);
   svgs()[3].dispatchEvent(new MouseEvent("dblclick"));
   told.back = JSON.stringify(axes()) === JSON.stringify(whole);
+  const across = () => svgs()[0].viewBox.baseVal.width;
+  told.paper = [across()];
+  dispatchEvent(new Event("beforeprint"));
+  told.paper.push(across());
+  dispatchEvent(new Event("afterprint"));
+  told.paper.push(across());
   told.wide = document.documentElement.scrollWidth - window.innerWidth;
 }
 document.title = JSON.stringify(told);
@@ -78,4 +84,6 @@ def test_reader_can_look_closer(tmp_path, width):
   # All charts over time together, and no other.
   assert told["zoomed"] == [False, True, True]
   assert told["back"]
+  screen, paper, again = told["paper"]
+  assert paper == 680 and screen == again != paper
   assert told["wide"] <= 0  # nothing to scroll sideways
