@@ -87,7 +87,7 @@ def acquire(
   watch: LeaseWatch,
   clock: Callable[[], float],
   home: str = "",
-  above: int = 0,
+  above: int | None = None,
 ) -> operations.Procedure[int]:
   """Takes the lease if it is free, expired, or ours without our knowing.
 
@@ -97,7 +97,8 @@ def acquire(
     watch: this observer's view of the lease.
     clock: the observer's monotonic clock, seconds.
     home: what the lease says of its owner besides.
-    above: a token that is known to be taken.
+    above: the newest token known to be taken, beside those of the lease itself;
+      None looks for it in the heads, which syncers fence.
 
   Returns:
     The fencing token; 0 when somebody else holds the lease.
@@ -116,8 +117,11 @@ def acquire(
   watch.held = lease
   if not free:
     return 0
-  newest = lease.token if lease else (yield from _newest_of_heads())
-  token: int = yield from draw(key, max(newest, above))
+  if lease:
+    above = max(lease.token, above or 0)
+  elif above is None:
+    above = yield from _newest_of_heads()
+  token: int = yield from draw(key, above)
   if not token:
     return 0
   mine = records.Lease(owner, token, beat=0, home=home)

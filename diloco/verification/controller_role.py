@@ -38,7 +38,7 @@ class Controller:
     """The main thread: what died while there was no controller is started."""
     yield 0.0
     for role in self.world.roles:
-      if role.life is None and role is not self.world.restorer:
+      if role.life is None and role not in self.world.restorers:
         self.restart_later(role)
     if self.world.schedule.cuts:
       yield from self._take_cuts()

@@ -15,7 +15,6 @@ from diloco.verification import (
   arithmetic,
   rare,
   refusals,
-  rollback,
   row_ledger,
   values,
 )
@@ -80,7 +79,10 @@ class Fates:
   def contribution_deleted(self, name: str, record: Any, life: Any) -> None:
     """A commit record was deleted; it must have been merged, or given up."""
     self.ledger.gone(name, record)
-    if record.epoch < self._epoch or life.role.name == rollback.NAME:
+    world = self._world
+    if record.epoch < self._epoch or (
+      life.role in world.restorers and not world.restored
+    ):
       return
     content = self.sent[name]
     if content.fate and content.fate_of[0] == record.epoch:

@@ -321,6 +321,15 @@ def draw_around_cuts(
   return tuple(found)
 
 
+def draw_deposing(rng: random.Random) -> tuple[Fault, ...]:
+  """Draws what keeps a controller from going back until another has the run."""
+  uniform = rng.random
+  role = ("restorer", "restorer-2")[uniform() < 0.3]
+  at = float(1 + int(uniform() * 70))
+  kind = STOP if uniform() < 0.8 else KILL_LATE
+  return (Fault(kind, role, at, round(2.0 + 8.0 * uniform(), 3)),)
+
+
 def draw_long_spoiling(
   rng: random.Random, fragments: int, horizon_secs: float
 ) -> tuple[Fault, ...]:

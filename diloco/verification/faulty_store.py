@@ -36,6 +36,9 @@ class Observer(Protocol):
   def lease_moved(self, new: records.Lease, life: Any) -> None:
     """A lease is about to move."""
 
+  def epoch_moved(self, old: Any, new: records.Epoch, life: Any) -> None:
+    """The epoch record is about to be replaced."""
+
   def payload_deleted(self, prefix: str, content: Any) -> None:
     """A payload is about to go."""
 
@@ -141,8 +144,10 @@ class FaultyStore:
     kind = type(record)
     if kind is records.Head:
       self.observer.head_moved(found and found[0], record, life)
-    elif kind is records.Lease:
+    elif key == keys.SYNCER_LEASE:
       self.observer.lease_moved(record, life)
+    elif kind is records.Epoch:
+      self.observer.epoch_moved(found[0] if found else None, record, life)
     self._put(key, record)
     if kind is records.Contribution:
       self.observer.contribution_written(key, record, life)

@@ -84,6 +84,19 @@ class Checker(fates.Fates):
           f"{life.role.name} took the lease under {owner.role.name}'s token"
         )
 
+  def epoch_moved(self, old: Any, new: records.Epoch, life: Any) -> None:
+    """One controller decides, while no role lives."""
+    who = f"{life.role.name}.{life.incarnation}"
+    if old is not None and new.token < old.token:
+      raise Violation(
+        f"{who} sets the run back under token {new.token}, and a controller"
+        f" with token {old.token} has it"
+      )
+    roles = (*self._world.islands, *self._world.seats)
+    living = [role.name for role in roles if role.life is not None]
+    if new.epoch > (old.epoch if old else 0) and living:
+      raise Violation(f"{who} sets the run back while {living} live")
+
   def head_moved(self, old: Any, new: records.Head, life: Any) -> None:
     """A head is about to move; see the module."""
     fragment = new.fragment

@@ -3,7 +3,9 @@
 What `diloco resume --cut=last` does, in the simulated world: the production
 restore procedure, which may itself die at any operation and be started again,
 then all roles anew. What was in flight when everything died may still land in
-the store, before or after the restore.
+the store, before or after the restore. A second controller may be about, which
+goes on as `diloco resume` does, under the production lease: one that is stopped
+until the other has it wakes in the middle of what it did.
 
 Before that the newest version of a fragment may be *spoiled*: the store has
 damaged or lost its head or its payload. Nobody in the run can mend that, and
@@ -12,50 +14,111 @@ the next restore must pass over every cut that points to it.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from diloco import errors
-from diloco.snapshots import cut_parts, keys, operations, records, restore
+from diloco.snapshots import (
+  cut_parts,
+  keys,
+  lease,
+  operations,
+  records,
+  restore,
+)
 from diloco.verification import delays, faults
 from diloco.verification import kernel as kernel_lib
 
 NAME = "restorer"
 _LATE_SECS = 4.0  # until the last write of a dead process lands
 _AGAIN_SECS = 0.5  # until a restore that died is started again
+_LOOK_SECS = 0.3  # between two looks at the lease, and two renewals
 
 
 class Restorer:
   """One attempt to set the run back."""
 
-  __slots__ = ("life", "world")
+  __slots__ = ("life", "token", "world")
 
   def __init__(self, world: Any, life: kernel_lib.Life):
     self.world = world
     self.life = life
+    self.token = 0
 
   def forget(self) -> None:
     """Holds nothing that holds it."""
 
   def run(self) -> kernel_lib.Script:
     """Chooses a cut, restores it and starts everything."""
-    while True:
+    world = self.world
+    if len(world.restorers) > 1:
+      yield from self._control()
+    while not (world.restored or world.refused):
       try:
-        yield from self._go_back()
-        break
+        yield from self._go_on()
       except OSError:
         yield _AGAIN_SECS
-    world = self.world
+      except restore.ChangedError:
+        continue
+
+  def _go_on(self) -> kernel_lib.Script:
+    """Goes back to a cut, if need be, and starts everything."""
+    world, role = self.world, self.life.role
+    asked = role is world.restorer or world.spoiled
+    found = None
+    if asked or (yield from restore.unfinished()):
+      found = yield from self._go_back()
+    if self.token:
+      yield from lease.fence(keys.CONTROLLER_LEASE, self.token)
+    if found:
+      world.checker.restored(*found)
     if world.refused:
       return
     world.restored = True
-    for role in world.roles:
-      if role.life is None and role.name != NAME:
-        world.start(role)
+    for other in world.roles:
+      if other.life is None and other not in world.restorers:
+        world.start(other)
+
+  def _control(self) -> kernel_lib.Script:
+    """Takes the run's lease, as any controller does first."""
+    world, life = self.world, self.life
+    owner = f"{life.role.name}.{life.incarnation}"
+    watch = lease.LeaseWatch(world.lease_ttl_secs)
+    while not world.restored:
+      try:
+        if not self.token:
+          above = yield from restore.newest_token()
+          self.token = yield from lease.acquire(
+            keys.CONTROLLER_LEASE,
+            owner,
+            watch,
+            lambda: world.kernel.clock(life),
+            above=above,
+          )
+          if self.token:
+            world.kernel.start(life, self._renew(owner))
+        if self.token:
+          yield from restore.hold(self.token)
+          return
+      except operations.FAILURES:
+        pass
+      yield _LOOK_SECS
+
+  def _renew(self, owner: str) -> kernel_lib.Script:
+    """The thread that renews the lease; nobody asks it."""
+    held = True
+    while held:
+      yield _LOOK_SECS
+      with contextlib.suppress(*operations.FAILURES):
+        held = yield from lease.renew(keys.CONTROLLER_LEASE, owner, self.token)
 
   def _go_back(self) -> kernel_lib.Script:
     world = self.world
-    choice = yield from restore.choose(self._check, self._check_sent)
-    if choice.parts is None and world.spoiled and NAME in world.store.stale:
+    choice = yield from restore.choose(
+      self._check, self._check_sent, token=self.token
+    )
+    name = self.life.role.name
+    if choice.parts is None and world.spoiled and name in world.store.stale:
       raise OSError("an old listing has no cut: somebody resumes again later")
     world.checker.passed_over(choice.passed_over, choice.begun)
     world.checker.left_out(choice.left_out)
@@ -63,11 +126,12 @@ class Restorer:
       world.checker.refused(choice.passed_over)
       world.refused = "no cut can be restored"
       world.kernel.done = True
-    if choice.parts is not None:
-      facts = yield from restore.restore(
-        choice, lambda name, record: None, lambda facts: None
-      )
-      world.checker.restored(choice.parts, facts)
+    if choice.parts is None:
+      return None
+    facts = yield from restore.restore(
+      choice, lambda name, record: None, lambda facts: None
+    )
+    return choice.parts, facts
 
   def _check(self, parts: cut_parts.Parts) -> str:
     return damage(self.world, parts)
@@ -160,15 +224,16 @@ def begin(world: Any) -> None:
   for role in world.roles:
     if role.life is not None:
       kernel.kill(role.life, "everything is killed")
-  world.start(world.restorer)
+  for role in world.restorers:
+    world.start(role)
 
 
-def again(world: Any) -> None:
+def again(world: Any, role: kernel_lib.Role) -> None:
   """Starts a restore again that died."""
 
   def start() -> None:
-    if world.restorer.life is None and not world.restored:
-      world.start(world.restorer)
+    if role.life is None and not world.restored:
+      world.start(role)
 
   world.kernel.at(world.kernel.now + _AGAIN_SECS, start)
 

@@ -39,6 +39,7 @@ class Schedule:
     cuts: seconds between two cuts; 0 for none.
     set_back: how often everything is killed once the rounds are done, and the
       run goes back to its last complete cut, if there is one, and goes on.
+    resumers: controllers that then go on with the run; one of them may.
     faults: what goes wrong.
   """
 
@@ -59,6 +60,7 @@ class Schedule:
   fine: bool = False
   cuts: float = 0.0
   set_back: int = 0
+  resumers: int = 1
   faults: tuple[faults_lib.Fault, ...] = ()
 
   def to_json(self) -> str:
@@ -102,8 +104,14 @@ class Schedule:
     """Names of all roles."""
     islands = tuple(f"island-{m}" for m in range(self.islands))
     seats = ("syncer", "standby") if self.standby else ("syncer",)
-    restorer = ("restorer",) if self.set_back else ()
-    return (*islands, *seats, "controller", *restorer)
+    resumers = range(2, self.resumers + 1)
+    restorers = ("restorer", *(f"restorer-{n}" for n in resumers))
+    return (
+      *islands,
+      *seats,
+      "controller",
+      *(restorers if self.set_back else ()),
+    )
 
   @property
   def targets(self) -> tuple[str, ...]:
@@ -129,6 +137,8 @@ def _checked(schedule: Schedule) -> Schedule:
       raise ValueError(f"{name} must be at least 1")
   if schedule.set_back < 0:
     raise ValueError("set_back cannot be negative")
+  if schedule.resumers not in (1, 2):
+    raise ValueError("resumers must be 1 or 2")
   if schedule.fragments > schedule.sync_every:
     raise ValueError("more fragments than steps between two syncs")
   return schedule
@@ -196,4 +206,9 @@ def draw(seed: int, *, may_wait: bool = True) -> Schedule:
       wait_secs=wait_secs,
     )
     drawn = tuple(f for f in drawn if f.role in base.targets)
+  # Of a source of their own again.
+  rng = random.Random(seed + (1 << 41))
+  if base.set_back and rng.random() < 0.4:
+    base = base.replace(resumers=2)
+    drawn += faults_lib.draw_deposing(rng)
   return dataclasses.replace(base, merge=method, faults=drawn)

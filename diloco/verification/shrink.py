@@ -102,6 +102,8 @@ def _fewer_roles(
     )
   if schedule.standby:
     yield _possible(dataclasses.replace(schedule, standby=False))
+  if schedule.resumers > 1:
+    yield _possible(dataclasses.replace(schedule, resumers=1))
 
 
 def _possible(schedule: schedules.Schedule) -> schedules.Schedule:

@@ -155,6 +155,7 @@ class World:
     self.islands = self.roles[: self.schedule.islands]
     self.controller = self.by_name["controller"]
     self.seats = [r for r in self.roles if r.name in ("syncer", "standby")]
+    self.restorers = [r for r in self.roles if r.name.startswith(rollback.NAME)]
     self.restorer = self.by_name.get(rollback.NAME)
     self.restoring = self.restored = False
     self.spoiled = ""  # key or payload of a newest version that is
@@ -196,7 +197,7 @@ class World:
     shell: Any
     if role is self.controller:
       shell = controller_role.Controller(self, life)
-    elif role is self.restorer:
+    elif role in self.restorers:
       shell = rollback.Restorer(self, life)
     elif role.name[0] == "i":
       shell = island_role.Island(self, life, role.index)
@@ -213,8 +214,8 @@ class World:
       self.checker.seen["fenced"] += 1
     if role.name[0] == "i":
       self.checker.died(life.shell)
-    if role is self.restorer:
-      rollback.again(self)
+    if role in self.restorers:
+      rollback.again(self, role)
       return
     if self.restoring and not self.restored:
       return

@@ -241,6 +241,13 @@ def test_token_is_newer_than_those_of_controllers_that_may_restore(snapshots):
     assert mine.token == 10
 
 
+def test_run_without_a_lease_is_taken_whatever_its_heads_are(tmp_path):
+  run = CutRun(tmp_path)
+  damage(run.store, keys.head_key(1))
+  with take(run.store) as mine:
+    assert mine.token == 1
+
+
 def fence(token):
   return lambda: lease.fence(keys.CONTROLLER_LEASE, token)
 

@@ -290,6 +290,18 @@ PLANTS: dict[str, Plant] = {
     "_newest_of_heads",
     wrong_pieces.heads_without_tokens,
   ),
+  "deposed_goes_back": Plant(
+    "a controller whose lease was taken goes on to set the run back",
+    restore,
+    "_refuse_deposed",
+    wrong_pieces.constant(None),
+  ),
+  "epoch_not_held": Plant(
+    "a controller does not keep its predecessors from going back",
+    restore,
+    "hold",
+    wrong_pieces.constant(()),
+  ),
   "token_stays_damaged": Plant(
     "nobody draws a token while the newest one drawn cannot be read",
     lease,

@@ -62,6 +62,8 @@ LIMITS = {
   "head_of_first_epoch": 60,
   "litter_forgotten": 2500,
   "token_restarts": 900,
+  "deposed_goes_back": 2500,
+  "epoch_not_held": 2500,
   "lease_stays_damaged": 400,
   "superseded_lost": 30,
   "failed_merge_given_up": 400,
