@@ -32,6 +32,10 @@ _EXCUSED_SECS = 5.0  # then it is not asked again for so long
 _POLL_SECS = 0.2
 
 
+def _with_suspensions() -> float:
+  return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Unopposed:
   """Hold of a controller that nobody deposes.
 
@@ -78,7 +82,7 @@ class Tenure(Unopposed):
     snapshots: store.SnapshotStore,
     mine: records.Lease,
     ttl_secs: float,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = _with_suspensions,
   ):
     """Renews a lease that was taken just now.
 
@@ -86,7 +90,7 @@ class Tenure(Unopposed):
       snapshots: the run's store.
       mine: what was written there.
       ttl_secs: after which others take it.
-      clock: monotonic seconds.
+      clock: monotonic seconds, those in which the machine slept among them.
     """
     self.token = mine.token
     self.home = mine.home  # what it leaves behind
