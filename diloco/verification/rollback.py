@@ -120,8 +120,9 @@ class Restorer:
     name = self.life.role.name
     if choice.parts is None and world.spoiled and name in world.store.stale:
       raise OSError("an old listing has no cut: somebody resumes again later")
-    world.checker.passed_over(choice.passed_over, choice.begun)
-    world.checker.left_out(choice.left_out)
+    if not world.restored:  # else what it chose comes to nothing
+      world.checker.passed_over(choice.passed_over, choice.begun)
+      world.checker.left_out(choice.left_out)
     if choice.parts is None and world.spoiled:
       world.checker.refused(choice.passed_over)
       world.refused = "no cut can be restored"
@@ -218,7 +219,8 @@ def begin(world: Any) -> None:
   kernel: kernel_lib.Kernel = world.kernel
   kernel.log("", "everything is killed")
   for role in world.islands:
-    if role.life is not None:
+    # Who goes on as it is starts islands that would meet what flies for long.
+    if role.life is not None and len(world.restorers) == 1:
       _let_fly(world, role.life)
   world.restoring = True
   for role in world.roles:

@@ -215,3 +215,27 @@ def test_a_schedule_survives_being_printed():
   for seed in range(50):
     schedule = schedules.draw(seed)
     assert schedules.Schedule.from_json(schedule.to_json()) == schedule
+
+
+@pytest.mark.parametrize("kind", [faults.STOP, faults.KILL_AFTER])
+def test_controller_may_stop_or_die_anywhere_between_lease_and_restore(kind):
+  seen = collections.Counter()
+  for at in range(1, 90):
+    outcome = world.run(
+      schedules.Schedule(
+        2,
+        rounds=8,
+        islands=2,
+        fragments=1,
+        sync_every=1,
+        cuts=1.5,
+        set_back=1,
+        resumers=2,
+        faults=(faults.Fault(kind, "restorer", float(at), 6.0),),
+      )
+    )
+    assert not outcome.violation, at
+    assert outcome.struck[kind] == 1
+    seen.update(outcome.seen)
+  assert seen["set_back"] > 30
+  assert (seen["fenced"] > 20) == (kind == faults.STOP)
