@@ -1,5 +1,7 @@
 """A training loop of one's own, and what ties it to a run.
 
+Such as::
+
     def train(island: diloco.Link) -> None:
       params, state = island.begin(optimizer.init)
       for batch in my_data(island.index, start=island.step):

@@ -121,6 +121,37 @@ def test_threads_of_one_process_do_loops_too(tmp_path):
   assert run.summary["islands"]["1"]["restarts"] == 1
 
 
+def test_loop_of_a_synchronous_method_waits_in_its_exchange(tmp_path):
+  config = loop_config(tmp_path, STEP, method="diloco")
+  config["sync"] = {"every": 4}
+  run = diloco.train(config, tmp_path / "run", quiet=True)
+  merged = [e for e in reader.read(run.dir).events if e["event"] == "merged"]
+  rounds = [{c["step"] for c in e["contributions"]} for e in merged]
+  # Nobody has made a step beyond the one that all wait at; the last round is
+  # of what islands have when the budget is spent.
+  assert rounds[:2] == [{4}, {8}]
+  assert all(len(e["contributions"]) == 2 for e in merged[:2])
+
+
+def test_later_mistake_is_one_islands_death(tmp_path):
+  body = STEP.replace(
+    "    params = jax",
+    f"""    once = pathlib.Path({str(tmp_path / "once")!r})
+    if island.index == 1 and island.step == 6 and not once.exists():
+      once.touch()
+      raise OSError("the disk of its data is gone")
+    params = jax""",
+  )
+  config = loop_config(tmp_path, f"  import pathlib\n{body}")
+  run = diloco.train(config, tmp_path / "run", quiet=True)
+  assert run.summary["status"] == "finished"
+  assert run.summary["tokens_unaccounted"] == 0
+  lines = reader.read(run.dir).events
+  (died,) = [e for e in lines if e["event"] == "island_died"]
+  told = "after step 6: it raised OSError: the disk of its data is gone"
+  assert died["island"] == 1 and told in died["cause"]
+
+
 def test_mistake_ends_the_run_with_the_loops_own_line(tmp_path):
   body = STEP.replace("x - 0.01", "x[:1]")
   with pytest.raises(errors.UserError) as caught:
