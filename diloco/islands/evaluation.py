@@ -1,5 +1,6 @@
 """Held-out loss of local or global parameters, on an island's own mesh."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from diloco import timing
+from diloco import timing, workers
 from diloco.islands import fetching, heartbeat, holder, inner_step, protocol
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
@@ -57,6 +58,14 @@ def held_out_loss(
   }
 
 
+@dataclasses.dataclass(frozen=True)
+class Global:
+  """Global parameters on an island's mesh, and each fragment's version."""
+
+  params: inner_step.FlatParams
+  versions: list[int]
+
+
 class Evaluator:
   """Evaluates on the first held-out batches, the same ones every time."""
 
@@ -76,7 +85,7 @@ class Evaluator:
       task: what is evaluated.
       learner: whose parameters, and on which mesh.
       fetcher: of the global versions.
-      progress: moves with every fragment read and every batch.
+      progress: moves with every batch.
       times: how long a compilation may take, and the store is left alone
         after it failed.
       sleep: waits so many seconds.
@@ -95,28 +104,25 @@ class Evaluator:
     self._eval_fn = learner.tree.eval_fn
 
   def evaluate(
-    self, params: inner_step.FlatParams | None, num_batches: int
+    self, params: inner_step.FlatParams | Global, num_batches: int
   ) -> dict[str, Any]:
     """Returns the held-out loss.
 
     Args:
-      params: parameters on the mesh; None for the newest global versions.
+      params: parameters on the mesh.
       num_batches: how many held-out batches.
 
     Returns:
       `loss` in nats per token, `tokens`, `bits_per_token`, `secs`, and for
       global parameters `version` and `newest_version`, the smallest and the
       largest over fragments.
-
-    Raises:
-      CorruptSnapshotError: a global version cannot be read, however often.
-      OSError: the store cannot be reached.
     """
     started = self._clock()
     result: dict[str, Any] = {}
-    if params is None:
-      params, versions = self._read_global()
-      result["version"], result["newest_version"] = min(versions), max(versions)
+    if isinstance(params, Global):
+      result["version"] = min(params.versions)
+      result["newest_version"] = max(params.versions)
+      params = params.params
     found = held_out_loss(
       self._task,
       num_batches,
@@ -133,22 +139,80 @@ class Evaluator:
     with self._progress.may_take(self._compile_secs):
       return self._eval_fn(params, placed)
 
-  def _read_global(self) -> tuple[inner_step.FlatParams, list[int]]:
+  def read(self, wanted: Callable[[], bool] = lambda: True) -> Global:
+    """Reads the newest global versions; any thread may.
+
+    Args:
+      wanted: asked before the store is tried once more.
+
+    Raises:
+      CorruptSnapshotError: a global version cannot be read, however often.
+      OSError: the store cannot be reached.
+    """
     tensors: dict[str, jax.Array] = {}
     versions = []
     for fragment in range(self._num_fragments):
-      found = self._newest(fragment)
-      self._progress.moved()
+      found = self._newest(fragment, wanted)
       versions.append(found.head.version)
       tensors |= found.content
-    return self._swap.assemble(tensors), versions
+    return Global(self._swap.assemble(tensors), versions)
 
-  def _newest(self, fragment: int) -> protocol.Fetched:
+  def _newest(
+    self, fragment: int, wanted: Callable[[], bool]
+  ) -> protocol.Fetched:
     for _ in range(_READ_ATTEMPTS - 1):
       try:
         return self._fetcher.newest(fragment)
       except operations.FAILURES as error:
         logger.warning("read_failed fragment=%d error=%s", fragment, error)
-        self._progress.moved()
+        if not wanted():
+          raise
         self._sleep(self._retry_secs)
     return self._fetcher.newest(fragment)
+
+
+class Reading:
+  """Global versions that are read in the background, while training goes on.
+
+  A store that answers nobody makes an island wait for nothing: what it cannot
+  read is a figure it cannot tell.
+  """
+
+  def __init__(self, evaluator: Evaluator, threads: workers.Threads):
+    """Begins."""
+    self._evaluator = evaluator
+    self._wanted = True
+    self._found: Global | Exception | None = None
+    self._worker = threads.once("evaluation", self._read)
+
+  def _read(self) -> None:
+    try:
+      self._found = self._evaluator.read(lambda: self._wanted)
+    except operations.FAILURES as error:
+      self._found = error
+
+  @property
+  def done(self) -> bool:
+    """Whether there is something to take.
+
+    Raises:
+      WorkerError: an error that nobody expected has ended it.
+    """
+    self._worker.check()
+    return self._found is not None
+
+  def take(self) -> Global:
+    """What was read, once it is done.
+
+    Raises:
+      CorruptSnapshotError: a global version cannot be read, however often.
+      OSError: the store cannot be reached.
+    """
+    if isinstance(self._found, Exception):
+      raise self._found
+    assert self._found is not None
+    return self._found
+
+  def give_up(self) -> None:
+    """Nobody will take it; the store is not tried again."""
+    self._wanted = False

@@ -440,12 +440,22 @@ class Island:
     while not exchange.wait_saved(serial, 0.0) and clock() < deadline:
       yield poll_secs
 
-  def evaluate(self, target: str, num_batches: int) -> dict[str, Any]:
+  def begin_reading(self) -> evaluation.Reading:
+    """Begins to read the newest global versions, to be evaluated."""
+    return evaluation.Reading(self._evaluator, self._threads)
+
+  def evaluate(
+    self,
+    target: str,
+    num_batches: int,
+    reading: evaluation.Reading | None = None,
+  ) -> dict[str, Any]:
     """Held-out loss of the newest global or of the local parameters.
 
     Args:
       target: "global" or "local".
       num_batches: held-out batches, always the first ones.
+      reading: of the global versions, done; else they are read now.
 
     Returns:
       As `evaluation.Evaluator.evaluate`.
@@ -455,7 +465,10 @@ class Island:
       OSError: the store cannot be reached.
     """
     self._log.pause()
-    params = self.learner.state.params if target == "local" else None
+    if target == "local":
+      params = self.learner.state.params
+    else:
+      params = reading.take() if reading else self._evaluator.read()
     result = self._evaluator.evaluate(params, num_batches)
     self._tape.record(
       events.EVALUATED, target=target, step=self._exchange.step, **result

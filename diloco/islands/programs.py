@@ -1,9 +1,10 @@
 """What an island does: the programs the controller dispatches.
 
-Programs run in the order they come. An island that hears nothing more repeats
-its last train window, so a controller's death or silence stops no training;
-after `controller.orphan_secs` without one it drains, saves its state and ends,
-so that no orphan survives.
+Programs run in the order they come, but what is to be evaluated is read from
+the store in the background, and others go on. An island that hears nothing more
+repeats its last train window, so a controller's death or silence stops no
+training; after `controller.orphan_secs` without one it drains, saves its state
+and ends, so that no orphan survives.
 """
 
 import logging
@@ -14,12 +15,18 @@ from typing import Any
 from diloco import channel as channel_lib
 from diloco import config as config_lib
 from diloco import errors
+from diloco.islands import evaluation
 from diloco.islands import island as island_lib
 from diloco.snapshots import operations
 
 logger = logging.getLogger(__name__)
 
 _IDLE_SECS = 0.05
+
+
+def _is_of_global(message: channel_lib.Message) -> bool:
+  evaluate = message["name"] == "evaluate"
+  return evaluate and message["args"].get("target") == "global"
 
 
 class ProgramRunner:
@@ -39,6 +46,8 @@ class ProgramRunner:
     self._last_window: dict[str, Any] | None = None
     self._preempted = False
     self._orphaned = False
+    self._reading: evaluation.Reading | None = None
+    self._evaluating: channel_lib.Message = {}  # that it is for
 
   def running(self) -> operations.Script[str]:
     """Runs programs until told to stop; returns why it stopped."""
@@ -47,12 +56,22 @@ class ProgramRunner:
       self._receive(wait=not self._queue and self._last_window is None)
       if self._orphaned:
         return self._leave_orphaned()
-      if self._queue:
+      if self._reading is not None and self._reading.done:
+        self._done(self._evaluating, self._evaluate(self._evaluating["args"]))
+        self._reading = None
+      elif self._queue:
         message = self._queue.popleft()
         if message["name"] == "stop":
+          self._give_up_reading("the run is stopped")
           self._done(message, {"step": self._island.step})
           return str(message["args"].get("reason", "stopped"))
-        self._done(message, (yield from self._run_program(message)))
+        self._preempted = False
+        if _is_of_global(message):
+          self._give_up_reading("another was asked for")
+          self._reading = self._island.begin_reading()
+          self._evaluating = message
+        else:
+          self._done(message, (yield from self._run_program(message)))
       elif self._last_window is not None:
         # Still doing what it was last told; its steps need no answer.
         yield from self._train(self._last_window)
@@ -63,7 +82,6 @@ class ProgramRunner:
     self, message: channel_lib.Message
   ) -> operations.Script[dict[str, Any]]:
     name, args = message["name"], message["args"]
-    self._preempted = False
     match name:
       case "train":
         self._last_window = args
@@ -84,10 +102,18 @@ class ProgramRunner:
   def _evaluate(self, args: dict[str, Any]) -> dict[str, Any]:
     """What cannot be read now costs a figure, not the island."""
     try:
-      return self._island.evaluate(**args)
+      return self._island.evaluate(**args, reading=self._reading)
     except operations.FAILURES as error:
       logger.warning("evaluation_failed error=%s", error)
       return {"error": errors.one_line(error)}
+
+  def _give_up_reading(self, why: str) -> None:
+    """Answers for an evaluation that the store was too slow for."""
+    if self._reading is not None:
+      self._reading.give_up()
+      error = f"{why} before the store had given the parameters"
+      self._done(self._evaluating, {"error": error})
+      self._reading = None
 
   def _train(self, args: dict[str, Any]) -> operations.Script[dict[str, Any]]:
     return self._island.training(args["num_steps"], self._interrupted)

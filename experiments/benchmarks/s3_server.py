@@ -17,6 +17,7 @@ import contextlib
 import json
 import logging
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
@@ -80,6 +81,14 @@ class Server:
     with urllib.request.urlopen(f"{self.endpoint}/counts") as answer:
       found: dict[str, int] = json.load(answer)
     return found
+
+  def pause(self) -> None:
+    """Answers nobody: connections stand open, as when a network is cut."""
+    self._process.send_signal(signal.SIGSTOP)
+
+  def go_on(self) -> None:
+    """Answers all that was asked meanwhile."""
+    self._process.send_signal(signal.SIGCONT)
 
   def close(self) -> None:
     """Ends it; nothing is left."""

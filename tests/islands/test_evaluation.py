@@ -9,7 +9,7 @@ import pytest
 from cut_builder import PLAN, CutRun, filled
 
 from diloco import config as config_lib
-from diloco import errors, timing
+from diloco import errors, timing, workers
 from diloco.islands import (
   evaluation,
   fetching,
@@ -60,14 +60,14 @@ def evaluator(run):
     ),
     tree=types.SimpleNamespace(eval_fn=jax.jit(Task().eval_loss)),
   )
-  waited, progress = [], heartbeat.Progress()
+  waited = []
   made = evaluation.Evaluator(
     Task(),
     trainer,
     fetching.Fetcher(run.store, PLAN, shardings),
-    progress,
+    heartbeat.Progress(),
     timing.derive(config_lib.ControllerConfig(), 0.0),
-    sleep=lambda secs: waited.append(progress.standing[0]),
+    sleep=waited.append,
   )
   made.waited = waited
   return made
@@ -90,11 +90,11 @@ def test_store_that_fails_for_a_moment_costs_an_evaluation_only_time(
   run, evaluator, monkeypatch
 ):
   failing(monkeypatch, run, times=3)
-  result = evaluator.evaluate(None, 2)
+  result = evaluator.evaluate(evaluator.read(), 2)
   assert result["loss"] == 8.0
   assert (result["version"], result["newest_version"]) == (0, 1)
   assert result["tokens"] == 4
-  assert len(set(evaluator.waited)) == 3  # each time it has moved
+  assert len(evaluator.waited) == 3
 
 
 def test_values_other_than_those_committed_are_not_evaluated(run, evaluator):
@@ -102,14 +102,44 @@ def test_values_other_than_those_committed_are_not_evaluated(run, evaluator):
   wrong = filled(PLAN.fragments[0][0], 3.0)
   run.store.arrays.write(prefix, [arrays.Tensor.whole("a", wrong)])
   with pytest.raises(errors.CorruptSnapshotError, match="digest"):
-    evaluator.evaluate(None, 2)
+    evaluator.evaluate(evaluator.read(), 2)
 
 
 def test_lost_head_is_waited_for_and_then_named(run, evaluator):
   run.store.delete(keys.head_key(1))
   with pytest.raises(errors.CorruptSnapshotError, match="fragment 1 is lost"):
-    evaluator.evaluate(None, 2)
+    evaluator.evaluate(evaluator.read(), 2)
   assert evaluator.waited
+
+
+class Unhurried(workers.Threads):
+  """Does once what the test has it do."""
+
+  def once(self, name, work):
+    self.work = work
+    return types.SimpleNamespace(check=lambda: None)
+
+
+def test_versions_are_read_beside_whoever_wants_them(run, evaluator):
+  threads = Unhurried()
+  reading = evaluation.Reading(evaluator, threads)
+  assert not reading.done
+  threads.work()
+  assert reading.done
+  assert evaluator.evaluate(reading.take(), 2)["loss"] == 8.0
+
+
+def test_what_nobody_waits_for_any_more_is_not_tried_again(
+  run, evaluator, monkeypatch
+):
+  failing(monkeypatch, run, times=3)
+  threads = Unhurried()
+  reading = evaluation.Reading(evaluator, threads)
+  reading.give_up()
+  threads.work()
+  assert reading.done and not evaluator.waited
+  with pytest.raises(OSError, match="unreachable"):
+    reading.take()
 
 
 @pytest.mark.parametrize(

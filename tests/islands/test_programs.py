@@ -54,6 +54,11 @@ class Island:
   def __init__(self):
     self.step = 0
     self.done = []
+    self.read_after = 0  # looks at it
+    self.given_up = []
+
+  def begin_reading(self):
+    return Reading(self)
 
   def training(self, num_steps, interrupted):
     begun = self.step
@@ -76,9 +81,26 @@ class Island:
     self.done.append(f"checkpoint {wait}")
     return {"durable": wait}
 
-  def evaluate(self, target, num_batches):
+  def evaluate(self, target, num_batches, reading=None):
+    assert (reading is not None) == (target == "global")
     self.done.append(f"evaluate {target} {num_batches}")
     return {"loss": 1.0}
+
+
+class Reading:
+  """Of a store that takes its time."""
+
+  def __init__(self, island):
+    self.island = island
+    self.looks = 0
+
+  @property
+  def done(self):
+    self.looks += 1
+    return self.looks > self.island.read_after
+
+  def give_up(self):
+    self.island.given_up.append(self)
 
 
 @pytest.fixture
@@ -119,6 +141,39 @@ def test_what_is_urgent_ends_windows_and_nothing_else(island):
     (4, {"durable": False}),
     (99, {"step": 2}),
   ]
+
+
+def test_island_trains_on_while_a_store_gives_nothing_to_evaluate(island):
+  island.read_after = 2
+  ask = program(2, "evaluate", target="global", num_batches=3)
+  channel = Channel(ask, program(1, "train"), *[None] * 9)
+  run(island, channel)
+  assert island.done[:3] == ["train 2", "train 2", "evaluate global 3"]
+  assert (2, {"loss": 1.0}) in channel.sent and not island.given_up
+
+
+def test_who_asks_again_before_the_store_answered_gets_the_later_one(island):
+  island.read_after = 3
+  first, second = (
+    program(seq, "evaluate", target="global", num_batches=seq) for seq in (1, 2)
+  )
+  channel = Channel(first, second, program(3, "train"), *[None] * 14)
+  run(island, channel)
+  (error,) = [result for seq, result in channel.sent if seq == 1]
+  assert error["error"].startswith("another was asked for")
+  assert island.done.count("evaluate global 2") == 1
+  assert "evaluate global 1" not in island.done
+  assert len(island.given_up) == 1
+
+
+def test_run_that_is_stopped_waits_for_no_store(island):
+  island.read_after = 1_000
+  ask = program(1, "evaluate", target="global", num_batches=1)
+  channel = Channel(ask)
+  assert run(island, channel) == "stopped"
+  assert [seq for seq, _ in channel.sent] == [1, 99]
+  assert channel.sent[0][1]["error"].startswith("the run is stopped")
+  assert len(island.given_up) == 1
 
 
 def test_window_after_an_urgent_program_is_trained_to_its_end(island):

@@ -1,0 +1,143 @@
+"""A run on a Ray cluster and an object store, both of which fail.
+
+Question: does training go on where a node is lost, where one is lost that
+nobody takes note of, where the head's daemon dies, and where the store is cut
+off for longer than every timeout; and what does each cost?
+
+Command: `python -m experiments.benchmarks.cluster`, which serves S3 and starts
+a cluster of three nodes on this machine. Five minutes on two cores.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import diloco
+from diloco import launch
+from diloco.tape import reader
+from experiments.benchmarks import s3_server
+from tests import ray_cluster
+
+_NODE = {"num_cpus": 2, "resources": {"v6e": 1}}  # room for one island
+_PATIENCE_SECS = 300.0
+
+
+class Watched:
+  """A run, and what its tape has told so far."""
+
+  def __init__(self, run: Any):
+    self.run = run
+    self._tape = reader.Follower(run.dir)
+    self._events: list[dict[str, Any]] = []
+
+  def told(self, name: str) -> list[dict[str, Any]]:
+    """Its events of a name."""
+    self._events += self._tape.poll().events
+    return [e for e in self._events if e["event"] == name]
+
+  def steps(self) -> dict[str, int]:
+    """Inner steps logged so far, by island."""
+    logs = sorted((self.run.dir / "metrics").glob("*.jsonl"))
+    return {p.stem: p.read_bytes().count(b"\n") for p in logs}
+
+  def until(self, what: str, condition: Callable[[], object]) -> float:
+    """Waits; returns the seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+      if self.run.state != "running":
+        raise SystemExit(f"{what}: the run is {self.run.state}: {self.run.dir}")
+      if time.monotonic() - began > _PATIENCE_SECS:
+        raise SystemExit(f"{what}: not within {_PATIENCE_SECS:g} s")
+      time.sleep(0.2)
+    return time.monotonic() - began
+
+  def merged_on(self, what: str, since: int, count: int = 8) -> float:
+    """Waits until it has merged so often more."""
+    return self.until(what, lambda: len(self.told("merged")) >= since + count)
+
+
+def _deaths(run: Watched) -> list[str]:
+  died = [*run.told("island_died"), *run.told("syncer_died")]
+  died.sort(key=lambda e: e["wall_secs"])
+  return [f"{e['event']}: {e['cause']}" for e in died]
+
+
+def story(
+  run: Watched, cluster: Any, server: s3_server.Server, outage_secs: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Does one thing after another; yields what came of each."""
+  secs = run.until("first merges", lambda: len(run.told("merged")) > 8)
+  yield "begun", {"secs": secs}
+  for name, how, node in (
+    ("node_lost", "remove", 1),
+    ("node_lost_unheard", "abandon", 2),
+    ("head_daemon_killed", "abandon", 0),
+  ):
+    before, ready = _deaths(run), len(run.told("island_ready"))
+    if node:
+      cluster.do("add", **_NODE)
+    merged, facts = len(run.told("merged")), {}
+    cluster.do(how, node=node)
+    if node:
+      facts["island_back_secs"] = run.until(
+        name, lambda n=ready: len(run.told("island_ready")) > n
+      )
+    else:
+      begun = len(run.told("syncer_started"))
+      facts["both_syncers_started_secs"] = run.until(
+        name, lambda n=begun: len(run.told("syncer_started")) > n + 1
+      )
+      merged = len(run.told("merged"))
+    run.merged_on(name, merged)
+    yield name, facts | {"died": _deaths(run)[len(before) :]}
+  before, merged = _deaths(run), len(run.told("merged"))
+  steps = run.steps()
+  server.pause()
+  time.sleep(outage_secs)
+  trained = {k: n - steps[k] for k, n in run.steps().items()}
+  server.go_on()
+  facts = {"secs": outage_secs, "steps_meanwhile": trained}
+  facts["eight_merges_secs"] = run.merged_on("outage", merged)
+  yield "store_cut_off", facts | {"died": _deaths(run)[len(before) :]}
+
+
+def main() -> None:
+  """Prints one JSON object."""
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument("--outage_secs", type=float, default=90.0)
+  parser.add_argument("--workdir", default="")
+  args = parser.parse_args()
+  for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+    os.environ.setdefault(name, "any")
+  config = launch.load_config("experiments/configs/quickstart.py:smoke")
+  config.engine = "ray"
+  config.faults = ()
+  config.total_tokens = 1_000_000_000  # it is stopped
+  config.fleet.slices = [{"kind": "v6e"}] * 2
+  config.fleet.pace_step_secs = 0.2
+  # A node that nobody hears of is waited for by a sixth of this.
+  config.controller.hang_secs = 36.0
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    s3_server.serving() as server,
+    ray_cluster.running({"num_cpus": 2}, _NODE, _NODE) as cluster,
+  ):
+    config.store = server.place("run")
+    run = diloco.start(config, pathlib.Path(args.workdir or folder) / "run")
+    found = {}
+    for name, facts in story(Watched(run), cluster, server, args.outage_secs):
+      print(name, facts, flush=True)
+      found[name] = facts
+    found["state"] = run.stop()
+    summary = run.summary
+    names = ("violations", "tokens_trained", "tokens_unaccounted")
+    print(json.dumps(found | {n: summary[n] for n in names}, indent=2))
+
+
+if __name__ == "__main__":
+  main()
