@@ -465,11 +465,12 @@ class Island:
       OSError: the store cannot be reached.
     """
     self._log.pause()
+    evaluator = self._evaluator
     if target == "local":
-      params = self.learner.state.params
+      result = evaluator.evaluate(self.learner.state.params, num_batches)
     else:
-      params = reading.take() if reading else self._evaluator.read()
-    result = self._evaluator.evaluate(params, num_batches)
+      found = reading.take() if reading else evaluator.read()
+      result = evaluator.evaluate(found, num_batches)
     self._tape.record(
       events.EVALUATED, target=target, step=self._exchange.step, **result
     )

@@ -20,8 +20,7 @@ from typing import Any
 import diloco
 from diloco import launch
 from diloco.tape import reader
-from experiments.benchmarks import s3_server
-from tests import ray_cluster
+from experiments.benchmarks import ray_cluster, s3_server
 
 _NODE = {"num_cpus": 2, "resources": {"v6e": 1}}  # room for one island
 _PATIENCE_SECS = 300.0
@@ -73,30 +72,18 @@ def story(
   """Does one thing after another; yields what came of each."""
   secs = run.until("first merges", lambda: len(run.told("merged")) > 8)
   yield "begun", {"secs": secs}
-  for name, how, node in (
-    ("node_lost", "remove", 1),
-    ("node_lost_unheard", "abandon", 2),
-    ("head_daemon_killed", "abandon", 0),
-  ):
-    before, ready = _deaths(run), len(run.told("island_ready"))
-    if node:
-      cluster.do("add", **_NODE)
-    merged, facts = len(run.told("merged")), {}
-    cluster.do(how, node=node)
-    if node:
-      facts["island_back_secs"] = run.until(
-        name, lambda n=ready: len(run.told("island_ready")) > n
-      )
-    else:
-      begun = len(run.told("syncer_started"))
-      facts["both_syncers_started_secs"] = run.until(
-        name, lambda n=begun: len(run.told("syncer_started")) > n + 1
-      )
-      merged = len(run.told("merged"))
-    run.merged_on(name, merged)
-    yield name, facts | {"died": _deaths(run)[len(before) :]}
-  before, merged = _deaths(run), len(run.told("merged"))
-  steps = run.steps()
+  yield "node_lost", _lose_island(run, cluster, "remove", 1)
+  yield "node_lost_unheard", _lose_island(run, cluster, "abandon", 2)
+  before, started = _deaths(run), len(run.told("syncer_started"))
+  cluster.do("abandon", node=0)
+  facts: dict[str, Any] = {
+    "syncers_started_secs": run.until(
+      "head", lambda: len(run.told("syncer_started")) > started + 1
+    )
+  }
+  run.merged_on("head", len(run.told("merged")))
+  yield "head_daemon_killed", facts | {"died": _deaths(run)[len(before) :]}
+  before, merged, steps = _deaths(run), len(run.told("merged")), run.steps()
   server.pause()
   time.sleep(outage_secs)
   trained = {k: n - steps[k] for k, n in run.steps().items()}
@@ -104,6 +91,19 @@ def story(
   facts = {"secs": outage_secs, "steps_meanwhile": trained}
   facts["eight_merges_secs"] = run.merged_on("outage", merged)
   yield "store_cut_off", facts | {"died": _deaths(run)[len(before) :]}
+
+
+def _lose_island(
+  run: Watched, cluster: Any, how: str, node: int
+) -> dict[str, Any]:
+  """A node goes, with its island; another is there for it."""
+  before, ready = _deaths(run), len(run.told("island_ready"))
+  merged = len(run.told("merged"))
+  cluster.do("add", **_NODE)
+  cluster.do(how, node=node)
+  secs = run.until(how, lambda: len(run.told("island_ready")) > ready)
+  run.merged_on(how, merged)
+  return {"island_back_secs": secs, "died": _deaths(run)[len(before) :]}
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def main() -> None:
   ):
     config.store = server.place("run")
     run = diloco.start(config, pathlib.Path(args.workdir or folder) / "run")
-    found = {}
+    found: dict[str, Any] = {}
     for name, facts in story(Watched(run), cluster, server, args.outage_secs):
       print(name, facts, flush=True)
       found[name] = facts

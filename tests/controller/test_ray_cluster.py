@@ -15,7 +15,7 @@ from diloco import errors
 from diloco.controller.engines import base, cluster, ray
 from diloco.report import liveness
 from diloco.workbench import executor, frozen, worker
-from tests import ray_cluster
+from experiments.benchmarks import ray_cluster
 
 _SECS = 200  # where others are busy, nodes and workers take long to start
 _NODE = {"num_cpus": 1, "resources": {"v6e": 1}}  # room for one island

@@ -8,7 +8,7 @@ from diloco import run as run_lib
 from diloco.report import listing, liveness
 from diloco.tape import reader
 from diloco.workbench import opened
-from tests import ray_cluster
+from experiments.benchmarks import ray_cluster
 from tests.islands import quadratic
 
 # A process takes seconds to come back; the others must train on meanwhile.

@@ -5,7 +5,7 @@ import signal
 import pytest
 from real_run import ENDLESS, Run
 
-from tests import ray_cluster
+from experiments.benchmarks import ray_cluster
 
 _SECS = 280  # nodes take long to start where others are busy
 _NODE = {"num_cpus": 1, "resources": {"v6e": 1}}  # room for one island

@@ -12,6 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 # A dead node is found after two seconds.
 _SYSTEM = {
@@ -36,7 +38,7 @@ class Cluster:
     daemons: process numbers of the nodes' raylets.
   """
 
-  def __init__(self, nodes):
+  def __init__(self, nodes: Iterable[Mapping[str, Any]]):
     """Starts it; resources of each node, as `ray start` takes them."""
     # Not below pytest's: the paths of sockets are short.
     self._folder = tempfile.mkdtemp(prefix="ray-")
@@ -55,13 +57,15 @@ class Cluster:
     for node in nodes:
       self.do("add", **node)
 
-  def do(self, what, **args):
+  def do(self, what: str, **args: Any) -> None:
     """Has it add, remove or abandon a node."""
-    self._process.stdin.write(json.dumps([what, args]) + "\n")
-    self._process.stdin.flush()
-    self.address, self.daemons = json.loads(self._process.stdout.readline())
+    asked, answers = self._process.stdin, self._process.stdout
+    assert asked is not None and answers is not None
+    asked.write(json.dumps([what, args]) + "\n")
+    asked.flush()
+    self.address, self.daemons = json.loads(answers.readline())
 
-  def close(self):
+  def close(self) -> None:
     """Leaves no process and no file behind."""
     self._process.communicate()
     deadline = time.monotonic() + 30
@@ -71,13 +75,13 @@ class Cluster:
     shutil.rmtree(self._folder)
 
 
-def _alive(address):
+def _alive(address: str) -> list[bytes]:
   found = subprocess.run(["pgrep", "-f", address], stdout=subprocess.PIPE)
   return found.stdout.split()
 
 
 @contextlib.contextmanager
-def running(*nodes):
+def running(*nodes: Mapping[str, Any]) -> Iterator[Cluster]:
   """A cluster; runs find it."""
   cluster = Cluster(nodes)
   before = os.environ.get("RAY_ADDRESS")
@@ -91,12 +95,14 @@ def running(*nodes):
     cluster.close()
 
 
-def _serve():
+def _serve() -> None:
   from ray import cluster_utils
 
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)  # Ray prints
-  cluster, nodes, daemons = cluster_utils.Cluster(), [], []
+  cluster = cluster_utils.Cluster()
+  nodes: list[Any] = []
+  daemons: list[int] = []
   for line in sys.stdin:
     what, args = json.loads(line)
     if what == "add":
