@@ -108,7 +108,7 @@ class Controller:
       first_seq=(incarnation - 1) * _SEQS_A_LIFE + 1,
     )
     self.pilot = pilot.Pilot(config, tokens_per_step)
-    self._cutter = cutter.of_run(config, run_dir, self.tape, self.tenure.fence)
+    self._cutter = cutter.of_run(config, run_dir, self.tape, self.tenure.token)
     self._changes = change.Desk(run_dir, self._configure)
     self._was_changed = False
     self._attached: set[str] = set()  # until they die

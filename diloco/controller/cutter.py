@@ -65,9 +65,9 @@ def of_run(
   config: config_lib.RunConfig,
   run_dir: pathlib.Path,
   tape: recorder.Recorder,
-  fence: cuts.Fence = cuts.unfenced,
+  token: int = 0,
 ) -> Cutter:
-  """The cutter of one session of a run, with its controller's fence."""
+  """The cutter of one session of a run, under its controller's token."""
   patience_secs = config.controller.patience_secs
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   plan = snapshots.read_plan()
@@ -78,7 +78,7 @@ def of_run(
     islands=config.fleet.islands,
     num_fragments=config.sync.num_fragments,
   )
-  return Cutter(snapshots, settings, tape, wish_path(run_dir), fence)
+  return Cutter(snapshots, settings, tape, wish_path(run_dir), token)
 
 
 def limit_secs(patience_secs: float, num_params: int) -> float:
@@ -95,10 +95,10 @@ class Cutter:
     settings: Settings,
     tape: recorder.Recorder,
     wish: pathlib.Path,
-    fence: cuts.Fence = cuts.unfenced,
+    token: int = 0,
   ):
-    """Args: store, when to cut, tape, where wishes are, the controller's."""
-    self._fence = fence
+    """Args: store, when to cut, tape, where wishes are, lease's token."""
+    self._token = token
     self._store = snapshots
     self._settings = settings
     self._tape = tape
@@ -168,7 +168,7 @@ class Cutter:
     # Gone before the request is there: a wish that comes now gets its own cut.
     self._wish.unlink(missing_ok=True)
     asked = self._store.perform(
-      cuts.request(list(lives), self._settings.num_fragments, self._fence)
+      cuts.request(list(lives), self._settings.num_fragments, self._token)
     )
     self._open = _Open(asked, now, dict(lives))
     self._due = now + self._settings.every_secs
@@ -206,7 +206,7 @@ class Cutter:
 
   def _complete(self, mine: _Open, now: float) -> None:
     try:
-      parts = self._store.perform(cuts.complete(mine.asked, self._fence))
+      parts = self._store.perform(cuts.complete(mine.asked, self._token))
     except errors.CorruptSnapshotError as error:
       self._abandon(mine, str(error))
       return
@@ -220,7 +220,7 @@ class Cutter:
     )
 
   def _abandon(self, mine: _Open, reason: str) -> None:
-    self._store.perform(cuts.abandon(mine.asked.cut, reason, self._fence))
+    self._store.perform(cuts.abandon(mine.asked.cut, reason, self._token))
     self._given_up(mine, reason)
 
   def _given_up(self, mine: _Open, reason: str) -> None:

@@ -8,8 +8,8 @@ that neither a busy turn nor a long operation of the store loses it.
 
 Only who was told a moment ago that the lease is its own touches processes and
 files; what is written for a restore or a cut is refused by the store's own
-records (`restore.hold`, `cuts.Fence`). A controller that was stopped finds when
-it wakes that it cannot be sure, and asks first.
+records (`restore.hold`, `lease.fence`). A controller that was stopped finds
+when it wakes that it cannot be sure, and asks first.
 """
 
 from __future__ import annotations
@@ -47,10 +47,6 @@ class Unopposed:
 
   def check(self) -> None:
     """Raises `FencedError` once another controller has the run."""
-
-  def fence(self) -> operations.Procedure[None]:
-    """See `cuts.Fence`."""
-    yield from ()
 
 
 class Watch(lease.LeaseWatch):
@@ -144,10 +140,6 @@ class Tenure(Unopposed):
         )
       if not self._settled():
         self._sure_until = self._clock() + _EXCUSED_SECS
-
-  def fence(self) -> operations.Procedure[None]:
-    """See `cuts.Fence`."""
-    return lease.fence(keys.CONTROLLER_LEASE, self.token)
 
   def _settled(self) -> bool:
     return self._lost or self._clock() < self._sure_until

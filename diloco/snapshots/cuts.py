@@ -22,25 +22,18 @@ and Yang, On distributed snapshots, Information Processing Letters 25, 1987.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.snapshots import cut_parts, keys, operations, records
+from diloco.snapshots import lease as lease_lib
 
 KEPT = 2  # complete cuts
 _UNLISTED = 16  # cuts that a stale listing may lack, at most
 
 COMPLETE = "complete"
 ABANDONED = "abandoned"
-
-# Refuses, right before a record is written, who may not write it any more.
-Fence = Callable[[], operations.Procedure[None]]
-
-
-def unfenced() -> operations.Procedure[None]:
-  """Of who asks for cuts, or ends them, and cannot be deposed."""
-  yield from ()
 
 
 def numbers() -> operations.Procedure[list[int]]:
@@ -73,14 +66,14 @@ def all_numbers(taken: int) -> operations.Procedure[list[int]]:
 
 
 def request(
-  islands: Sequence[int], num_fragments: int, fence: Fence = unfenced
+  islands: Sequence[int], num_fragments: int, token: int = 0
 ) -> operations.Procedure[records.CutRequest]:
   """Asks all roles for their parts of a new cut.
 
   Args:
     islands: those that live and will take part.
     num_fragments: P.
-    fence: of who asks.
+    token: of the controller's lease; 0 for one that nobody deposes.
 
   Raises:
     FencedError: the run has another controller.
@@ -99,7 +92,7 @@ def request(
       mine = records.CutRequest(
         newest, epoch.epoch if epoch else 0, sorted(islands)
       )
-      yield from fence()
+      yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)
       if (yield operations.CompareAndSet(key, mine, generation)):
         return mine
 
@@ -233,7 +226,7 @@ def _is_deposed(part: records.CutHeads) -> operations.Procedure[bool]:
 
 
 def abandon(
-  cut: int, reason: str, fence: Fence = unfenced
+  cut: int, reason: str, token: int = 0
 ) -> operations.Procedure[bool]:
   """Gives a cut up, unless it is complete; says whether it did.
 
@@ -244,7 +237,7 @@ def abandon(
   complete, _ = yield operations.Read(key, records.CutComplete)
   if complete is not None:
     return False
-  yield from fence()
+  yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)
   yield operations.Write(
     keys.cut_abandoned_key(cut), records.CutAbandoned(cut, reason)
   )
@@ -260,7 +253,7 @@ def reason(cut: int) -> operations.Procedure[str]:
 
 
 def complete(
-  asked: records.CutRequest, fence: Fence = unfenced
+  asked: records.CutRequest, token: int = 0
 ) -> operations.Procedure[cut_parts.Parts]:
   """Makes a cut usable, once all its parts are there.
 
@@ -273,7 +266,7 @@ def complete(
     raise errors.CorruptSnapshotError(why)
   record = records.CutComplete(asked.cut, asked.epoch, parts.checksums())
   yield operations.Point("before_cut_complete")
-  yield from fence()
+  yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)
   yield operations.Write(keys.cut_complete_key(asked.cut), record)
   return parts
 

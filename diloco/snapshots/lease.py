@@ -187,9 +187,15 @@ def release(
 def fence(key: str, token: int) -> operations.Procedure[None]:
   """Goes before what may be written under the lease of `token` alone.
 
+  Args:
+    key: of the lease.
+    token: of who is about to write; 0 for one whom nobody deposes.
+
   Raises:
     FencedError: somebody has taken the lease since.
   """
+  if not token:
+    return
   lease, _ = yield _read(key)
   if lease is not None and lease.token > token:
     raise errors.FencedError(

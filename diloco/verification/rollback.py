@@ -68,8 +68,7 @@ class Restorer:
     found = None
     if asked or (yield from restore.unfinished()):
       found = yield from self._go_back()
-    if self.token:
-      yield from lease.fence(keys.CONTROLLER_LEASE, self.token)
+    yield from lease.fence(keys.CONTROLLER_LEASE, self.token)
     if found:
       world.checker.restored(*found)
     if world.refused:

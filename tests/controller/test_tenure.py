@@ -248,17 +248,13 @@ def test_run_without_a_lease_is_taken_whatever_its_heads_are(tmp_path):
     assert mine.token == 1
 
 
-def fence(token):
-  return lambda: lease.fence(keys.CONTROLLER_LEASE, token)
-
-
 def wanting(run, what, asked):
   """What a controller with token 1 does to a cut."""
   if what == "request":
-    return cuts.request([0], 2, fence(1))
+    return cuts.request([0], 2, token=1)
   if what == "complete":
-    return cuts.complete(asked, fence(1))
-  return cuts.abandon(asked.cut, "a reason", fence(1))
+    return cuts.complete(asked, token=1)
+  return cuts.abandon(asked.cut, "a reason", token=1)
 
 
 class Meanwhile:
