@@ -300,3 +300,18 @@ def test_incarnation_is_drawn_once_though_two_look_at_the_same_tapes(
   # What another has drawn since is not in this one's listing.
   monkeypatch.setattr(type(tmp_path), "glob", lambda *_: iter(()))
   assert roles_lib.draw_incarnation(tmp_path, "island-1", last=3) == 6
+
+
+def test_no_life_of_an_island_is_given_out_by_two_directories(tmp_path):
+  lives = []
+  for name in ("first", "copy", "first"):
+    run_dir = tmp_path / name
+    tape = recorder.Recorder(run_dir, "controller", 1)
+    config = _config(store=(tmp_path / "far").as_uri())
+    made = roles_lib.Roles(config, run_dir, Engine(), tape)
+    made.start("island-0")
+    made.start("syncer")
+    lives.append((made.incarnation("island-0"), made.incarnation("syncer")))
+    tape.close()
+  # What a syncer writes is named after its token.
+  assert lives == [(1, 1), (2, 1), (3, 2)]
