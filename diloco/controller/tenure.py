@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _RENEWALS = 5  # in a time to live
 _SURE = 2 / 3  # of a time to live after a renewal nobody else has the lease
 _ASK_SECS = 2.0  # what a store does not answer by then is no reason to wait
-_EXCUSED_SECS = 5.0  # then it is not asked again for so long
+_EXCUSED = 1 / 3  # of a time to live for which it is not asked again then
 _POLL_SECS = 0.2
 
 
@@ -94,7 +94,7 @@ class Tenure(Unopposed):
     self._mine = mine
     self._ttl_secs = ttl_secs
     self._clock = clock
-    self._sure_until = clock() + _SURE * ttl_secs
+    self._sure_until = clock()  # it may have been stopped since it took it
     self._lost = False
     self._failed = 0  # times that the store did
     self._renewals = workers.Loop("tenure", self._renew(), snapshots.execute)
@@ -139,7 +139,7 @@ class Tenure(Unopposed):
           f"another controller took the run over, after token {self.token}"
         )
       if not self._settled():
-        self._sure_until = self._clock() + _EXCUSED_SECS
+        self._sure_until = self._clock() + _EXCUSED * self._ttl_secs
 
   def _settled(self) -> bool:
     return self._lost or self._clock() < self._sure_until
@@ -169,7 +169,7 @@ class Tenure(Unopposed):
     except errors.CorruptSnapshotError as error:
       found, generation = None, error.generation
     if found is not None:
-      return False
+      return (found.owner, found.token) == (mine.owner, mine.token)
     if (yield from lease.drawn(key)) != mine.token:
       return False  # somebody is about to take it
     put_back: bool = yield operations.CompareAndSet(key, mine, generation)

@@ -62,7 +62,7 @@ def lives(name: str) -> bool | None:
   """
   try:
     place, pid, ticks, _ = json.loads(name)
-  except ValueError:
+  except (ValueError, TypeError):
     return None
   if not place or place != machine() or pid == os.getpid():
     return None

@@ -177,13 +177,24 @@ def depose(snapshots, mine):
 
 def test_controller_that_was_stopped_asks_before_it_does_anything(snapshots):
   clock = Clock()
-  with holding(snapshots, clock) as mine, depose(snapshots, mine):
-    mine.check()  # nobody could have taken it so soon
-    clock.now += LONG_SECS
-    with pytest.raises(errors.FencedError, match="took the run over"):
-      mine.check()
+  with holding(snapshots, clock) as mine:
+    mine.check()
+    with depose(snapshots, mine):
+      mine.check()  # nobody could have taken it so soon
+      clock.now += LONG_SECS
+      with pytest.raises(errors.FencedError, match="took the run over"):
+        mine.check()
   # It gives up nothing that is not its own.
   assert held(snapshots).token == mine.token + 1
+
+
+def test_controller_that_was_stopped_as_it_took_the_run_asks(snapshots):
+  with (
+    holding(snapshots, Clock()) as mine,
+    depose(snapshots, mine),
+    pytest.raises(errors.FencedError),
+  ):
+    mine.check()
 
 
 def test_controller_that_was_stopped_and_not_replaced_goes_on(snapshots):
