@@ -129,9 +129,11 @@ class Hold(tenure.Unopposed):
       raise errors.FencedError("another controller took the run over")
 
 
-@pytest.mark.parametrize("interrupts", [0, 1, 2])
+@pytest.mark.parametrize(
+  ("interrupts", "waits"), [(0, False), (0, True), (1, False), (2, False)]
+)
 def test_controller_that_lost_its_run_leaves_everything_as_it_is(
-  session, fleet, tmp_path, interrupts
+  session, fleet, tmp_path, interrupts, waits
 ):
   hold = Hold()
   run = session(hold=hold)
@@ -141,15 +143,23 @@ def test_controller_that_lost_its_run_leaves_everything_as_it_is(
   other = liveness.announcement(tmp_path) | {"pid": os.getppid()}
   other["started_ticks"] = liveness.start_ticks(os.getppid())
   fleet.announce(tmp_path, other)
-  fleet.living["island-1"].die("SIGKILL")  # is the other's to start again
-  fleet.say("island-0", type="ready", step=1)
+  if not waits:
+    fleet.living["island-1"].die("SIGKILL")  # is the other's to start again
+    fleet.say("island-0", type="ready", step=1)
   change.wish_path(tmp_path).write_text("{}")
 
   def files():
     return {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 
   before, starts = files(), len(fleet.launches)
-  hold.lost = True
+  hold.lost = not waits
+
+  def lose(role):  # while it waits for messages, of which there is one then
+    hold.lost = True
+    for program in role.programs:
+      role._say("done", seq=program["seq"], result={"step": role.step})
+
+  fleet.hook = lose
   for _ in range(interrupts):
     run.controller.interrupt()
   with pytest.raises(errors.DetachedError, match="another controller took"):
