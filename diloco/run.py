@@ -15,7 +15,16 @@ from typing import Any
 
 import jax
 
-from diloco import channel, crash, errors, logbook, process, promises, timing
+from diloco import (
+  channel,
+  config_changes,
+  crash,
+  errors,
+  logbook,
+  process,
+  promises,
+  timing,
+)
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
@@ -162,7 +171,7 @@ def conduct(
       task.tokens_per_batch,
       times,
       incarnation=incarnation,
-      changed=config_lib.changes(before, config),
+      changed=config_changes.changes(before, config),
     )
     begun(controller)
     with _kept(run_dir, config, held.check):
@@ -385,7 +394,7 @@ def _check_directory(
     raise errors.UserError(
       what, "a controller of this run is alive", "stop it first"
     )
-  config_lib.check_resumable(old, config)
+  config_changes.check_resumable(old, config)
 
 
 def _without_past_faults(

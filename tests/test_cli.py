@@ -20,6 +20,7 @@ from diloco import (
   channel,
   cli,
   commands,
+  config_changes,
   errors,
   launch,
   process,
@@ -693,7 +694,7 @@ def test_run_goes_on_with_settings_that_may_change(run_dir, monkeypatch):
   argv = ["resume", "run", "--config.total_tokens=2.4M"]
   assert cli.main([*argv, "--config.programs.eval_batches=3"]) == 0
   config = config_lib.from_mapping(seen[0][0])
-  assert config_lib.changes(process.read_config(run_dir), config) == {
+  assert config_changes.changes(process.read_config(run_dir), config) == {
     "total_tokens": (100_000, 2_400_000),
     "programs.eval_batches": (0, 3),
   }
@@ -896,4 +897,4 @@ def test_controller_that_left_its_roles_running_is_one_line(
 
 def test_help_of_change_names_all_that_may_change():
   told = re.findall(r"--config\.(\w+\.\w+)", COMMANDS["change"].more)
-  assert sorted(told) == sorted(config_lib.LIVE)
+  assert sorted(told) == sorted(config_changes.LIVE)

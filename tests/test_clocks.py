@@ -15,7 +15,7 @@ DECIDING = (
   "snapshots",
   "syncer",
   "channel.py",
-  "config.py",
+  *("config.py", "config_changes.py", "config_checks.py"),
   "process.py",
   "run.py",
   "timing.py",

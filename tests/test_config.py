@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from diloco import config as config_lib
-from diloco import errors
+from diloco import config_changes, errors
 
 THREE = [{"topology": "1"}] * 3
 DELAYED = {"optimizer": "delayed_nesterov", "momentum": 0.5}
@@ -534,7 +534,7 @@ def test_run_cannot_go_on_with_another(change, field):
   old = config_lib.from_mapping(FULL)
   new = config_lib.from_mapping({**FULL, **change})
   with pytest.raises(errors.UserError) as caught:
-    config_lib.check_resumable(old, new)
+    config_changes.check_resumable(old, new)
   assert caught.value.what.startswith(f"config.{field} = ")
   assert field in caught.value.remedy
   assert "--workdir" in caught.value.remedy
@@ -550,13 +550,13 @@ RESUMABLE_CHANGES = {
 }
 
 
-@pytest.mark.parametrize("field", config_lib.RESUMABLE)
+@pytest.mark.parametrize("field", config_changes.RESUMABLE)
 def test_run_goes_on_with_another(field):
   old = config_lib.from_mapping(FULL)
   new = config_lib.from_mapping({**FULL, field: RESUMABLE_CHANGES[field]})
   assert new != old
-  config_lib.check_resumable(old, new)
-  config_lib.check_resumable(old, old)
+  config_changes.check_resumable(old, new)
+  config_changes.check_resumable(old, old)
 
 
 def _names(kind):

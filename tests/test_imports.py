@@ -13,7 +13,10 @@ ROOT = pathlib.Path(diloco.__file__).parent.parent
 
 # What each layer may use of the project; a package may always use itself.
 BASE = {"diloco.errors", "diloco.crash", "diloco.own_file"}
-CONFIG = BASE | {"diloco.config", "diloco.typed", "diloco.fragments"}
+CONFIG = BASE | {
+  *("diloco.config", "diloco.config_changes"),
+  *("diloco.typed", "diloco.fragments"),
+}
 STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
@@ -28,7 +31,9 @@ ALLOWED = {
   "diloco.typed": BASE,
   "diloco.hyper": BASE,
   "diloco.methods": {"diloco.errors", "diloco.typed"},
-  "diloco.config": CONFIG | {"diloco.methods"},
+  "diloco.config": CONFIG | {"diloco.config_checks", "diloco.methods"},
+  "diloco.config_changes": CONFIG,
+  "diloco.config_checks": CONFIG,
   "diloco.channel": BASE | {"diloco.wire"},
   "diloco.wire": set(),
   "diloco.process": CONFIG,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import config as config_lib
-from diloco import errors, process
+from diloco import config_changes, errors, process
 from diloco.report import liveness
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,8 @@ def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
 
   Args:
     run_dir: directory of the run.
-    values: a whole configuration, of which fields in `config.LIVE` may differ
-      from the run's.
+    values: a whole configuration, of which fields in `config_changes.LIVE`
+      may differ from the run's.
 
   Returns:
     What is changed.
@@ -46,8 +46,8 @@ def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
   """
   old = process.read_config(run_dir)
   new = config_lib.from_mapping(values)
-  config_lib.check_live(old, new)
-  changes = config_lib.changes(old, new)
+  config_changes.check_live(old, new)
+  changes = config_changes.changes(old, new)
   wish = wish_path(run_dir)
   text = json.dumps(new.to_dict())
   temporary = wish.with_suffix(".tmp")
@@ -98,11 +98,11 @@ class Desk:
     try:
       old = process.read_config(self._run_dir, or_copy=True)
       new = config_lib.from_mapping(json.loads(self._wish.read_text()))
-      config_lib.check_live(old, new)
+      config_changes.check_live(old, new)
     except (ValueError, errors.UserError) as error:
       logger.warning("change_refused error=%s", errors.one_line(error))
     else:
-      if changes := config_lib.changes(old, new):
+      if changes := config_changes.changes(old, new):
         process.write_config(new, self._run_dir)
         self._changed(new, changes)
     self._wish.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import queue
 from collections.abc import Mapping
 from typing import Any
 
-from diloco import channel, errors, process, timing
+from diloco import channel, config_changes, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import (
   change,
@@ -350,14 +350,16 @@ class Controller:
     self, config: config_lib.RunConfig, changes: Mapping[str, tuple[Any, Any]]
   ) -> None:
     """Goes on by another configuration."""
-    self.config = config_lib.with_live(self.config, config_lib.live(config))
+    self.config = config_changes.with_live(
+      self.config, config_changes.live(config)
+    )
     self._was_changed = True
     self.tape.record(events.CONFIG_CHANGED, changes=changes)
     for role in filter(self.is_ready, self.roles.names):
       self._tell_config(role)
 
   def _tell_config(self, role: str) -> None:
-    live = config_lib.live(self.config)
+    live = config_changes.live(self.config)
     self.dispatcher.dispatch(role, "configure", settings=live)
 
   def _reap(self) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from diloco import config as config_lib
-from diloco import errors, process
+from diloco import config_changes, errors, process
 from diloco.controller import resources
 from diloco.controller.engines import base
 from diloco.snapshots import keys, lease, operations, records, store
@@ -31,7 +31,7 @@ _SAID = 300  # characters of a last line that go on the tape
 _ERROR = "error: "  # begins the line of `process.print_error`
 # A role lives on when these change: the controller alone reads them, or tells.
 _OWN_FIELDS = ("config.faults", "config.programs")
-_LIVE_FIELDS = tuple(f"config.{name}" for name in config_lib.LIVE)
+_LIVE_FIELDS = tuple(f"config.{name}" for name in config_changes.LIVE)
 
 
 class Death(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import jax
 
 from diloco import config as config_lib
-from diloco import timing, workers
+from diloco import config_changes, timing, workers
 from diloco.islands import (
   bootstrap,
   evaluation,
@@ -359,8 +359,8 @@ class Island:
     return {"steps": step - started_at, "step": step, "loss": self._log.loss}
 
   def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Goes on by other settings, those of `config.LIVE`."""
-    self._config = config_lib.with_live(self._config, settings)
+    """Goes on by other settings, those of `config_changes.LIVE`."""
+    self._config = config_changes.with_live(self._config, settings)
     every = self._config.sync_every(self._spec.island)
     self._exchange.reschedule(every)
     return {"step": self._exchange.step}

@@ -13,7 +13,7 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
-from diloco import timing, workers
+from diloco import config_changes, timing, workers
 from diloco.fragments import partition
 from diloco.snapshots import operations, records, store, verify
 from diloco.syncer import (
@@ -44,7 +44,7 @@ def settings(
     retry_secs: pause after a failure of the store.
   """
   sync = config.sync
-  fixed_secs = config_lib.fixed_grace_secs(sync.grace)
+  fixed_secs = sync.fixed_grace_secs
   policy: grace.GracePolicy
   if fixed_secs is not None:
     policy = grace.FixedGrace(fixed_secs)
@@ -251,8 +251,8 @@ class Syncer(leadership.Leadership):
     return "stopped" if self._stop.is_set() else ""
 
   def configure(self, live: Mapping[str, Any]) -> None:
-    """Goes on by other settings, those of `config.LIVE`; leading or not."""
-    self._config = config_lib.with_live(self._config, live)
+    """Goes on by other settings, of `config_changes.LIVE`; leading or not."""
+    self._config = config_changes.with_live(self._config, live)
     if self._rounds is not None:
       self._rounds.core.configure(settings(self._config))
       self._rounds.set_learning_rate(live["outer.learning_rate"])

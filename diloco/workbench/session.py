@@ -316,7 +316,7 @@ class Session(opened.Run):
     """Changes settings while the run is on.
 
     Args:
-      **settings: fields of `config.LIVE`, with `__` for the dot:
+      **settings: fields of `config_changes.LIVE`, with `__` for the dot:
         `change(sync__quorum=2, outer__learning_rate=0.5)`.
 
     Returns:
