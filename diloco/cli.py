@@ -14,7 +14,8 @@ from typing import Any
 import ml_collections
 
 import diloco
-from diloco import commands, errors, process
+from diloco import errors, process
+from diloco.commands import table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,14 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(message)s"
   )
   if not args or args[0] in ("-h", "--help"):
-    usage = commands.usage()
+    usage = table.usage()
     print(usage, end="", file=sys.stdout if args else sys.stderr)
     return 0 if args else process.EXIT_USER_ERROR
   if args[0] == "--version":
     print(f"diloco {diloco.__version__}")
     return 0
   try:
-    command = commands.find(args)
+    command = table.find(args)
     code = command.call(args[1:])
     sys.stdout.flush()  # a reader that has left is noticed here
     return code

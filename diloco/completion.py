@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from diloco import commands, process
 from diloco import config as config_lib
+from diloco import process
+from diloco.commands import entry, table
 
 _ZSH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit\n"
 _ZSH += "bashcompinit\n"
@@ -33,7 +34,7 @@ def script(shell: str) -> str:
   Args:
     shell: "bash" or "zsh".
   """
-  names = dict.fromkeys(one.name.split()[0] for one in commands.TABLE)
+  names = dict.fromkeys(one.name.split()[0] for one in table.TABLE)
   cases = []
   for name in names:
     words = sorted(set(_words(name)))
@@ -48,12 +49,12 @@ def script(shell: str) -> str:
 
 def _words(name: str) -> Iterator[str]:
   """Flags of a command in all its modes, and what it may be told to do."""
-  for command in commands.TABLE:
+  for command in table.TABLE:
     if command.name.split()[0] == name:
       yield from command.name.split()[1:]
       for action in command.make_parser()._actions:
         end = "" if action.nargs == 0 else "="
-        if commands.CONFIG_FLAG in action.option_strings:
+        if entry.CONFIG_FLAG in action.option_strings:
           fields = process.flat(config_lib.RunConfig().to_dict())
           yield from (f"--{field}=" for field, _ in fields)
         elif action.option_strings:

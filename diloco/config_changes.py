@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from diloco import config as config_lib
@@ -74,20 +74,14 @@ def check_resumable(
       )
 
 
-def changes(
-  old: config_lib.RunConfig, new: config_lib.RunConfig
-) -> dict[str, tuple[Any, Any]]:
+def changes(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
   """Fields that differ, by name: what was and what is, as plain values."""
-  return dict(_differences(old, new, ""))
-
-
-def _differences(
-  old: Any, new: Any, prefix: str
-) -> Iterator[tuple[str, tuple[Any, Any]]]:
+  found: dict[str, tuple[Any, Any]] = {}
   for field in dataclasses.fields(old):
     a, b = getattr(old, field.name), getattr(new, field.name)
     name = prefix + field.name
     if dataclasses.is_dataclass(a):
-      yield from _differences(a, b, name + ".")
+      found |= changes(a, b, name + ".")
     elif typed.plain(a) != typed.plain(b):
-      yield name, (typed.plain(a), typed.plain(b))
+      found[name] = (typed.plain(a), typed.plain(b))
+  return found

@@ -5,7 +5,7 @@ import os
 from docutils import nodes
 from docutils.parsers import rst
 
-from diloco import commands
+from diloco.commands import table
 
 project = "diloco"
 copyright = "the diloco authors"
@@ -24,7 +24,7 @@ class Commands(rst.Directive):
     """Returns a section for each."""
     os.environ["COLUMNS"] = "80"
     sections: list[nodes.Node] = []
-    for command in commands.TABLE:
+    for command in table.TABLE:
       name = f"diloco {command.name}"
       section = nodes.section(ids=[nodes.make_id(name)])
       text = command.make_parser().format_help()

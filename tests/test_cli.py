@@ -19,7 +19,6 @@ import diloco
 from diloco import (
   channel,
   cli,
-  commands,
   config_changes,
   errors,
   launch,
@@ -28,6 +27,7 @@ from diloco import (
 )
 from diloco import config as config_lib
 from diloco import run as run_lib
+from diloco.commands import table
 from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.report import liveness
@@ -724,7 +724,7 @@ def test_flag_and_value_may_be_two_words(place, monkeypatch):
   assert seen[0][0].seed == 7
 
 
-COMMANDS = {command.name: command for command in commands.TABLE}
+COMMANDS = {command.name: command for command in table.TABLE}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -748,12 +748,12 @@ def test_every_flag_has_a_word(name):
 
 @pytest.mark.parametrize(
   ("name", "example"),
-  [(c.name, e) for c in commands.TABLE for e in c.make_parser().examples],
+  [(c.name, e) for c in table.TABLE for e in c.make_parser().examples],
 )
 def test_every_example_is_a_command_line(name, example):
   argv = shlex.split(re.sub(r"^.*<\(|\)$| > .*", "", example))
   assert argv.pop(0) == "diloco"
-  assert commands.find(argv).name.startswith(name)  # or one of its modes
+  assert table.find(argv).name.startswith(name)  # or one of its modes
   _, rest = COMMANDS[name].make_parser().parse_known_args(argv[1:])
   files = re.findall(r"[\w/]+\.py\b", example)
   assert [f for f in files if not (ROOT / f).is_file()] == []
@@ -764,8 +764,8 @@ def test_every_example_is_a_command_line(name, example):
 
 
 def test_help_of_all_commands_imports_nothing_heavy():
-  code = "import sys; from diloco import commands\n"
-  code += "for c in commands.TABLE: c.make_parser().format_help()\n"
+  code = "import sys; from diloco.commands import table\n"
+  code += "for c in table.TABLE: c.make_parser().format_help()\n"
   code += "print(*{m.partition('.')[0] for m in sys.modules})"
   result = subprocess.run(
     [sys.executable, "-c", code],

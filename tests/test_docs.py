@@ -11,8 +11,9 @@ import sys
 import textwrap
 
 import diloco
-from diloco import commands, hyper
 from diloco import config as config_lib
+from diloco import hyper
+from diloco.commands import table
 from diloco.tape import events, fates
 from diloco.workbench import frozen
 
@@ -184,7 +185,7 @@ def test_commands_of_the_pages_are_understood():
   shown = list(typed_commands())
   assert len(shown) > 12
   for page, arguments in shown:
-    command = commands.find(arguments)
+    command = table.find(arguments)
     _, rest = command.make_parser().parse_known_args(arguments[1:])
     assert all(word.startswith("--config.") for word in rest), (page, rest)
 
@@ -209,7 +210,7 @@ def test_every_bench_of_the_results_can_be_run():
   parts = re.findall(r"`diloco bench (\w+)", (DOCS / "results.md").read_text())
   assert {"study", "merge"} <= set(parts)
   for part in parts:
-    commands.find(["bench"]).make_parser().parse_args([part])
+    table.find(["bench"]).make_parser().parse_args([part])
 
 
 def test_symptoms_are_in_the_words_of_the_code():

@@ -28,7 +28,7 @@ OWN_CODE = {
 }
 # What is named in our own tables, and loaded once it is asked for.
 OURS = {
-  *("__init__.py", "commands.py", "cluster.py"),
+  *("__init__.py", "entry.py", "cluster.py"),
   *("portable.py", "metrics.py"),
 }
 

@@ -68,7 +68,7 @@ def main(
   """Runs the command; returns the exit code.
 
   Args:
-    args: its flags, as `diloco.commands` has them.
+    args: its flags, as `diloco.commands.tools` has them.
     open_store: in each client's process.
 
   Raises:

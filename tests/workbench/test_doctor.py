@@ -6,8 +6,9 @@ import json
 import bad_stores
 import pytest
 
-from diloco import cli, commands, errors, promises
+from diloco import cli, errors, promises
 from diloco import config as config_lib
+from diloco.commands import table
 from diloco.snapshots import store
 from diloco.workbench import doctor
 
@@ -33,7 +34,7 @@ def little(monkeypatch):
 
 def diagnose(capsys, argv, open_store=store.SnapshotStore):
   """Exit code, and findings by what comes before the colon."""
-  args = commands.find(["doctor"]).make_parser().parse_args([*argv, "--json"])
+  args = table.find(["doctor"]).make_parser().parse_args([*argv, "--json"])
   code = doctor.main(args, open_store)
   facts = json.loads(capsys.readouterr().out)
   assert facts["ok"] == (code == 0)

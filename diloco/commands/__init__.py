@@ -1,0 +1,1 @@
+"""What commands there are; nothing here imports what a command needs."""
