@@ -279,7 +279,7 @@ class Client:
     try:
       facts = json.loads(self._path.read_text())
       return str(facts["host"]), int(facts["port"]), str(facts["authkey"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
       return None
 
   def _talk(self, wire: wire_lib.Wire, authkey: str) -> None:

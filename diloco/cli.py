@@ -46,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       " endpoint, bucket and credentials are right"
     )
     return process.EXIT_FAILED
-  except (
-    errors.CorruptSnapshotError,
-    errors.DetachedError,
-    errors.FencedError,
-  ) as error:
+  except (errors.DetachedError, errors.PlainError) as error:
     process.print_error(error)
     return process.EXIT_FAILED
   except KeyboardInterrupt:

@@ -83,7 +83,7 @@ class Keeper:
     try:
       self.push()
       self._store.delete(_SEEN)
-    except (OSError, errors.FencedError) as error:
+    except (OSError, errors.PlainError) as error:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
   def _work(self) -> None:

@@ -260,7 +260,7 @@ def check_task(
       f"the run in {run_dir} has task {name!r}",
       "name that one if you trust it, or leave --task out",
     )
-  if named is None and code and not _was_begun_in(run_dir):
+  if named is None and code and not was_begun_in(run_dir):
     raise errors.UserError(
       f"the run in {run_dir}",
       f"its task {name!r} is code, and the run was not started in this"
@@ -269,7 +269,8 @@ def check_task(
     )
 
 
-def _was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
+def was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
+  """Whether a run was last begun in this directory; not so in a copy of it."""
   for path in _config_paths(run_dir):
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
       content = json.loads(path.read_text())

@@ -132,9 +132,11 @@ def conduct(
   run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
   run_id = process.run_id(run_dir) or process.draw_run_id()
   with contextlib.ExitStack() as ending:
+    engine = _engine(config, run_dir, task, ending)  # which may refuse
     held = ending.enter_context(_take(snapshots, config, run_dir, run_id))
+    if not resumed:  # the lease names this directory by now
+      process.write_config(config, run_dir, run_id)
     crash.configure(run_dir, "controller")
-    engine = _engine(config, run_dir, task, ending)
     if not engine.apart:
       ending.callback(engine.kill_leftovers)
     incarnation = roles.draw_incarnation(run_dir, "controller")
@@ -144,14 +146,20 @@ def conduct(
         run_dir, config, plan, end, incarnation, token=held.token
       )
 
+    def end_roles() -> list[str]:
+      held.check()
+      return engine.kill_leftovers()
+
     if resumed:
-      restorer_with(engine.kill_leftovers).prepare(cut)
+      restorer_with(end_roles).prepare(cut)
+    held.check()
     # Before any role, so that a run killed at any later instant can go on.
     process.write_config(config, run_dir, run_id)
     snapshots.write_plan(plan)
     if given is not None:
       bootstrap.keep_given(snapshots, plan, given)
     times = timing.settle(snapshots, config, anew=not engine.survivors())
+    held.renew_within(times.control_ttl_secs)
     view = live.LiveView(
       run_dir,
       quiet=quiet,
@@ -216,17 +224,16 @@ def _train_in_virtual_time(
       "name a new directory; from its configuration it is the same again",
     )
   compilation.use_cache(run_dir / "compilation_cache")
-  process.write_config(config, run_dir)
   announced = channel.address_path(run_dir)
-  announced.parent.mkdir(exist_ok=True)
-  announced.write_text(json.dumps(liveness.announcement(run_dir)))
-  view = live.LiveView(run_dir, quiet=quiet, hint="Ctrl-C ends it")
   with contextlib.ExitStack() as ending:
-    held = tenure.Unopposed()
+    held, run_id = tenure.Unopposed(), process.draw_run_id()
     if config.store:  # in it nobody else may train meanwhile
       snapshots = store.SnapshotStore(config.store)
-      run_id = process.run_id(run_dir)
       held = ending.enter_context(_take(snapshots, config, run_dir, run_id))
+    process.write_config(config, run_dir, run_id)
+    announced.parent.mkdir(exist_ok=True)
+    announced.write_text(json.dumps(liveness.announcement(run_dir)))
+    view = live.LiveView(run_dir, quiet=quiet, hint="Ctrl-C ends it")
     ending.enter_context(_kept(run_dir, config, held.check))
     try:
       outcome = fleet.Fleet(config, run_dir, task, plan, given, view.tick).run()
@@ -253,7 +260,14 @@ def _take(
 ) -> tenure.Tenure:
   """Keeps other controllers out of a run."""
   ttl_secs = timing.read(snapshots, config.controller).control_ttl_secs
-  return tenure.take(snapshots, run_id, ttl_secs, f"--workdir={run_dir}")
+  mine = config.store or process.was_begun_in(run_dir)
+  return tenure.take(
+    snapshots,
+    run_id,
+    ttl_secs,
+    f"--workdir={run_dir}",
+    copied=not mine and process.holds_run(run_dir),
+  )
 
 
 def preflight(

@@ -209,6 +209,16 @@ def test_client_survives_any_announcement(ends, tmp_path, content):
   assert take(serve(ends, tmp_path).inbox)[0] == "a"
 
 
+def test_connected_client_survives_any_announcement(ends, tmp_path):
+  inbox = serve(ends, tmp_path).inbox
+  client = ends(channel.Client, tmp_path, "a", {})
+  assert take(inbox)[1]["type"] == "hello"
+  eventually(lambda: not client.alone_secs())
+  channel.address_path(tmp_path).write_text("[" * 100_000)
+  client.send({"type": "status"})
+  assert take(inbox)[1]["type"] == "status"
+
+
 def test_wrong_key_is_refused(ends, tmp_path):
   server = serve(ends, tmp_path)
   path = channel.address_path(tmp_path)

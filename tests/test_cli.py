@@ -31,7 +31,7 @@ from diloco.commands import table
 from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.report import liveness
-from diloco.snapshots import locations, store
+from diloco.snapshots import keys, locations, records, store
 from diloco.tasks import registry
 
 ROOT = pathlib.Path(cli.__file__).parent.parent
@@ -521,6 +521,48 @@ def test_run_that_was_given_parameters_goes_on_without_their_file(
   bootstrap.keep_given(snapshots, plan, found)
   (place / "theirs.npz").unlink()
   assert run_lib.preflight(config, folder)[2] is None
+
+
+def test_start_that_fails_leaves_directory_and_store_to_the_next(
+  place, monkeypatch, capsys
+):
+  def refuse(*_, **__):
+    raise errors.UserError("this machine", "it will not do", "wait")
+
+  values = launch.load_config("config.py")
+  values.store = (place / "far").as_uri()
+  for module, name in (
+    (run_lib, "_engine"),
+    (run_lib.roles, "draw_incarnation"),
+  ):
+    with monkeypatch.context() as patched:
+      patched.setattr(module, name, refuse)
+      assert cli.main(train(f"store={values.store}")) == 2
+    assert "it will not do" in capsys.readouterr().err
+    run_lib.preflight(config_lib.from_mapping(values), place / "run")
+
+
+def test_copy_of_a_living_run_goes_on(place):
+  """The lease in its own store names the controller of the original."""
+  config = config_lib.from_mapping({"controller": {"takeover_secs": 0.1}})
+  process.write_config(config, place / "run")
+
+  def open_store(folder):
+    return store.SnapshotStore(process.store_url(folder))
+
+  def take(folder):
+    run_id = process.run_id(folder)
+    return run_lib._take(open_store(folder), config, folder, run_id)
+
+  pid = os.getppid()
+  owner = json.dumps([liveness.machine(), pid, liveness.start_ticks(pid), ""])
+  held = records.Lease(owner, 1, 0, process.run_id(place / "run"))
+  open_store(place / "run").write(keys.CONTROLLER_LEASE, held)
+  copy = shutil.copytree(place / "run", place / "copy")
+  with pytest.raises(errors.UserError, match="controller of this run is alive"):
+    take(place / "run")
+  with take(copy) as mine:
+    assert mine.token == 2
 
 
 # The options of one are a dict, and a list of it is a command.

@@ -9,8 +9,8 @@ Reference: Pathways, arXiv 2203.12533.
 """
 
 import contextlib
+import json
 import logging
-import os
 import pathlib
 import queue
 from collections.abc import Mapping
@@ -138,6 +138,7 @@ class Controller:
   def open(self) -> None:
     """Takes up who is alive, and says where it listens."""
     self._attached = set(self.roles.attach())
+    self.tenure.check()
     now = self.clock()
     for role in self._attached:
       self.supervisor.started(role, now)
@@ -178,10 +179,11 @@ class Controller:
   def leave(self) -> None:
     """Ends this controller alone; roles go on, for the next to take up."""
     self._server.close()
-    if liveness.controller_pid(self.run_dir) not in (None, os.getpid()):
-      return  # another is announced by now
-    with contextlib.suppress(OSError):
-      channel.address_path(self.run_dir).unlink()
+    path = channel.address_path(self.run_dir)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+      mine = liveness.announcement(self.run_dir)
+      if mine.items() <= json.loads(path.read_text()).items():
+        path.unlink()  # and no other controller's
 
   def stop_supplying(self) -> None:
     """From now on no island gets train windows or is started again."""

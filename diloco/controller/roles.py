@@ -199,6 +199,7 @@ class Roles:
     """
     attached = []
     survivors = self._engine.survivors()
+    self._check()
     changed = [
       role
       for role, found in survivors.items()
@@ -238,11 +239,11 @@ class Roles:
     Raises:
       OSError: the machine or the store refuses; nothing was started.
     """
-    self._check()
     last = self._incarnations.get(role, 0)
     if role in self.islands:
       newest = max(last, newest_tape(self._run_dir, role))
       last = self._store.perform(draw_life(self.islands[role], newest)) - 1
+    self._check()  # the store may have taken its time
     incarnation = draw_incarnation(self._run_dir, role, last)
     self._incarnations[role] = incarnation
     self._begin_log(role)

@@ -56,16 +56,31 @@ class Watch(lease.LeaseWatch):
     self,
     ttl_secs: float,
     check: Callable[[records.Lease], None] = lambda held: None,
+    *,
+    copied: bool = False,
   ):
-    """Args: the time to live; raises for a lease that must not be taken."""
+    """Does not know the lease yet.
+
+    Args:
+      ttl_secs: the time to live.
+      check: raises for a lease that must not be taken.
+      copied: the store may be a copy, in which whom the lease names does not
+        renew it; that it lives tells nothing then.
+    """
     super().__init__(ttl_secs)
     self._check = check
+    self._copied = copied
+
+  def lives(self, owner: str) -> bool | None:
+    """Whether who holds the lease lives; None where that cannot be told."""
+    found = liveness.lives(owner)
+    return None if found and self._copied else found
 
   def expired(self, lease: records.Lease | None, now: float) -> bool:
     """See `LeaseWatch`."""
     if lease is not None:
       self._check(lease)
-      if lease.owner and liveness.lives(lease.owner) is False:
+      if lease.owner and self.lives(lease.owner) is False:
         return True
     return super().expired(lease, now)
 
@@ -141,6 +156,13 @@ class Tenure(Unopposed):
       if not self._settled():
         self._sure_until = self._clock() + _EXCUSED * self._ttl_secs
 
+  def renew_within(self, ttl_secs: float) -> None:
+    """Goes by another time to live, by which others watch from now on."""
+    with self._renewals.changed:
+      self._ttl_secs = ttl_secs
+      self._sure_until = self._clock()
+      self._renewals.wake()
+
   def _settled(self) -> bool:
     return self._lost or self._clock() < self._sure_until
 
@@ -170,8 +192,9 @@ class Tenure(Unopposed):
       found, generation = None, error.generation
     if found is not None:
       return (found.owner, found.token) == (mine.owner, mine.token)
-    if (yield from lease.drawn(key)) != mine.token:
-      return False  # somebody is about to take it
+    newest = yield from restore.newest_token()
+    if max((yield from lease.drawn(key)), newest) > mine.token:
+      return False  # somebody is about to take it, or did
     put_back: bool = yield operations.CompareAndSet(key, mine, generation)
     return put_back
 
@@ -182,6 +205,8 @@ def take(
   ttl_secs: float,
   what: str,
   watch: Watch | None = None,
+  *,
+  copied: bool = False,
 ) -> Tenure:
   """Makes this process the one controller of a run.
 
@@ -192,13 +217,17 @@ def take(
     what: the run, for a user.
     watch: has seen the lease before; takes it from whatever home. By default
       the run must be in this one, or nowhere.
+    copied: see `Watch`.
 
   Raises:
     UserError: a controller of the run lives, or it is in another directory.
     OSError: the store fails.
   """
-  watch = watch or Watch(ttl_secs, lambda held: _check_home(held, home, what))
-  owner, first = liveness.name_process(), None
+  if watch is None:
+    watch = Watch(
+      ttl_secs, lambda held: _check_home(held, home, what), copied=copied
+    )
+  owner, first, told = liveness.name_process(), None, False
   while True:
     above = snapshots.perform(restore.newest_token())
     token = snapshots.perform(
@@ -210,15 +239,19 @@ def take(
       break
     held = watch.held
     if held is not None and held.owner:
-      _refuse_living(held, first or held, what)
-      if first is None:
-        print(f"{what}: is its controller alive? watching", file=sys.stderr)
       first = first or held
+      if held != first or watch.lives(held.owner):
+        raise _alive(what)
+    if not told and (held is None or held.owner):
+      text = f"{what}: is its controller alive? watching {ttl_secs:.0f} s"
+      print(text, file=sys.stderr)
+      told = True
     time.sleep(_POLL_SECS)
   mine = Tenure(snapshots, records.Lease(owner, token, 0, home), ttl_secs)
   try:
     snapshots.perform(restore.hold(token))
   except BaseException as error:
+    mine.home = watch.held.home if watch.held else ""
     mine.__exit__()
     if isinstance(error, errors.FencedError):
       raise _alive(what) from error
@@ -233,13 +266,6 @@ def _check_home(held: records.Lease, home: str, what: str) -> None:
       "its run was taken over, and goes on in another directory",
       "go on there, or take it back: 'diloco resume URL --workdir=NEW'",
     )
-
-
-def _refuse_living(
-  held: records.Lease, first: records.Lease, what: str
-) -> None:
-  if held != first or liveness.lives(held.owner):
-    raise _alive(what)
 
 
 def _alive(what: str) -> errors.UserError:

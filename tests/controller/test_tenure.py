@@ -121,6 +121,25 @@ def test_controller_elsewhere_is_replaced_once_its_lease_stands_still(
   assert "is its controller alive? watching" in capsys.readouterr().err
 
 
+def test_lease_of_a_living_controller_is_not_that_of_a_copied_store(
+  snapshots, capsys
+):
+  parent = os.getppid()
+  left_by(snapshots, name_of(parent, liveness.start_ticks(parent)))
+  with tenure.take(snapshots, HOME, SHORT_SECS, "", copied=True) as mine:
+    assert mine.token == 5
+  assert "watching" in capsys.readouterr().err
+
+
+def test_who_waits_for_a_damaged_lease_says_so(snapshots, capsys):
+  damage(snapshots, keys.CONTROLLER_LEASE)
+  with take(snapshots, SHORT_SECS):
+    pass
+  assert capsys.readouterr().err == (
+    "the run: is its controller alive? watching 0 s\n"
+  )
+
+
 def test_controller_elsewhere_that_lives_keeps_the_run(snapshots):
   with take(snapshots, SHORT_SECS) as mine:
     with pytest.raises(
@@ -222,7 +241,14 @@ def damage(snapshots, key):
   snapshots.put(key, b"{}")
 
 
-@pytest.mark.parametrize("strike", [store.SnapshotStore.delete, damage])
+def delete_all(snapshots, key):
+  for lost in (key, f"{key}.token"):
+    snapshots.delete(lost)
+
+
+@pytest.mark.parametrize(
+  "strike", [store.SnapshotStore.delete, damage, delete_all]
+)
 def test_lease_that_is_lost_or_damaged_is_put_back(snapshots, strike):
   clock = Clock()
   with holding(snapshots, clock) as mine:
@@ -243,6 +269,46 @@ def test_lease_that_somebody_is_about_to_take_is_not_put_back(
     clock.now += LONG_SECS
     with pytest.raises(errors.FencedError):
       mine.check()
+
+
+def test_lost_lease_is_not_put_back_after_another_controller(snapshots):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    snapshots.perform(restore.hold(mine.token + 1))
+    delete_all(snapshots, keys.CONTROLLER_LEASE)
+    clock.now += LONG_SECS
+    with pytest.raises(errors.FencedError):
+      mine.check()
+
+
+def test_controller_goes_by_the_time_to_live_that_others_watch_by(snapshots):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    mine.renew_within(SHORT_SECS)
+    mine.check()
+    with depose(snapshots, mine):
+      clock.now += SHORT_SECS
+      with pytest.raises(errors.FencedError):
+        mine.check()
+
+
+def test_start_that_fails_leaves_a_new_run_to_whatever_directory(
+  snapshots, monkeypatch
+):
+  def fail(operation):
+    if getattr(operation, "key", "") == keys.EPOCH and not isinstance(
+      operation, operations.Read
+    ):
+      raise errors.StoreError("no answer")
+    return store.SnapshotStore.execute(snapshots, operation)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(snapshots, "execute", fail)
+    with pytest.raises(errors.StoreError):
+      take(snapshots)
+  assert tenure.home(snapshots) == ""
+  with take(snapshots, home="another"):
+    pass
 
 
 def test_token_is_newer_than_those_of_controllers_that_may_restore(snapshots):

@@ -5,7 +5,7 @@ import os
 import fake_fleet
 import pytest
 
-from diloco import errors
+from diloco import channel, errors
 from diloco.controller import change, tenure
 from diloco.report import liveness
 
@@ -129,6 +129,29 @@ class Hold(tenure.Unopposed):
       raise errors.FencedError("another controller took the run over")
 
 
+def announced_by(run_dir, **facts):
+  """What another controller says of itself."""
+  pid = os.getppid()
+  other = {"pid": pid, "started_ticks": liveness.start_ticks(pid)}
+  return liveness.announcement(run_dir) | other | facts
+
+
+@pytest.mark.parametrize("where", [{}, {"machine": "another", "pid": 1}])
+def test_controller_that_lost_its_run_before_it_began_is_not_announced(
+  session, fleet, tmp_path, where
+):
+  hold = Hold()
+  run = session(hold=hold)
+  hold.lost = True
+  fleet.announce(tmp_path, announced_by(tmp_path, **where))
+  path = channel.address_path(tmp_path)
+  before = path.read_bytes()
+  with pytest.raises(errors.DetachedError, match="another controller took"):
+    run.run()
+  assert path.read_bytes() == before
+  assert fleet.closed and not fleet.launches
+
+
 @pytest.mark.parametrize(
   ("interrupts", "waits"), [(0, False), (0, True), (1, False), (2, False)]
 )
@@ -140,9 +163,7 @@ def test_controller_that_lost_its_run_leaves_everything_as_it_is(
   run.open()
   run.turn_until(lambda: sum(fleet.steps.values()) > 20)
   assert [e["token"] for e in run.events("run_started")] == [3]
-  other = liveness.announcement(tmp_path) | {"pid": os.getppid()}
-  other["started_ticks"] = liveness.start_ticks(os.getppid())
-  fleet.announce(tmp_path, other)
+  fleet.announce(tmp_path, announced_by(tmp_path))
   if not waits:
     fleet.living["island-1"].die("SIGKILL")  # is the other's to start again
     fleet.say("island-0", type="ready", step=1)
