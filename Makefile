@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	    "newer; install one and run 'make PYTHON=python3.11 ...'" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[test,workbench,notebook,ray,docs]'
+	  --constraint constraints.txt --editable '.[test,workbench,notebook,ray,wandb,docs]'
 	@touch $@
 
 quickstart: $(READY)

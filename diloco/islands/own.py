@@ -75,9 +75,7 @@ class Own(holder.Holder):
       f.leaves(x) for f, x in zip(self._forms, given, strict=True)
     )
     named = self.tree.named(leaves)
-    if (
-      not self.step
-    ):  # Later it may be no mistake of the loop's, and is mended.
+    if not self.step:  # later it may be no mistake of the loop's
       _require_finite(named)
     self.state = inner_step.TrainState(
       named,
