@@ -43,8 +43,10 @@ class Kept:
     return process.pid
 
   def end(self):
-    self._thread.join(30)
-    assert not self._thread.is_alive()
+    looking = [t for t in threading.enumerate() if t.name == "permit"]
+    for thread in (self._thread, *looking):
+      thread.join(30)
+      assert not thread.is_alive()
     return self.found
 
 

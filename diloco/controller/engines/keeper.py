@@ -125,7 +125,7 @@ class Keeper:
 
   def _watch(self) -> None:
     """On a thread of its own: to look may hang with the file system."""
-    while not self._killed:
+    while not self._killed and self._end is None:
       now, found = time.monotonic(), self._look()
       if found:
         self._seen = now
