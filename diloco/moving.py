@@ -114,14 +114,12 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
       with tenure.take(
         snapshots, run_id, times.control_ttl_secs, found.what, watch
       ) as mine:
+        mine.home = before  # where it stays, however this fails
         whole = _is_whole(run_dir)
         if not whole:
-          try:
-            _set_back(found, run_dir, cut, mine.token)
-          except errors.UserError:  # nothing was changed: it stays there
-            mine.home = before
-            raise
+          _set_back(found, run_dir, cut, mine.token)
         process.write_config(found.config, run_dir, run_id)
+        mine.home = run_id
     except BaseException:
       shutil.rmtree(run_dir, ignore_errors=True)
       raise

@@ -157,6 +157,20 @@ def test_run_without_a_cut_that_is_told_is_refused(tmp_path, cut, told):
   assert home and tenure.home(lost.store) == home
 
 
+def test_move_that_is_interrupted_leaves_the_run_where_it_was(
+  tmp_path, monkeypatch
+):
+  def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+  lost = Lost(tmp_path).tell_cut().gone()
+  home = tenure.home(lost.store)
+  monkeypatch.setattr(moving.restorer.Restorer, "prepare", interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    lost.resume()
+  assert home and tenure.home(lost.store) == home and not lost.new.exists()
+
+
 def _beat(lost):
   lost.store.write(
     keys.member_key(0), dataclasses.replace(MEMBER, beat=MEMBER.beat + 1)

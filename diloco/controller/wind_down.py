@@ -39,10 +39,10 @@ def run(controller: controller_lib.Controller) -> outcome_lib.Outcome:
     ) from error
   except Exception as error:
     # A mistake in here is no reason to kill a fleet that trains.
-    if controller.roles.outlive:
-      controller.leave()
-    else:
-      controller.close()
+    if not controller.roles.outlive:
+      with contextlib.suppress(errors.PlainError):  # its lease is lost, too
+        controller.roles.end_all()
+    controller.leave()
     _tell_requests(controller)
     controller.tape.close()
     raise _detached(controller, error) from error

@@ -58,15 +58,16 @@ def lives(name: str) -> bool | None:
 
   Returns:
     None where nobody here can tell: it is one of another machine or container,
-    or this very process, of another time.
+    or this very process, of another of its sessions.
   """
   try:
     place, pid, ticks, _ = json.loads(name)
   except (ValueError, TypeError):
     return None
-  if not place or place != machine() or pid == os.getpid():
+  if not place or place != machine():
     return None
-  return start_ticks(pid) == ticks is not None
+  there = start_ticks(pid) == ticks is not None
+  return None if there and pid == os.getpid() else there
 
 
 def announcement(run_dir: str | os.PathLike[str]) -> dict[str, Any]:

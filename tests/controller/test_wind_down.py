@@ -5,7 +5,7 @@ import os
 import fake_fleet
 import pytest
 
-from diloco import channel, errors
+from diloco import channel, errors, workers
 from diloco.controller import change, tenure
 from diloco.report import liveness
 
@@ -134,6 +134,21 @@ def announced_by(run_dir, **facts):
   pid = os.getppid()
   other = {"pid": pid, "started_ticks": liveness.start_ticks(pid)}
   return liveness.announcement(run_dir) | other | facts
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_controller_whose_lease_nobody_renews_says_where_it_failed(
+  session, fleet, tmp_path, monkeypatch, apart
+):
+  def check():
+    raise workers.WorkerError("the tenure thread has ended: MemoryError: ")
+
+  monkeypatch.setattr(fleet, "apart", apart, raising=False)
+  run = session(hold=Hold())
+  monkeypatch.setattr(run.controller.tenure, "check", check)
+  with pytest.raises(errors.DetachedError, match="the tenure thread has ended"):
+    run.run()
+  assert fleet.closed and (tmp_path / "logs" / "controller.log").exists()
 
 
 @pytest.mark.parametrize("where", [{}, {"machine": "another", "pid": 1}])
