@@ -123,10 +123,11 @@ class Hold(tenure.Unopposed):
 
   token = 3
   lost = False
+  error = errors.FencedError("another controller took the run over")
 
   def check(self):
     if self.lost:
-      raise errors.FencedError("another controller took the run over")
+      raise self.error
 
 
 def announced_by(run_dir, **facts):
@@ -138,14 +139,12 @@ def announced_by(run_dir, **facts):
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_controller_whose_lease_nobody_renews_says_where_it_failed(
-  session, fleet, tmp_path, monkeypatch, apart
+  session, fleet, tmp_path, apart
 ):
-  def check():
-    raise workers.WorkerError("the tenure thread has ended: MemoryError: ")
-
-  monkeypatch.setattr(fleet, "apart", apart, raising=False)
-  run = session(hold=Hold())
-  monkeypatch.setattr(run.controller.tenure, "check", check)
+  fleet.apart, hold = apart, Hold()
+  hold.error = workers.WorkerError("the tenure thread has ended: MemoryError: ")
+  hold.lost = True
+  run = session(hold=hold)
   with pytest.raises(errors.DetachedError, match="the tenure thread has ended"):
     run.run()
   assert fleet.closed and (tmp_path / "logs" / "controller.log").exists()
