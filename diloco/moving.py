@@ -110,14 +110,15 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
   with process.private_files():
     try:
       _copy_files(found.url, run_dir)
+      whole = _is_whole(run_dir)
+      told = [] if whole else _told_cuts(found, run_dir, cut)
       run_id = process.draw_run_id()
       with tenure.take(
         snapshots, run_id, times.control_ttl_secs, found.what, watch
       ) as mine:
         mine.home = before  # where it stays, however this fails
-        whole = _is_whole(run_dir)
         if not whole:
-          _set_back(found, run_dir, cut, mine.token)
+          _set_back(found, run_dir, told, mine.token)
         process.write_config(found.config, run_dir, run_id)
         mine.home = run_id
     except BaseException:
@@ -195,10 +196,14 @@ def _is_whole(run_dir: pathlib.Path) -> bool:
   return max(lives) in ended
 
 
-def _set_back(
-  found: Found, run_dir: pathlib.Path, cut: str | None, token: int
-) -> None:
-  """Goes back to the newest cut that the tapes tell of, or to the one asked."""
+def _told_cuts(
+  found: Found, run_dir: pathlib.Path, cut: str | None
+) -> list[int]:
+  """Cuts that the tapes tell of, newest first, or the one asked for.
+
+  Raises:
+    UserError: there is none. It has deposed nobody, who may only be stopped.
+  """
   told = {
     line["cut"]
     for line in reader.stream(run_dir, only_role="controller").events
@@ -206,7 +211,16 @@ def _set_back(
   }
   if cut not in (None, restorer.LAST):
     told &= {int(str(cut))}
-  why = "they tell of no such cut"
+  if not told:
+    raise _torn(found, "they tell of no such cut")
+  return sorted(told, reverse=True)
+
+
+def _set_back(
+  found: Found, run_dir: pathlib.Path, told: list[int], token: int
+) -> None:
+  """Goes back to the first of these cuts that will do."""
+  why = ""
   going_back = restorer.Restorer(
     run_dir,
     found.config,
@@ -216,13 +230,17 @@ def _set_back(
     known=_unresolved(run_dir, found.plan),
     token=token,
   )
-  for number in sorted(told, reverse=True):
+  for number in told:
     try:
       going_back.prepare(str(number))
       return
     except errors.UserError as error:
       why = error.why
-  raise errors.UserError(
+  raise _torn(found, why)
+
+
+def _torn(found: Found, why: str) -> errors.UserError:
+  return errors.UserError(
     found.what,
     "it did not end in order, so the last seconds of its tapes are lost with"
     f" its directory, and it cannot be set back to before that: {why}",

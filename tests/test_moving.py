@@ -142,6 +142,11 @@ def test_life_whose_tape_is_lost_lends_its_number_to_nobody(tmp_path):
   assert lost.store.perform(roles.draw_life(0, newest)) > MEMBER.incarnation
 
 
+def tree(snapshots, prefix):
+  keys_of = snapshots.keys(prefix)
+  return {key: snapshots.get(f"{prefix}/{key}") for key in keys_of}
+
+
 @pytest.mark.parametrize(
   ("cut", "told"), [(None, "tell of no such cut"), ("2", "no such cut")]
 )
@@ -150,11 +155,12 @@ def test_run_without_a_cut_that_is_told_is_refused(tmp_path, cut, told):
   if cut:
     lost.tell_cut()
   lost.gone()
-  before, home = lost.heads(), tenure.home(lost.store)
+  before, leases = lost.heads(), tree(lost.store, "leases")
   assert told in lost.refusal(cut)
   assert lost.heads() == before and not lost.new.exists()
-  # It can go on where it was begun, should that be found again.
-  assert home and tenure.home(lost.store) == home
+  # It can go on where it was begun, should that be found again; its controller
+  # may only be stopped.
+  assert leases and tree(lost.store, "leases") == leases
 
 
 def test_move_that_is_interrupted_leaves_the_run_where_it_was(
