@@ -29,6 +29,14 @@ FILES = dict(
 ISLAND = 1  # is killed
 
 
+def merged_from_second_life(run):
+  return any(
+    (c["island"], c["incarnation"]) == (ISLAND, 2)
+    for e in run.events("merged")
+    for c in e["contributions"]
+  )
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   folder = tmp_path_factory.mktemp("own_loop")
@@ -37,10 +45,18 @@ def run(tmp_path_factory):
   with contextlib.chdir(folder), real_run.Run(folder) as run:
     run.config = "my_config.py"
     run.values = launch.load_config(run.config).to_dict()
-    run.start()
+    # A busy machine may need longer to start an island than the page's budget.
+    run.start(
+      f"--config.total_tokens={real_run.ENDLESS}",
+      "--config.programs.eval_every_tokens=50_000",
+      "--config.programs.eval_batches=4",
+    )
     every = run.values["programs"]["checkpoint_every_steps"]
     run.wait_for(lambda: run.steps(ISLAND) > 1.5 * every)
     os.kill(run.pid(f"island-{ISLAND}"), signal.SIGKILL)
+    run.wait_for(lambda: merged_from_second_life(run))
+    run.wait_for(lambda: min(run.losses(), default=9) < 3.5)  # 5.5 untrained
+    run.process.send_signal(signal.SIGINT)
     run.ended = run.finish()
     yield run
 
@@ -55,9 +71,7 @@ def test_run_trains_and_its_books_balance(run):
   code, _, err = run.ended
   assert code == 0, err
   facts = run.summary()
-  assert facts["status"] == "finished"
-  assert facts["tokens_trained"] >= run.values["total_tokens"]
-  assert facts["final_eval_loss"] < 3.5  # untrained it is 5.5
+  assert facts["status"] == "stopped"
   run.check_books()
 
 
