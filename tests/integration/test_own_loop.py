@@ -37,6 +37,13 @@ def merged_from_second_life(run):
   )
 
 
+def has_saved(run):
+  return any(
+    e["role"] == f"island-{ISLAND}" and e["durable"] and e["step"]
+    for e in run.events("checkpointed")
+  )
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   folder = tmp_path_factory.mktemp("own_loop")
@@ -51,8 +58,7 @@ def run(tmp_path_factory):
       "--config.programs.eval_every_tokens=50_000",
       "--config.programs.eval_batches=4",
     )
-    every = run.values["programs"]["checkpoint_every_steps"]
-    run.wait_for(lambda: run.steps(ISLAND) > 1.5 * every)
+    run.wait_for(lambda: has_saved(run) and run.steps(ISLAND) > 75)
     os.kill(run.pid(f"island-{ISLAND}"), signal.SIGKILL)
     run.wait_for(lambda: merged_from_second_life(run))
     run.wait_for(lambda: min(run.losses(), default=9) < 3.5)  # 5.5 untrained
