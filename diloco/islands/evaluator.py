@@ -4,7 +4,7 @@ It measures the held-out loss of the newest global versions, so that no island
 has to. It is no member of the run and publishes nothing: nobody waits for it,
 and what it cannot do in time is left out. It computes on the processor, on a
 core of its own if the islands leave one; otherwise on any, while nobody else
-has use for it.
+has use for it. Cores share caches and memory, so it rests most of the time.
 """
 
 import argparse
@@ -32,6 +32,9 @@ _POLL_SECS = 0.5
 # Times `hang_secs`, without progress: where all cores are busy it gets little
 # of them, and that is no hang.
 _PATIENCE = 100
+
+_SHARE = 0.1  # of a core that it takes while it evaluates
+_NAP_SECS = 0.1  # between two looks whether somebody waits
 
 # Parameters by leaf and a number of batches to what `held_out_loss` returns.
 Measure = Callable[[Mapping[str, Any], int], dict[str, Any]]
@@ -98,7 +101,9 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
     requests.EVERY_SECS,
     "requests",
   )
-  evaluator = Evaluator(snapshots, tape, _measure(run_dir, config, progress))
+  pace = Pace(lambda: not channel.inbox.empty())
+  measure = _measure(run_dir, config, progress, pace)
+  evaluator = Evaluator(snapshots, tape, measure)
   _serve(channel, times.orphan_secs, evaluator, progress)
   for one in (reports, requesting, channel, tape):
     one.close()
@@ -108,6 +113,7 @@ def _measure(
   run_dir: pathlib.Path,
   config: config_lib.RunConfig,
   progress: heartbeat.Progress,
+  pace: "Pace",
 ) -> Measure:
   """Loads JAX, for the processor alone, and the run's task."""
   chosen = devices.environ((0,), os.environ)
@@ -124,14 +130,45 @@ def _measure(
 
   def measure(flat: Mapping[str, Any], num_batches: int) -> dict[str, Any]:
     params = jax.device_put(tree.unflatten(flat))
-    return evaluation.held_out_loss(
-      task,
-      num_batches,
-      lambda batch: eval_loss(params, batch),
-      moved=progress.moved,
-    )
+
+    def at_ease(batch: Any) -> Any:
+      done = jax.block_until_ready(eval_loss(params, batch))
+      progress.moved()
+      pace.rest()
+      return done
+
+    return evaluation.held_out_loss(task, num_batches, at_ease)
 
   return measure
+
+
+class Pace:
+  """Rests after work, so that of a core only a share is taken.
+
+  Rests end early once somebody waits: then no island trains, or soon none.
+  """
+
+  def __init__(
+    self,
+    awaited: Callable[[], bool],
+    clock: Callable[[], float] = time.process_time,
+    sleep: Callable[[float], None] = time.sleep,
+  ):
+    """Args: whether somebody waits; seconds of processor time; a wait."""
+    self._awaited = awaited
+    self._clock = clock
+    self._sleep = sleep
+    self._worked_secs: float | None = None  # up to the last rest
+
+  def rest(self) -> None:
+    """Rests for what was done since the last time; the first is a start."""
+    if self._worked_secs is not None:
+      worked = self._clock() - self._worked_secs
+      left = worked * (1 / _SHARE - 1)
+      while left > 0 and not self._awaited():
+        self._sleep(min(left, _NAP_SECS))
+        left -= _NAP_SECS
+    self._worked_secs = self._clock()
 
 
 class Evaluator:

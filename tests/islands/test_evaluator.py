@@ -119,6 +119,24 @@ def test_it_answers_until_it_is_told_to_stop_or_left_alone(last):
   assert channel.sent == [("done", *answer) for answer in answers]
 
 
+def test_it_rests_nine_times_as_long_as_it_works_unless_somebody_waits():
+  worked, slept, awaited = [100.0], [], []
+  pace = evaluator_lib.Pace(
+    lambda: bool(awaited), lambda: worked[0], slept.append
+  )
+  pace.rest()
+  assert not slept  # to load and compile is not what is repeated
+  worked[0] += 0.25
+  pace.rest()
+  assert sum(slept) == pytest.approx(2.25)
+  pace.rest()
+  assert sum(slept) == pytest.approx(2.25)  # nothing done, nothing rested
+  awaited.append("stop")
+  worked[0] += 0.25
+  pace.rest()
+  assert sum(slept) == pytest.approx(2.25)
+
+
 @pytest.mark.parametrize("cores", [[], sorted(os.sched_getaffinity(0))[:1]])
 def test_without_a_core_of_its_own_it_runs_while_nobody_else_wants_to(
   tmp_path, cores
