@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+
 from diloco import process
 from diloco.report import liveness
 from diloco.tape import events, reader
@@ -128,10 +130,7 @@ def end_processes(run_dir: pathlib.Path) -> None:
 
 
 def _commands_on(run_dir: pathlib.Path) -> Iterator[tuple[int, list[str]]]:
-  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-    with contextlib.suppress(OSError):
-      words = path.read_bytes().decode(errors="replace").split("\0")
-      pid = int(path.parent.name)
-      alive = liveness.start_ticks(pid) is not None
-      if str(run_dir) in words and alive and pid != os.getpid():
-        yield pid, words
+  for found in psutil.process_iter(["cmdline"]):
+    words = found.info["cmdline"] or []  # None of a zombie
+    if str(run_dir) in words and found.pid != os.getpid():
+      yield found.pid, words

@@ -5,11 +5,12 @@ import errno
 import os
 import pathlib
 import random
-import re
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+
+import psutil
 
 from diloco.snapshots import keys
 
@@ -72,17 +73,9 @@ class SmallDisk:
 
 def mounted_below(directory: pathlib.Path) -> list[pathlib.Path]:
   """Where small disks are mounted below a directory, the newest first."""
-  found = []
-  for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
-    place, _, device = line.partition(" - ")
-    # Blanks in a path are written as octal numbers.
-    path = pathlib.Path(
-      re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), place.split()[4])
-    )
-    mine = device.split()[1] == _SOURCE
-    if mine and path.is_relative_to(directory.resolve()):
-      found.append(path)
-  return found[::-1]
+  mounts = psutil.disk_partitions(all=True)
+  paths = [pathlib.Path(m.mountpoint) for m in mounts if m.device == _SOURCE]
+  return [p for p in paths if p.is_relative_to(directory.resolve())][::-1]
 
 
 def keep_and_unmount(path: pathlib.Path) -> None:

@@ -22,6 +22,8 @@ _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 def start_ticks(pid: int) -> int | None:
   """Returns when a process started, in clock ticks after boot.
 
+  What psutil tells is a time of day, which moves when the clock is set.
+
   Returns:
     The ticks; None if there is no such process or it is a zombie.
   """

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import psutil
 from packaging import requirements, specifiers
 
 from diloco import config as config_lib
@@ -172,21 +173,14 @@ def _machine(
   short = islands > cores
   text = f"cores: {cores} for {islands or 'any number of'} islands"
   yield Finding("warn" if short else "ok", text, advice if short else "")
-  memory, own = _kilobytes("meminfo"), _kilobytes("self/status")
+  own = psutil.Process().memory_info().rss
   versions = config.sync.max_staleness + 2 if config else 0
   versions *= 1 + len(config.outer.buffers) if config else 1
-  needed = islands * (own["VmRSS"] + 4 * params * _HELD)
-  yield _enough("memory", memory["MemAvailable"], needed)
+  needed = islands * (own + 4 * params * _HELD)
+  yield _enough("memory", psutil.virtual_memory().available, needed)
   needed = 4 * params * (versions + islands * _SAVED)
   if folder is not None:
     yield _enough(f"disk of {folder}", shutil.disk_usage(folder).free, needed)
-
-
-def _kilobytes(name: str) -> dict[str, int]:
-  """Amounts in a file of the system's, in bytes."""
-  rows = pathlib.Path("/proc", name).read_text().splitlines()
-  found = [row.split() for row in rows if row.endswith(" kB")]
-  return {row[0][:-1]: 1024 * int(row[1]) for row in found}
 
 
 def _enough(what: str, free: float, needed: float) -> Finding:

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 
+import psutil
 import pytest
 
 from diloco import process
@@ -327,8 +328,7 @@ def test_no_record_means_no_leftovers(tmp_path):
 
 def test_roles_run_under_this_interpreter(engine, run_dir):
   handle, _ = start_with_child(engine, run_dir)
-  command = pathlib.Path(f"/proc/{handle.pid}/cmdline").read_bytes()
-  assert command.split(b"\0")[0].decode() == sys.executable
+  assert psutil.Process(handle.pid).cmdline()[0] == sys.executable
 
 
 def test_role_runs_on_its_cores_from_the_start(engine, run_dir):

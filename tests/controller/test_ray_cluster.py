@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from diloco import config as config_lib
@@ -256,9 +256,7 @@ def test_point_of_a_lost_node_is_begun_again(nodes, tmp_path):
 
 
 def _daemon(pid):
-  with open(f"/proc/{pid}/environ") as environ:
-    found = re.search("RAY_RAYLET_PID=([0-9]+)", environ.read())
-  return int(found[1])
+  return int(psutil.Process(pid).environ()["RAY_RAYLET_PID"])
 
 
 def ended(made, deadline):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from diloco import config as config_lib
@@ -65,7 +66,7 @@ def test_role_without_permit_is_killed(tmp_path):
   pid = kept.pid()
   kept.permit.unlink()
   assert kept.end() == (-signal.SIGKILL, "")
-  assert not os.path.exists(f"/proc/{pid}")
+  assert not psutil.pid_exists(pid)
 
 
 def test_role_is_killed_when_nobody_can_look_for_its_permit(tmp_path):

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from diloco.chaos import campaign
 from diloco.report import summary
 from diloco.tape import reader
@@ -101,14 +103,10 @@ class Run:
   def alive(self):
     """Processes of this run's roles."""
     found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-      try:
-        words = path.read_bytes().decode(errors="replace").split("\0")
-        state = (path.parent / "stat").read_text().rpartition(")")[2].split()[0]
-      except OSError:
-        continue
-      if "--run_dir" in words and str(self.dir) in words and state not in "ZX":
-        found.append(int(path.parent.name))
+    for process in psutil.process_iter(["cmdline"]):
+      words = process.info["cmdline"] or []  # None of a zombie
+      if "--run_dir" in words and str(self.dir) in words:
+        found.append(process.pid)
     return found
 
   def pid(self, role):

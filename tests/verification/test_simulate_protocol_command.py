@@ -1,6 +1,4 @@
 import json
-import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -8,6 +6,7 @@ import time
 
 import exhaustive
 import plants
+import psutil
 import pytest
 
 from diloco import cli
@@ -42,20 +41,6 @@ def test_two_processes_count_the_same_as_one(capsys):
   assert found[0] == found[1]
 
 
-def _children(pid):
-  path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
-  return [int(child) for child in path.read_text().split()]
-
-
-def _lives(pid):
-  try:
-    stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
-  except FileNotFoundError:
-    return False
-  return stat.rpartition(")")[2].split()[0] != "Z"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 @pytest.mark.parametrize(
   "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 )
@@ -73,18 +58,17 @@ def test_killed_campaign_leaves_no_process_behind(number):
     signal.signal(signal.SIGINT, before)
   deadline = time.monotonic() + 60
   try:
-    while len(children := _children(campaign.pid)) < 3:  # pool and tracker
+    running = psutil.Process(campaign.pid)
+    while len(children := running.children()) < 3:  # pool and tracker
       assert time.monotonic() < deadline
       time.sleep(0.05)
   finally:
     campaign.send_signal(number)
     campaign.wait(60)
-  while left := [pid for pid in children if _lives(pid)]:
-    if time.monotonic() > deadline:
-      for pid in left:
-        os.kill(pid, signal.SIGKILL)
-      pytest.fail(f"processes {left} were left behind")
-    time.sleep(0.05)
+  _, left = psutil.wait_procs(children, 60)
+  for child in left:
+    child.kill()
+  assert not left
 
 
 def test_failure_prints_seed_reason_and_a_small_schedule(capsys):

@@ -17,6 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from diloco import crash, process
 from diloco.controller.engines import base
 from diloco.report import liveness
@@ -254,8 +256,7 @@ class ProcessEngine:
     except FileNotFoundError:
       return []
     found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-      pid = int(path.name)
+    for pid in psutil.pids():
       label = _read_label(pid)
       ticks = liveness.start_ticks(pid)
       if label.get("run") == run and ticks is not None:
@@ -266,14 +267,11 @@ class ProcessEngine:
 
 def _read_label(pid: int) -> dict[str, Any]:
   """What a role's process carries; empty for any other process."""
-  prefix = f"{_VARIABLE}=".encode()
   try:
     if os.getsid(pid) != pid:
       return {}  # a role leads its session; what it started does not
-    environ = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    found = [v.removeprefix(prefix) for v in environ if v.startswith(prefix)]
-    label = json.loads(found[0]) if found else {}
-  except (OSError, ValueError):
+    label = json.loads(psutil.Process(pid).environ().get(_VARIABLE, "{}"))
+  except (OSError, ValueError, psutil.Error):
     return {}  # gone meanwhile, or somebody else's
   return label if isinstance(label, dict) else {}
 
