@@ -34,7 +34,6 @@ from diloco.controller import (
   restorer,
   roles,
   tenure,
-  wind_down,
 )
 from diloco.controller.engines import base, cluster
 from diloco.controller.engines import process as process_engine
@@ -445,7 +444,7 @@ def _run(
   mine = threading.current_thread() is threading.main_thread()
   before = {n: signal.signal(n, interrupt) for n in numbers} if mine else {}
   try:
-    return wind_down.run(controller)
+    return controller.run()
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)

@@ -74,35 +74,30 @@ def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
   return changes
 
 
-class Desk:
-  """The controller's side: takes wishes up."""
+def take_up(
+  run_dir: pathlib.Path,
+  changed: Callable[[config_lib.RunConfig, Changes], None],
+) -> None:
+  """The controller's side: takes up a change that is wanted.
 
-  def __init__(
-    self,
-    run_dir: pathlib.Path,
-    changed: Callable[[config_lib.RunConfig, Changes], None],
-  ):
-    """Args: directory of the run; who makes a change hold, and what it is."""
-    self._run_dir = run_dir
-    self._wish = wish_path(run_dir)
-    self._changed = changed
+  Args:
+    run_dir: directory of the run.
+    changed: makes a change hold, and what it is.
 
-  def look(self) -> None:
-    """Takes up a change that is wanted.
-
-    Raises:
-      OSError: it cannot be read or written, and is tried again.
-    """
-    if not self._wish.exists():
-      return
-    try:
-      old = process.read_config(self._run_dir, or_copy=True)
-      new = config_lib.from_mapping(json.loads(self._wish.read_text()))
-      config_changes.check_live(old, new)
-    except (ValueError, errors.UserError) as error:
-      logger.warning("change_refused error=%s", errors.one_line(error))
-    else:
-      if changes := config_changes.changes(old, new):
-        process.write_config(new, self._run_dir)
-        self._changed(new, changes)
-    self._wish.unlink(missing_ok=True)
+  Raises:
+    OSError: it cannot be read or written, and is tried again.
+  """
+  wish = wish_path(run_dir)
+  if not wish.exists():
+    return
+  try:
+    old = process.read_config(run_dir, or_copy=True)
+    new = config_lib.from_mapping(json.loads(wish.read_text()))
+    config_changes.check_live(old, new)
+  except (ValueError, errors.UserError) as error:
+    logger.warning("change_refused error=%s", errors.one_line(error))
+  else:
+    if changes := config_changes.changes(old, new):
+      process.write_config(new, run_dir)
+      changed(new, changes)
+  wish.unlink(missing_ok=True)

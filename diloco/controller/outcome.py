@@ -50,11 +50,3 @@ def conclude(final_eval: Mapping[str, Any]) -> Outcome:
     why = f"the final loss is {final_eval['loss']}"
     return Outcome("failed", why, facts)
   return Outcome("finished", "token budget trained", facts)
-
-
-class StopNowError(Exception):
-  """Ends the run at once."""
-
-  def __init__(self, outcome: Outcome):
-    super().__init__(outcome.reason)
-    self.outcome = outcome

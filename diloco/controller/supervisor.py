@@ -13,6 +13,8 @@ with the next merge: who always dies at the same step gets nowhere.
 import dataclasses
 from typing import Literal
 
+from diloco.controller import orders
+
 State = Literal["waiting", "starting", "running", "given_up", "stopped"]
 
 
@@ -34,21 +36,6 @@ class Policy:
       return 0.0
     doubled = self.restart_base_secs * 2 ** min(deaths - 1, 30)
     return min(doubled, self.restart_max_secs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-  """Start the role now."""
-
-  role: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Kill:
-  """Kill the role: it hangs."""
-
-  role: str
-  cause: str
 
 
 @dataclasses.dataclass
@@ -178,19 +165,19 @@ class Supervisor:
     if self._roles[role].state == "stopped":
       self._roles[role] = _Role(due=now)
 
-  def orders(self, now: float) -> list[Start | Kill]:
+  def due(self, now: float) -> list[orders.Start | orders.Kill]:
     """What to do at `now`."""
     self._excuse(now)
-    orders: list[Start | Kill] = []
+    due: list[orders.Start | orders.Kill] = []
     for role, entry in self._roles.items():
       waited = now - entry.began
       if entry.state == "waiting" and now >= entry.due:
-        orders.append(Start(role))
+        due.append(orders.Start(role))
       elif entry.state == "starting" and waited > self._policy.start_secs:
-        orders.append(Kill(role, f"not ready after {waited:.0f} s"))
+        due.append(orders.Kill(role, f"not ready after {waited:.0f} s"))
       elif entry.state == "running" and (cause := self._hangs(entry, now)):
-        orders.append(Kill(role, cause))
-    return orders
+        due.append(orders.Kill(role, cause))
+    return due
 
   def _excuse(self, now: float) -> None:
     """Blames nobody for time in which nobody listened.

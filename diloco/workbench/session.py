@@ -161,12 +161,7 @@ class _Thread:
 
   def kill(self, role: str) -> bool:
     """Kills a role, a syncer by what it does; says whether there was one."""
-    roles = self._controller.roles
-    if role in roles.seats and (leader := roles.leader) is not None:
-      waiting = [seat for seat in roles.seats if seat != leader]
-      role = leader if role == "syncer" else waiting[0]
-    roles.signal(role, signal.SIGKILL)
-    return bool(roles.alive(role))
+    return bool(self._controller.strike(role))
 
   def end(self) -> None:
     """Kills all of it, if it goes on."""

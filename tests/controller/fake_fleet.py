@@ -11,7 +11,7 @@ import queue
 from diloco import channel, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
-from diloco.controller import outside, tenure, wind_down
+from diloco.controller import outside, tenure
 from diloco.controller.engines import base
 from diloco.tape import reader
 
@@ -212,7 +212,7 @@ class Session:
     self.controller.open = lambda: None
 
   def run(self):
-    return wind_down.run(self.controller)
+    return self.controller.run()
 
   def turn_until(self, holds, secs=LIMIT_SECS):
     """Turns until something holds; the time is the fleet's."""

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from diloco import config as config_lib
+from diloco.controller import orders
 from diloco.controller import roles as roles_lib
 from diloco.controller.engines import base
-from diloco.tape import reader, recorder
+from diloco.tape import recorder
 
 
 class Handle:
@@ -87,42 +88,28 @@ def make(tmp_path, engine):
     tape.close()
 
 
+NAMES = ("syncer", "standby", "island-0", "island-1")
+
+
 def _start_all(roles):
-  for role in roles.names:
-    roles.start(role)
-
-
-@pytest.mark.parametrize(
-  ("standbys", "names"),
-  [
-    (0, ["syncer"]),
-    (1, ["syncer", "standby"]),
-    (3, ["syncer", "standby", "standby2", "standby3"]),
-  ],
-)
-def test_every_standby_has_a_seat(standbys, names):
-  assert roles_lib.seats(standbys) == names
+  return [roles.start(role) for role in NAMES]
 
 
 def test_next_controller_takes_up_all_roles_and_what_they_run_on(make, engine):
   first = make()
-  _start_all(first)
+  started = {s.role: (s.life, s.pid) for s in _start_all(first)}
   first.slice_lost("island-0")
-  first.start("island-0")  # now on the spare
+  again = first.start("island-0")  # now on the spare
+  started["island-0"] = (again.life, again.pid)
   later = make(controller=2)
-  assert set(later.attach()) == set(first.names)
-  for role in first.names:
-    assert later.pid(role) == first.pid(role)
-    assert later.incarnation(role) == first.incarnation(role)
-  assert later.incarnation("island-0") == 2
-  later.start("island-0")
+  assert {t.role: (t.life, t.pid) for t in later.attach()} == started
+  assert later.start("island-0").life == again.life + 1 == 3
   launches = {}
   for launch in engine.launches:
     launches.setdefault(launch.role, []).append(launch)
   before, after = launches["island-0"][-2:]
   assert before.facts["slice"] == after.facts["slice"] == 2
   assert before.cores == after.cores
-  assert later.incarnation("island-0") == 3
 
 
 @pytest.mark.parametrize(
@@ -141,7 +128,7 @@ def test_roles_live_on_unless_they_read_what_has_changed(
   first = make()
   _start_all(first)
   attached = make(_config(**changes), controller=2).attach()
-  assert set(attached) == (set(first.names) if kept else set())
+  assert {t.role for t in attached} == (set(NAMES) if kept else set())
   assert bool(engine.living) == kept
 
 
@@ -161,102 +148,9 @@ def test_role_with_a_damaged_record_is_ended(make, engine, facts):
     found, facts={**found.facts, **facts}
   )
   later = make(controller=2)
-  assert "island-1" not in later.attach()
+  assert "island-1" not in [t.role for t in later.attach()]
   assert found.handle.cause == "SIGKILL"
-  later.start("island-1")
-  assert later.alive("island-1")
-
-
-def test_who_leads_is_who_has_the_newest_token_and_lives(make, tmp_path):
-  roles = make()
-  _start_all(roles)
-  assert roles.leader is None
-  roles.says_it_leads("syncer", 1)
-  roles.says_it_leads("standby", 0)
-  assert roles.leader == "syncer"
-  roles.says_it_leads("standby", 2)  # the other was stopped by a signal
-  assert roles.leader == "standby"
-  for seat, why in (("syncer", "deposed"), ("standby", "")):
-    roles.kill(seat, why)
-    (death,) = roles.deaths()
-    roles.buried(death, expected=False)
-  assert roles.leader is None
-  roles.start("standby")  # a new life leads nothing yet
-  assert roles.leader is None
-  told = [
-    (e["seat"], e["led"], e["cause"])
-    for e in reader.read(tmp_path).events
-    if e["event"] == "syncer_died"
-  ]
-  assert told == [
-    ("syncer", False, "SIGKILL: deposed"),
-    ("standby", True, "SIGKILL"),
-  ]
-
-
-def test_who_led_under_an_older_token_and_lives_is_deposed(make):
-  roles = make()
-  _start_all(roles)
-  assert roles.deposed == []
-  roles.says_it_leads("syncer", 1)
-  roles.says_it_leads("standby", 0)
-  assert roles.deposed == []
-  roles.says_it_leads("standby", 2)
-  assert roles.deposed == ["syncer"]
-  roles.kill("standby")  # its token stays the newest
-  (death,) = roles.deaths()
-  roles.buried(death, expected=False)
-  assert roles.deposed == ["syncer"]
-  roles.kill("syncer")
-  (death,) = roles.deaths()
-  roles.buried(death, expected=False)
-  assert roles.deposed == []
-  roles.start("syncer")
-  assert roles.deposed == []
-
-
-@pytest.mark.parametrize(
-  ("cause", "said", "told"),
-  [
-    ("exit 1", "Traceback\nerror: ValueError: a bug\n", "ValueError: a bug"),
-    ("exit 1", "x" * 400, "x" * 300),
-    ("exit 1", "", ""),
-    ("SIGKILL", "error: not what killed it", ""),
-  ],
-)
-def test_role_that_fails_has_its_last_line_on_the_tape(
-  make, tmp_path, cause, said, told
-):
-  roles = make()
-  roles.start("island-0")
-  log = roles.log("island-0")
-  log.parent.mkdir(exist_ok=True)
-  log.write_text(said)
-  roles.buried(roles_lib.Death("island-0", cause), expected=False)
-  (died,) = (
-    e for e in reader.read(tmp_path).events if e["event"] == "island_died"
-  )
-  assert died["cause"] == (f"{cause}: {told}" if told else cause)
-
-
-def test_expected_end_is_no_death_on_the_record(make, tmp_path):
-  roles = make()
-  roles.start("island-0")
-  roles.kill("island-0")
-  (death,) = roles.deaths()
-  roles.buried(death, expected=True)
-  assert not roles.alive("island-0")
-  events = [e["event"] for e in reader.read(tmp_path).events]
-  assert events == ["island_started"]
-
-
-def test_process_nobody_started_is_a_stranger(make):
-  roles = make()
-  assert roles.is_stranger("syncer", 5)
-  roles.start("syncer")
-  assert not roles.is_stranger("syncer", roles.pid("syncer"))
-  assert not roles.is_stranger("syncer", None)  # said by our own channel
-  assert roles.is_stranger("syncer", roles.pid("syncer") + 1)
+  assert later.start("island-1").life == 2
 
 
 @pytest.mark.parametrize(
@@ -269,7 +163,7 @@ def test_process_nobody_started_is_a_stranger(make):
     ("x" * 100_000 + "\nlast\n", "last"),
   ],
 )
-def test_error_of_a_role_is_the_line_of_its_last_life(make, log, error):
+def test_error_of_a_role_is_the_line_of_its_last_life(make, engine, log, error):
   roles = make()
   path = roles.log("island-0")
   path.parent.mkdir()
@@ -279,7 +173,20 @@ def test_error_of_a_role_is_the_line_of_its_last_life(make, log, error):
     file.write(log or "")
   if log is None:
     path.unlink()
-  assert roles.error("island-0") == error
+  engine.living["island-0"].handle.cause = "exit 1"
+  (died,) = roles.deaths()
+  assert died == orders.Died("island-0", 1, "exit 1", error, str(path))
+  assert roles.deaths() == []
+
+
+def test_role_that_was_killed_gives_no_error(make, engine):
+  roles = make()
+  roles.start("island-0")
+  roles.log("island-0").parent.mkdir()
+  roles.log("island-0").write_text("error: not what killed it")
+  roles.kill("island-0")
+  (died,) = roles.deaths()
+  assert (died.cause, died.error) == ("SIGKILL", "")
 
 
 def test_nothing_is_left_alive_at_the_end(make, engine):
@@ -309,9 +216,7 @@ def test_no_life_of_an_island_is_given_out_by_two_directories(tmp_path):
     tape = recorder.Recorder(run_dir, "controller", 1)
     config = _config(store=(tmp_path / "far").as_uri())
     made = roles_lib.Roles(config, run_dir, Engine(), tape)
-    made.start("island-0")
-    made.start("syncer")
-    lives.append((made.incarnation("island-0"), made.incarnation("syncer")))
+    lives.append((made.start("island-0").life, made.start("syncer").life))
     tape.close()
   # What a syncer writes is named after its token.
   assert lives == [(1, 1), (2, 1), (3, 2)]

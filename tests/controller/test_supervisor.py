@@ -4,7 +4,7 @@ import pytest
 
 from diloco import config as config_lib
 from diloco import timing
-from diloco.controller import supervisor
+from diloco.controller import orders, supervisor
 
 POLICY = supervisor.Policy(
   restart_base_secs=0.5,
@@ -30,7 +30,7 @@ def run(roles, role, now):
 
 def orders_of(roles, role, now):
   roles.heard(role, now)  # alive; whether it gets on is the question
-  return [order for order in roles.orders(now) if order.role == role]
+  return [order for order in roles.due(now) if order.role == role]
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_back_off_doubles_up_to_its_limit(deaths, delay_secs):
 
 
 def test_all_start_at_once(roles):
-  starts = [supervisor.Start("syncer"), supervisor.Start("island-0")]
-  assert roles.orders(0.0) == starts
+  starts = [orders.Start("syncer"), orders.Start("island-0")]
+  assert roles.due(0.0) == starts
   roles.started("syncer", 0.0)
-  assert roles.orders(0.0) == starts[1:]
+  assert roles.due(0.0) == starts[1:]
 
 
 def test_role_starts_again_after_its_back_off_and_others_go_on(roles):
@@ -55,8 +55,8 @@ def test_role_starts_again_after_its_back_off_and_others_go_on(roles):
   assert roles.state("island-0") == "waiting"
   assert roles.state("syncer") == "running"
   roles.heard("syncer", 100.4)
-  assert roles.orders(100.4) == []
-  assert roles.orders(100.5) == [supervisor.Start("island-0")]
+  assert roles.due(100.4) == []
+  assert roles.due(100.5) == [orders.Start("island-0")]
 
 
 def test_role_is_given_up_after_its_restarts(roles):
@@ -72,8 +72,8 @@ def test_role_is_given_up_after_its_restarts(roles):
 def test_refused_start_is_no_death_and_backs_off(roles):
   delays = [roles.refused("island-0", 10.0) for _ in range(5)]
   assert delays == [0.5, 1.0, 2.0, 3.0, 3.0]
-  assert roles.orders(12.9) == [supervisor.Start("syncer")]
-  assert supervisor.Start("island-0") in roles.orders(13.0)
+  assert roles.due(12.9) == [orders.Start("syncer")]
+  assert orders.Start("island-0") in roles.due(13.0)
   run(roles, "island-0", 13.0)
   assert roles.died("island-0", 14.0) == (1, 0.5)
   assert roles.refused("island-0", 14.0) == 0.5
@@ -122,7 +122,7 @@ def test_role_that_never_gets_ready_is_killed(roles):
   roles.started("island-0", 0.0)
   assert orders_of(roles, "island-0", 10.0) == []
   (order,) = orders_of(roles, "island-0", 11.0)
-  assert order == supervisor.Kill("island-0", "not ready after 11 s")
+  assert order == orders.Kill("island-0", "not ready after 11 s")
   roles.ready("island-0", 11.0)
   assert orders_of(roles, "island-0", 100.0) == []
 
@@ -142,7 +142,7 @@ def test_role_without_progress_is_killed_whatever_its_beat(roles):
   run(roles, "island-0", 0.0)
   assert beat(roles, "island-0", 100.0, count=7) == 6.0
   (order,) = orders_of(roles, "island-0", 6.5)
-  assert order == supervisor.Kill("island-0", "no progress for 6 s")
+  assert order == orders.Kill("island-0", "no progress for 6 s")
   roles.told("island-0", 6.5, 8, 0.0)
   assert orders_of(roles, "island-0", 11.0) == []
 
@@ -189,12 +189,12 @@ def test_leader_that_was_replaced_and_is_silent_is_killed_at_once(roles):
   for role in ("syncer", "island-0"):
     run(roles, role, 0.0)
   roles.deposed("syncer", 0.0)
-  assert roles.orders(1.5) == []
-  (order,) = roles.orders(1.75)
+  assert roles.due(1.5) == []
+  (order,) = roles.due(1.75)
   assert order.role == "syncer" and order.cause.startswith("deposed")
   roles.died("syncer", 2.0)
   run(roles, "syncer", 2.0)  # the new life leads nobody into error
-  assert roles.orders(3.75) == []
+  assert roles.due(3.75) == []
 
 
 def test_leader_that_was_replaced_and_speaks_may_leave_by_itself(roles):
@@ -226,10 +226,10 @@ def test_nobody_is_blamed_while_the_controller_itself_stood_still(roles):
   for role in ("syncer", "island-0"):
     run(roles, role, 0.0)
   roles.told("island-0", 0.0, 1, 0.0)
-  assert roles.orders(1.0) == []
-  assert roles.orders(1000.0) == []
-  assert roles.orders(1002.0) == []
-  assert {order.role for order in roles.orders(1004.5)} == {
+  assert roles.due(1.0) == []
+  assert roles.due(1000.0) == []
+  assert roles.due(1002.0) == []
+  assert {order.role for order in roles.due(1004.5)} == {
     "syncer",
     "island-0",
   }
@@ -268,9 +268,9 @@ def test_role_that_falls_silent_is_killed_even_when_idle():
   state.started("syncer", 0.0)
   state.ready("syncer", 1.0)
   state.heard("syncer", 50.0)
-  assert state.orders(59.0) == []
-  (order,) = state.orders(61.0)
-  assert isinstance(order, supervisor.Kill) and "sign of life" in order.cause
+  assert state.due(59.0) == []
+  (order,) = state.due(61.0)
+  assert isinstance(order, orders.Kill) and "sign of life" in order.cause
 
 
 POLICY_FOR_SILENCE = supervisor.Policy(

@@ -110,7 +110,7 @@ def test_error_nobody_foresaw_leaves_the_fleet_running(
     "LookupError: a surprise" in text and f"diloco resume {tmp_path}" in text
   )
   if step != "close":
-    assert set(fleet.living) == set(run.controller.roles.names)
+    assert set(fleet.living) == set(run.controller.core.fleet.names.all)
     assert fleet.killed == []
   assert fleet.closed
   assert run.events("run_finished") == []

@@ -142,7 +142,7 @@ def test_controller_that_fails_takes_its_roles_along(tmp_path, monkeypatch):
   seen = []
 
   def fail(self):
-    if self.pilot.tokens:
+    if self.core.pilot.tokens:
       seen.append(names())
       raise ZeroDivisionError("a mistake of ours")
 

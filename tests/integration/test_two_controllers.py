@@ -23,8 +23,8 @@ from diloco.report import liveness
 
 liveness.machine = lambda: "another machine"
 surprise = pathlib.Path(sys.argv[2], "control", "surprise")
-look = change.Desk.look
-change.Desk.look = lambda desk: 1 / (not surprise.exists()) and look(desk)
+look = change.take_up
+change.take_up = lambda *given: 1 / (not surprise.exists()) and look(*given)
 sys.exit(cli.main(sys.argv[1:]))
 """
 

@@ -2,25 +2,11 @@
 
 import errno
 
-import fake_fleet
 import pytest
 
 from diloco import errors
 
 EAGAIN = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-
-@pytest.fixture
-def fleet():
-  return fake_fleet.Fleet()
-
-
-@pytest.fixture
-def session(tmp_path, fleet):
-  def make(**values):
-    return fake_fleet.Session(tmp_path, fleet, **values)
-
-  return make
 
 
 def set_back_by(fleet, *attempts):
@@ -58,7 +44,7 @@ def test_damage_that_stands_sets_the_run_back_and_it_goes_on(
   fleet.damaged = [1]
   run.turn_until(lambda: ended, secs=100.0)
   # All were ended before anything changed, and none started before the end.
-  names = sorted(run.controller.roles.names)
+  names = sorted(run.controller.core.fleet.names.all)
   assert ended[0] == (names, {})
   run.turn_until(lambda: len(ended) == len(attempts))
   assert [living for _, living in ended] == [{}] * len(attempts)
@@ -67,32 +53,6 @@ def test_damage_that_stands_sets_the_run_back_and_it_goes_on(
   assert run.events("island_died") == run.events("syncer_died") == []
   starts = [launch.role for launch in fleet.launches]
   assert sorted(starts) == sorted(2 * names)
-
-
-def test_islands_of_a_run_that_was_set_back_are_gathered_again(session, fleet):
-  run = session(total_tokens=40_000)
-  run.open()
-  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
-  ended = set_back_by(fleet, True)
-  fleet.damaged = [1]
-  fleet.start_secs["island-1"] = 20.0
-  run.turn_until(lambda: ended, secs=100.0)
-  run.turn_until(lambda: "island-1" in fleet.living)
-  run.turn_until(lambda: fleet.living["island-1"].ready)
-  assert fleet.steps["island-0"] <= 8 + 1  # it has waited for the other
-
-
-def test_damage_that_is_mended_in_time_disturbs_nobody(session, fleet):
-  run = session(total_tokens=4000)
-  run.open()
-  ended = set_back_by(fleet, True)
-  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
-  fleet.damaged = [1]
-  mended = fleet.now + 3.0
-  run.turn_until(lambda: fleet.now > mended)
-  fleet.damaged = []
-  assert run.run().status == "finished"
-  assert ended == []
 
 
 def test_damage_without_a_sound_cut_is_said_once_and_training_goes_on(
