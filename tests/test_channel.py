@@ -1,20 +1,26 @@
 """Control channels over real loopback sockets."""
 
 import contextlib
+import functools
+import itertools
 import json
 import os
 import queue
+import signal
 import socket
+import ssl
 import stat
+import subprocess
+import sys
 import threading
 import time
 import types
 
 import pytest
 
-from diloco import channel, errors, wire
+from diloco import channel, errors
 
-_PATIENCE_SECS = 10.0  # far above what loopback needs, for a busy machine
+_PATIENCE_SECS = 30.0  # far above what loopback needs, for a busy machine
 
 
 def eventually(holds):
@@ -52,65 +58,84 @@ def place_of(run_dir):
   return json.loads(channel.address_path(run_dir).read_text())
 
 
-def wire_to(run_dir, peer):
-  """The client's half of a channel, for what no client does."""
-  place = place_of(run_dir)
+def connect(place):
   conn = socket.create_connection((place["host"], place["port"]))
-  end = wire.Wire(conn)
-  end.join(place["authkey"].encode(), peer)
-  return end
+  conn.settimeout(_PATIENCE_SECS)
+  return conn
 
 
-def read_frame(conn):
-  """The next frame with its length; b"" at the end of the connection."""
-  with contextlib.suppress(ConnectionError):
-    length = conn.recv(4, socket.MSG_WAITALL)
-    if length:
-      size = int.from_bytes(length)
-      return length + conn.recv(size, socket.MSG_WAITALL)
-  return b""
+def trusting(place):
+  context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+  context.check_hostname = False
+  context.load_verify_locations(cadata=place["certificate"])
+  return context
 
 
-def frame(content):
-  data = json.dumps(content).encode()
-  return len(data).to_bytes(4) + data
+class Peer:
+  """The client's half of a channel, for what no client does."""
 
-
-class Middle:
-  """A man in the middle: what clients of a run find where it listened.
-
-  It knows no key. `server` says where the run's server is now, if anywhere.
-  """
-
-  def __init__(self, run_dir, server=None):
-    self.listener = socket.create_server(("127.0.0.1", 0))
+  def __init__(self, run_dir, peer, token=..., **fields):
     place = place_of(run_dir)
-    self.server = place["host"], place["port"]
-    here = place | {"port": self.listener.getsockname()[1]}
-    channel.address_path(run_dir).write_text(json.dumps(here))
-    self.conns = []
+    self.conn = trusting(place).wrap_socket(connect(place))
+    hello = {"peer": peer, **fields}
+    token = place["token"] if token is ... else token
+    self.send({"token": token, "hello": hello})
 
-  def accept(self):
-    return self._keep(self.listener.accept()[0])
+  def send(self, content):
+    self.write(json.dumps(content).encode())
 
-  def connect(self):
-    return self._keep(socket.create_connection(self.server))
+  def write(self, data):
+    self.conn.sendall(len(data).to_bytes(4) + data)
 
-  def _keep(self, conn):
-    conn.settimeout(_PATIENCE_SECS)
-    self.conns.append(conn)
-    return conn
+  def receive(self):
+    """The next message; None at the end of the connection."""
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+      if length := self._read(4):
+        return json.loads(self._read(int.from_bytes(length)))
+    return None
+
+  def _read(self, size):
+    data = b""
+    while len(data) < size and (more := self.conn.recv(size - len(data))):
+      data += more
+    return data
 
   def close(self):
-    for conn in [self.listener, *self.conns]:
-      conn.close()
+    self.conn.close()
+
+
+def is_hung_up(conn):
+  """Waits for the end of a connection, whatever is said before."""
+  with contextlib.suppress(ConnectionError, ssl.SSLError):
+    while conn.recv(1024):
+      pass
+  return True
+
+
+@contextlib.contextmanager
+def process(*lines):
+  """Another process, killed in the end."""
+  code = "\n".join(("from diloco import channel", *lines))
+  child = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+  try:
+    yield child
+  finally:
+    child.kill()
+    child.communicate()
 
 
 def test_hello_then_messages_both_ways(ends, tmp_path):
   server = serve(ends, tmp_path)
-  client = ends(channel.Client, tmp_path, "island-0", {"ready": False})
+  told = {"ready": False, "token": 0}
+  client = ends(channel.Client, tmp_path, "island-0", told)
   hello = {"type": "hello", "peer": "island-0", "pid": os.getpid()}
-  assert take(server.inbox) == ("island-0", hello | {"ready": False})
+  assert take(server.inbox) == ("island-0", hello | told)
   assert server.send("island-0", {"type": "program", "seq": 1})
   assert server.send("island-0", {"type": "program", "seq": 2})
   assert [take(client.inbox)["seq"] for _ in range(2)] == [1, 2]
@@ -182,9 +207,22 @@ def test_alone_secs_counts_from_birth_and_from_every_loss(
     now[0] += 1000.0
     assert client.alone_secs() == 0
     server.close()
-    eventually(lambda: client._wire is None)
+    eventually(lambda: client._link is None)
     now[0] += secs
     assert client.alone_secs() == secs
+
+
+def test_what_is_said_last_is_heard(ends, tmp_path):
+  server = serve(ends, tmp_path)
+  client = ends(channel.Client, tmp_path, "a", {})
+  take(server.inbox)
+  eventually(lambda: client.alone_secs() == 0)
+  client.send({"text": "x" * 10_000_000})
+  client.send({"type": "bye"})
+  client.close()
+  heard = [take(server.inbox)[1] for _ in range(3)]
+  assert len(heard[0]["text"]) == 10_000_000
+  assert [m["type"] for m in heard[1:]] == ["bye", "lost"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +234,9 @@ def test_alone_secs_counts_from_birth_and_from_every_loss(
     "null",
     "{}",
     '{"host": 1, "port": 2}',
-    '{"host": "127.0.0.1", "port": 99999999, "authkey": ""}',
+    '{"host": "x", "port": 2, "certificate": "", "token": ""}',
+    '{"host": "127.0.0.1", "port": 99999999, "certificate": "", "token": ""}',
+    '{"host": "127.0.0.1", "port": 2, "certificate": "\\n", "token": ""}',
     "[" * 100_000,
   ],
 )
@@ -219,11 +259,14 @@ def test_connected_client_survives_any_announcement(ends, tmp_path):
   assert take(inbox)[1]["type"] == "status"
 
 
-def test_wrong_key_is_refused(ends, tmp_path):
+@pytest.mark.parametrize("token", ["", "wrong", "\u00e9", None, 3])
+def test_wrong_token_is_refused(ends, tmp_path, token):
   server = serve(ends, tmp_path)
   path = channel.address_path(tmp_path)
   right = path.read_text()
-  path.write_text(json.dumps(place_of(tmp_path) | {"authkey": "wrong"}))
+  with contextlib.closing(Peer(tmp_path, "a", token)) as stranger:
+    assert stranger.receive() is None
+  path.write_text(json.dumps(place_of(tmp_path) | {"token": token}))
   client = ends(channel.Client, tmp_path, "a", {})
   with pytest.raises(queue.Empty):
     server.inbox.get(timeout=0.3)
@@ -235,243 +278,352 @@ def test_wrong_key_is_refused(ends, tmp_path):
 def test_silent_peer_blocks_nobody_and_is_hung_up_on(
   ends, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(wire, "HANDSHAKE_SECS", 0.2)
   server = serve(ends, tmp_path)
-  place = place_of(tmp_path)
-  with socket.create_connection((place["host"], place["port"])) as silent:
+  with connect(place_of(tmp_path)):
     ends(channel.Client, tmp_path, "a", {})
     assert take(server.inbox)[0] == "a"
-    silent.settimeout(_PATIENCE_SECS)
-    while silent.recv(1024):  # the challenge, then the end
-      pass
+  monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 0.2)
+  with connect(place_of(tmp_path)) as silent:
+    assert is_hung_up(silent)
+  place = place_of(tmp_path)
+  with (
+    contextlib.suppress(OSError),
+    connect(place) as conn,
+    trusting(place).wrap_socket(conn) as silent,
+  ):
+    assert is_hung_up(silent)
+
+
+def test_peer_that_dribbles_has_no_more_time_than_a_silent_one(
+  ends, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 0.2)
+  serve(ends, tmp_path)
+  begun = bytes.fromhex("16030102000100")  # of a handshake
+  with connect(place_of(tmp_path)) as slow, contextlib.suppress(OSError):
+    for byte in begun + bytes(400):
+      slow.sendall(bytes([byte]))
+      time.sleep(0.02)
+    pytest.fail("nobody hung up")
 
 
 def test_established_peer_may_be_silent(ends, tmp_path, monkeypatch):
-  monkeypatch.setattr(wire, "HANDSHAKE_SECS", 0.2)
+  monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 1.0)
   server = serve(ends, tmp_path)
   client = ends(channel.Client, tmp_path, "a", {})
   take(server.inbox)
   with pytest.raises(queue.Empty):
-    server.inbox.get(timeout=0.5)
+    server.inbox.get(timeout=1.5)
   assert client.alone_secs() == 0
   assert server.send("a", {"still": "there"})
   assert take(client.inbox) == {"still": "there"}
 
 
 @pytest.mark.parametrize(
-  "hello", [[1], {}, 3, None, {"peer": "b", "type": "hello"}]
+  "first",
+  [
+    *("3", "{", "[]", "{}", "\xff", "", "[" * 0xFFF),
+    *(f'{{"token": "TOKEN", "hello": {x}}}' for x in ("3", "null", "[]", "{}")),
+    '{"token": "TOKEN", "hello": {"peer": "a", "x": "' + "x" * 100_000 + '"}}',
+  ],
 )
-def test_peer_whose_hello_is_none_of_its_own_is_refused(ends, tmp_path, hello):
+def test_peer_whose_hello_is_none_is_refused(ends, tmp_path, first):
   server = serve(ends, tmp_path)
-  end = wire_to(tmp_path, "a")
-  assert end.send(hello)
+  place = place_of(tmp_path)
+  data = first.replace("TOKEN", place["token"]).encode("latin-1")
+  with trusting(place).wrap_socket(connect(place)) as conn:
+    with contextlib.suppress(OSError):
+      conn.sendall(len(data).to_bytes(4) + data)
+    assert is_hung_up(conn)
   ends(channel.Client, tmp_path, "c", {})
   assert take(server.inbox)[0] == "c"
-  with pytest.raises((EOFError, ConnectionError)):
-    end.receive()
-  end.close()
+
+
+@pytest.mark.parametrize("said", [b"[]", b"3", b"{", b"[" * 100_000])
+def test_peer_that_says_what_is_no_message_is_lost(ends, tmp_path, said):
+  server = serve(ends, tmp_path)
+  with contextlib.closing(Peer(tmp_path, "a", pid=5)) as peer:
+    assert take(server.inbox) == ("a", {"peer": "a", "pid": 5})
+    peer.write(said)
+    assert take(server.inbox) == ("a", {"type": "lost", "pid": 5})
 
 
 @pytest.mark.parametrize(
-  "answer",
+  "said",
   [
     b"\xff\xff\xff\xff",
-    b"\0\0\0\1\xff",
-    b"\0\0\0\0",
-    b"\0\0\x0f\xff" + b"[" * 0xFFF,  # deeper than any parser goes
-    frame([]),
-    frame({}),
-    frame({"peer": "a", "nonce": "", "proof": ""}),
-    frame({"peer": "a", "nonce": 5, "proof": None}),
-    frame({"peer": "a", "nonce": "\u00e9", "proof": "\u00e9"}),
+    b"\0",
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"{}\n",
+    bytes(100_000),
+    bytes.fromhex("16030100020100"),  # the beginning of a handshake
   ],
 )
-def test_stranger_is_refused_whatever_it_answers(ends, tmp_path, answer):
+def test_stranger_is_refused_whatever_it_says(ends, tmp_path, said):
   server = serve(ends, tmp_path)
-  place = place_of(tmp_path)
-  with socket.create_connection((place["host"], place["port"])) as conn:
-    conn.settimeout(_PATIENCE_SECS)
-    assert read_frame(conn)
-    conn.sendall(answer)
-    assert read_frame(conn) == b""
+  with connect(place_of(tmp_path)) as conn:
+    with contextlib.suppress(ConnectionError):
+      conn.sendall(said)
+      conn.shutdown(socket.SHUT_WR)
+    assert is_hung_up(conn)
   ends(channel.Client, tmp_path, "a", {})
   assert take(server.inbox)[0] == "a"
 
 
-def test_proof_of_one_role_makes_nobody_a_controller(ends, tmp_path):
-  serve(ends, tmp_path).close()  # the key is known to its roles alone
+class Middle:
+  """A man in the middle: what clients of a run find where it listened."""
+
+  def __init__(self, run_dir):
+    self.listener = socket.create_server(("127.0.0.1", 0))
+    self.listener.settimeout(_PATIENCE_SECS)
+    self.server = place_of(run_dir)
+    here = self.server | {"port": self.listener.getsockname()[1]}
+    channel.address_path(run_dir).write_text(json.dumps(here))
+    self.conns = [self.listener]
+
+  def accept(self):
+    return self._keep(self.listener.accept()[0])
+
+  def connect(self):
+    return self._keep(connect(self.server))
+
+  def _keep(self, conn):
+    conn.settimeout(_PATIENCE_SECS)
+    self.conns.append(conn)
+    return conn
+
+  def relay(self, source, target, harm=lambda data: data):
+    """Passes on what is said, in the background; returns what was."""
+    said = []
+
+    def run():
+      with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+          said.append(data)
+          target.sendall(harm(data))
+
+    threading.Thread(target=run, daemon=True).start()
+    return said
+
+  def close(self):
+    for conn in self.conns:
+      with contextlib.suppress(OSError):
+        conn.shutdown(socket.SHUT_RDWR)
+      conn.close()
+
+
+def test_nobody_on_an_old_port_is_taken_for_the_controller(ends, tmp_path):
+  serve(ends, tmp_path).close()  # it has died; its announcement is there
   middle = ends(Middle, tmp_path)
-  first = ends(channel.Client, tmp_path, "a", {})
-  to_first = middle.accept()
-  to_first.sendall(frame({"nonce": "0" * 32}))
-  said = json.loads(read_frame(to_first)[4:])
-  # Whatever either says is tried on the first: its own proof, another's of
-  # its nonce, and another connection of the same role.
-  proofs = [said["proof"]]
-  for other in ("b", "a"):
-    ends(channel.Client, tmp_path, other, {})
-    to_other = middle.accept()
-    to_other.sendall(frame({"nonce": said["nonce"]}))
-    proofs.append(json.loads(read_frame(to_other)[4:])["proof"])
-  to_first.sendall(frame({"proof": proofs[0]}))
-  assert read_frame(to_first) == b""
-  for proof in proofs[1:]:
-    again = middle.accept()
-    again.sendall(frame({"nonce": said["nonce"]}))
-    assert read_frame(again)
-    again.sendall(frame({"proof": proof}))
-    assert read_frame(again) == b""
-  assert first.alone_secs() > 0 and first.inbox.empty()
+  client = ends(channel.Client, tmp_path, "a", {})
+  for _ in range(2):  # what the client says comes back to it
+    mirror = middle.accept()
+    middle.relay(mirror, mirror)
+  ends(channel.Client, tmp_path, "b", {})  # what one says comes to the other
+  one, other = middle.accept(), middle.accept()
+  middle.relay(one, other), middle.relay(other, one)
+  # Another's key proves nothing, and gets no token.
+  own, _ = channel._certify()
+  with contextlib.suppress(ssl.SSLError, ConnectionError):
+    own.wrap_socket(middle.accept(), server_side=True).recv(1)
+    pytest.fail("the client went on with a stranger")
+  assert client.alone_secs() > 0 and client.inbox.empty()
 
 
-def test_reflected_proof_is_of_the_wrong_role_or_direction(ends, tmp_path):
-  """The same without sockets: each fact alone makes another proof."""
-  facts = ("client", "a", "1", "2")
-  proofs = {wire._sign(b"key", *facts)}
-  for i, other in enumerate(("server", "b", "2", "1")):
-    proofs.add(wire._sign(b"key", *facts[:i], other, *facts[i + 1 :]))
-  proofs.add(wire._sign(b"key", "client", "a1", "", "2"))
-  proofs.add(wire._sign(b"other", *facts))
-  assert len(proofs) == 7
-
-
+@pytest.mark.parametrize("target", ["server", "client"])
 @pytest.mark.parametrize(
   "harm",
   [
-    lambda hello, message: message[:-1] + b"!",
-    lambda hello, message: hello,  # said once already
-    lambda hello, message: frame({"type": "done", "seq": 1}),
-    lambda hello, message: b"\0\0\0\0",
+    lambda first, data: data[:-1] + bytes([data[-1] ^ 1]),
+    lambda first, data: data + data,
+    lambda first, data: b"" if first else data,
+    lambda first, data: b"\0" + data if first else data,
   ],
 )
-@pytest.mark.parametrize("target", ["server", "client"])
 def test_nobody_can_speak_for_another_on_a_connection(
-  ends, tmp_path, harm, target
+  ends, tmp_path, target, harm
 ):
   server = serve(ends, tmp_path)
   middle = ends(Middle, tmp_path)
   client = ends(channel.Client, tmp_path, "a", {})
   inner, outer = middle.accept(), middle.connect()
-  inner.sendall(read_frame(outer))
-  outer.sendall(read_frame(inner))
-  inner.sendall(read_frame(outer))
-  hello = read_frame(inner)
-  outer.sendall(hello)
+  parts = []  # of what is said from now on
+  harmful = threading.Event()
+
+  def harmed(data):
+    if harmful.is_set():
+      parts.append(data)
+      return harm(len(parts) == 1, data)
+    return data
+
+  harms = {"server": [harmed, bytes], "client": [bytes, harmed]}[target]
+  middle.relay(inner, outer, harms[0])
+  middle.relay(outer, inner, harms[1])
   assert take(server.inbox)[1]["type"] == "hello"
   eventually(lambda: client.alone_secs() == 0)
-  if target == "server":
-    client.send({"type": "done", "seq": 1})
-    outer.sendall(harm(hello, read_frame(inner)))
-    assert take(server.inbox)[1]["type"] == "lost"
-  else:
-    server.send("a", {"type": "program"})
-    inner.sendall(harm(hello, read_frame(outer)))
-    eventually(lambda: client.alone_secs() > 0)
-    assert client.inbox.empty()
+  harmful.set()
+  seqs = itertools.count()
+
+  def is_lost():
+    seq = next(seqs)
+    client.send({"type": "done", "seq": seq})
+    server.send("a", {"type": "program", "seq": seq})
+    if target == "client":
+      return client.alone_secs() > 0
+    return any(message["type"] == "lost" for _, message in server.inbox.queue)
+
+  eventually(is_lost)
+  inboxes = {
+    "client": list(client.inbox.queue),
+    "server": [m for _, m in server.inbox.queue if m["type"] == "done"],
+  }
+  heard = [message["seq"] for message in inboxes[target]]
+  assert parts and heard == list(range(len(heard)))
+
+
+def test_connection_cannot_be_played_again(ends, tmp_path):
+  server = serve(ends, tmp_path)
+  middle = ends(Middle, tmp_path)
+  client = ends(channel.Client, tmp_path, "a", {})
+  inner, outer = middle.accept(), middle.connect()
+  said = middle.relay(inner, outer)
+  middle.relay(outer, inner)
+  assert take(server.inbox)[1]["type"] == "hello"
+  eventually(lambda: client.alone_secs() == 0)
+  client.send({"type": "done", "seq": 1})
+  assert take(server.inbox)[1]["type"] == "done"
+  again = middle.connect()
+  with contextlib.suppress(ConnectionError):
+    for data in said:
+      again.sendall(data)
+  assert is_hung_up(again)
+  assert server.inbox.empty() and server.send("a", {})
 
 
 def test_strangers_take_few_descriptors_and_keep_nobody_out(
   ends, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(channel, "_MAX_UNPROVEN", 4)
-  monkeypatch.setattr(wire, "HANDSHAKE_SECS", 1e6)
+  monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 1e6)
   server = serve(ends, tmp_path)
-  place = place_of(tmp_path)
+  before = len(os.listdir("/proc/self/fd")), threading.active_count()
   with contextlib.ExitStack() as stack:
-
-    def connect():
-      conn = socket.create_connection((place["host"], place["port"]))
-      conn.settimeout(_PATIENCE_SECS)
-      return stack.enter_context(conn)
-
-    first = connect()
-    assert read_frame(first)  # its challenge
-    for _ in range(29):
-      connect()
+    strangers = [
+      stack.enter_context(connect(place_of(tmp_path))) for _ in range(200)
+    ]
+    for stranger in strangers[:-4]:
+      assert is_hung_up(stranger)
+    after = len(os.listdir("/proc/self/fd")), threading.active_count()
+    assert after[0] <= before[0] + len(strangers) + 4 + 1
+    assert after[1] == before[1]
     ends(channel.Client, tmp_path, "a", {})
     assert take(server.inbox)[0] == "a"
-    assert len(server._wires) <= channel._MAX_UNPROVEN + 1
-    assert read_frame(first) == b""
     assert server.send("a", {"type": "program"})
 
 
-def test_stranger_that_dribbles_has_no_more_time_than_a_silent_one(monkeypatch):
-  now = [0.0]
-  monkeypatch.setattr(wire.time, "monotonic", lambda: now[0])
-  ours, theirs = socket.socketpair()
-  end = wire.Wire(ours)
-  theirs.sendall(b"\0\0\1")
-  now[0] = wire.HANDSHAKE_SECS + 1
-  with pytest.raises(TimeoutError):
-    end._read(1000)
-  assert ours.gettimeout() < 0.1  # and not as long again for every byte
-  end.close()
-  theirs.close()
+def test_server_goes_on_after_there_was_no_descriptor(ends, tmp_path):
+  with process(
+    "import os, resource",
+    "server = channel.Server(0)",
+    f"server.announce({str(tmp_path)!r}, {{}})",
+    "least = len(os.listdir('/proc/self/fd'))",
+    "limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)",
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (least, most))",
+    "print(1, flush=True); input()",
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))",
+    "print(server.inbox.get(), flush=True)",
+  ) as child:
+    assert child.stdout.readline() == "1\n"
+    with contextlib.ExitStack() as stack:
+      for _ in range(9):
+        stack.enter_context(connect(place_of(tmp_path)))
+      ends(channel.Client, tmp_path, "a", {})
+      assert "not_accepted" in child.stdout.readline()
+    child.stdin.write("\n")
+    child.stdin.flush()
+    while "hello" not in (line := child.stdout.readline()):
+      assert "not_accepted" in line or "peer_refused" in line
 
 
-@pytest.mark.parametrize("what", ["descriptor", "thread"])
-def test_server_goes_on_when_the_machine_refuses_it_something(
-  ends, tmp_path, monkeypatch, what
-):
-  refusals = [3]
-  plain = {"descriptor": wire.Wire, "thread": threading.Thread.start}[what]
-
-  def refuse(*args):
-    if refusals[0] and threading.current_thread().name == "accept":
-      refusals[0] -= 1
-      if what == "thread":
-        raise RuntimeError("can't start new thread")
-      args[0].close()
-      raise OSError(24, "Too many open files")
-    return plain(*args)
-
-  owner, name = (
-    (wire, "Wire") if what == "descriptor" else (threading.Thread, "start")
-  )
-  monkeypatch.setattr(owner, name, refuse)
+@pytest.mark.parametrize("end", ["stopped", "killed"])
+def test_peer_that_is_stopped_or_killed_holds_up_nobody(ends, tmp_path, end):
   server = serve(ends, tmp_path)
-  ends(channel.Client, tmp_path, "a", {})
-  assert take(server.inbox)[0] == "a"
-  assert refusals == [0]
-  monkeypatch.undo()
+  with process(
+    f"client = channel.Client({str(tmp_path)!r}, 'a', {{}})",
+    "import time; time.sleep(1000)",
+  ) as child:
+    assert take(server.inbox)[1]["pid"] == child.pid
+    if end == "killed":
+      child.kill()
+    else:
+      child.send_signal(signal.SIGSTOP)
+      for _ in range(6):  # so much that it cannot be held for the peer
+        server.send("a", {"text": "x" * 10_000_000})
+    assert take(server.inbox) == ("a", {"type": "lost", "pid": child.pid})
+    assert not server.send("a", {})
 
 
-def test_peer_that_takes_nothing_in_holds_up_nobody(
-  ends, tmp_path, monkeypatch
-):
-  monkeypatch.setattr(wire, "_SEND_SECS", 0.2)
+def test_role_may_send_to_a_controller_that_is_stopped(ends, tmp_path):
+  with process(
+    "server = channel.Server(0)",
+    f"server.announce({str(tmp_path)!r}, {{}})",
+    "import time; time.sleep(1000)",
+  ) as child:
+    client = ends(channel.Client, tmp_path, "a", {})
+    eventually(lambda: client.alone_secs() == 0)
+    child.send_signal(signal.SIGSTOP)
+    for _ in range(6):
+      client.send({"text": "x" * 10_000_000})
+    eventually(lambda: client.alone_secs() > 0)
+
+
+def test_machine_that_is_lost_will_be_noticed_at_both_ends(ends, tmp_path):
   server = serve(ends, tmp_path)
-  end = wire_to(tmp_path, "stopped")
-  assert end.send({"peer": "stopped", "pid": 5})
+  client = ends(channel.Client, tmp_path, "a", {})
   take(server.inbox)
-  message = {"text": "x" * 10_000_000}
-  started = time.monotonic()
-  while server.send("stopped", message):
-    assert time.monotonic() < started + _PATIENCE_SECS
-  assert take(server.inbox) == ("stopped", {"type": "lost", "pid": 5})
-  end.close()
+  eventually(lambda: client.alone_secs() == 0)
+  for link in (client._link, server._peers["a"]):
+    conn = link._writer.get_extra_info("socket")
+    assert conn.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+      assert conn.getsockopt(socket.IPPROTO_TCP, option) <= 10
+    limit = conn.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert 10_000 <= limit <= 60_000
+
+
+@pytest.mark.parametrize("heard", ["", "server.inbox.get()"])
+@pytest.mark.parametrize(
+  "made", ["", "client = channel.Client(run_dir, 'a', {})"]
+)
+def test_process_ends_without_closing_anything(tmp_path, made, heard):
+  with process(
+    f"run_dir = {str(tmp_path)!r}",
+    "server = channel.Server(0)",
+    "server.announce(run_dir, {})",
+    made,
+    heard if made else "",
+  ) as child:
+    assert child.wait(_PATIENCE_SECS) == 0
+    assert child.stdout.read() == ""
 
 
 def test_second_connection_of_a_peer_takes_the_place_of_the_first(
   ends, tmp_path
 ):
   server = serve(ends, tmp_path)
-  first, second = (wire_to(tmp_path, "a") for _ in range(2))
-  first.send({"peer": "a", "pid": 1})
-  assert take(server.inbox)[1]["pid"] == 1
-  second.send({"peer": "a", "pid": 2})
+  first = ends(Peer, tmp_path, "a")
+  assert take(server.inbox) == ("a", {"peer": "a"})
+  second = ends(functools.partial(Peer, pid=2), tmp_path, "a")
   # The loss is told before the hello: what follows belongs to the new one.
-  assert take(server.inbox) == ("a", {"type": "lost", "pid": 1})
+  assert take(server.inbox) == ("a", {"type": "lost", "pid": None})
   assert take(server.inbox) == ("a", {"peer": "a", "pid": 2})
-  with pytest.raises(EOFError):
-    first.receive()
-  first.close()
+  assert first.receive() == second.receive() == {"type": "welcome"}
+  with contextlib.suppress(OSError):
+    first.send({"type": "of the past"})
+  assert first.receive() is None
   # The end of the first is no end of the second.
-  eventually(lambda: len(server._wires) == 1)
-  assert server.inbox.empty()
   assert server.send("a", {"type": "program"})
   assert second.receive() == {"type": "program"}
-  second.hang_up()
   second.close()
   assert take(server.inbox) == ("a", {"type": "lost", "pid": 2})
   assert not server.send("a", {})
@@ -509,6 +661,7 @@ def test_announcement_is_readable_by_its_user_alone(ends, tmp_path):
   assert stat.S_IMODE(path.stat().st_mode) == 0o600
   assert place_of(tmp_path)["pid"] == os.getpid()
   assert [p.name for p in path.parent.iterdir()] == [path.name]
+  assert "PRIVATE KEY" not in path.read_text()
 
 
 def test_close_leaves_no_threads(ends, tmp_path):
@@ -519,8 +672,7 @@ def test_close_leaves_no_threads(ends, tmp_path):
   ]
   for _ in clients:
     take(server.inbox)
-  place = place_of(tmp_path)
-  with socket.create_connection((place["host"], place["port"])):
+  with connect(place_of(tmp_path)):
     server.close()
     for client in clients:
       client.close()

@@ -19,7 +19,6 @@ DECIDING = (
   "process.py",
   "run.py",
   "timing.py",
-  "wire.py",
 )
 WALL = {
   "time": {"time", "time_ns", "localtime", "gmtime", "ctime", "strftime"},
