@@ -8,6 +8,7 @@ import jax
 from diloco import config as config_lib
 from diloco import process
 from diloco.islands import island as island_lib
+from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import recorder
@@ -76,15 +77,33 @@ def running_syncer(config, run_dir, incarnation=1):
   assert not failures, failures
 
 
-def make_island(config, run_dir, island=0, incarnation=1):
+_likes = {}  # trainers that make no step, by all that is compiled for
+
+
+def _like(config, island, task, devices):
+  """What a trainer shares with others of its shape in one process."""
+  options = {k: v for k, v in config.task.options.items() if k != "data_glob"}
+  topology = config.fleet.slices[island].shape
+  kind = topology, config.sync, config.outer, config.seed
+  key = repr((options, kind, len(config.fleet.slices), config.total_tokens))
+  if key not in _likes:
+    _likes[key] = trainer_lib.Trainer(config, task, island, topology, devices)
+  return _likes[key]
+
+
+def make_island(config, run_dir, island=0, incarnation=1, *, alone=False):
+  """An island that has joined; `alone`, it compiles for itself."""
   hardware = config.fleet.slices[island]
+  task = registry.make_task(config.task.name, config.task.options)
+  devices = jax.devices()[: hardware.num_devices]
   made = island_lib.Island(
     island_lib.Spec(
       run_dir, process.store_url(run_dir), island, incarnation, hardware
     ),
     config,
-    registry.make_task(config.task.name, config.task.options),
-    jax.devices()[: hardware.num_devices],
+    task,
+    devices,
+    like=None if alone else _like(config, island, task, devices),
   )
   made.join()
   return made

@@ -281,7 +281,7 @@ def test_nothing_is_compiled_once_an_island_has_joined(
   tmp_path, run_dir, adoption
 ):
   config = make_config(tmp_path, adoption=adoption)
-  island = make_island(config, run_dir)
+  island = make_island(config, run_dir, alone=True)
 
   def adopted_often():
     island.train(2)

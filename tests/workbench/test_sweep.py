@@ -28,7 +28,7 @@ def get_sweep():
 """
 EIGHT = 'hyper.product(hyper.sweep("islands", [1, 2]), '
 EIGHT += 'hyper.sweep("days", [1, 2, 3, 4]))'
-LONG = 'hyper.chain(hyper.sweep("days", [1]), [{"days": 3000, "seeds": 500}])'
+LONG = 'hyper.chain(hyper.sweep("days", [1]), [{"days": 30, "seeds": 50_000}])'
 
 
 def write(folder, points):
@@ -105,8 +105,8 @@ def running(tmp_path):
   workdir = tmp_path / "out"
   frozen.write(workdir, frozen.build(*_built(write(tmp_path, LONG))))
   first = executor.Local(workdir, [0])
-  assert first.start("days=3000,seeds=500", 1)
-  facts = wait_for(lambda: worker.holder(workdir, "days=3000,seeds=500"))
+  assert first.start("days=30,seeds=50000", 1)
+  facts = wait_for(lambda: worker.holder(workdir, "days=30,seeds=50000"))
   yield workdir, first, facts["pid"]
   os.kill(facts["pid"], signal.SIGKILL)
   assert wait_for(first.ended)
@@ -121,18 +121,18 @@ def _built(path):
 def test_point_of_a_dead_sweep_is_adopted_with_its_cores(running):
   workdir, _, _ = running
   second = executor.Local(workdir, [0, 1])
-  assert second.adopt("days=3000,seeds=500")
+  assert second.adopt("days=30,seeds=50000")
   assert not second.adopt("days=1")
-  assert second.running() == ["days=3000,seeds=500"]
+  assert second.running() == ["days=30,seeds=50000"]
   assert not second.start("days=1", 2)  # core 0 is taken
   second.stop()
-  assert "unknown" in wait_for(second.ended)["days=3000,seeds=500"]
+  assert "unknown" in wait_for(second.ended)["days=30,seeds=50000"]
 
 
 def test_point_that_was_not_found_is_adopted_when_it_is_begun_again(running):
   workdir, _, pid = running
   second = executor.Local(workdir, [1])
-  assert second.start("days=3000,seeds=500", 1)
+  assert second.start("days=30,seeds=50000", 1)
   wait_for(lambda: not second.ended() and _pids(second) == [pid])
   assert liveness.start_ticks(pid)
 
@@ -170,7 +170,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(capsys, tmp_path):
   with subprocess.Popen(
     command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   ) as first:
-    name = "days=3000,seeds=500"
+    name = "days=30,seeds=50000"
     facts = wait_for(lambda: workdir.exists() and worker.holder(workdir, name))
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
