@@ -40,7 +40,7 @@ def names():
   return {t.name for t in threading.enumerate() if ":" in t.name}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0])
 def test_many_kills_leave_sixteen_islands_with_balanced_books(tmp_path, seed):
   drawn = random.Random(seed)
   targets = [f"island-{m}" for m in range(FLEET)] * 2 + ["syncer"] * 6

@@ -73,8 +73,8 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
       sharded.train(4)
       single.train(3)
       time.sleep(0.1)
-    sharded.drain(20.0)
-    single.drain(20.0)
+    sharded.drain(60.0)
+    single.drain(60.0)
     syncer.drain()
     snapshots = store.SnapshotStore(process.store_url(run_dir))
     _wait_for(lambda: not snapshots.keys("contributions"))
@@ -105,7 +105,7 @@ def test_global_parameters_learn_and_every_token_has_a_fate(tmp_path, run_dir):
     for _ in range(10):
       island.train(4)
       time.sleep(0.02)
-    island.drain(20.0)
+    island.drain(60.0)
     snapshots = store.SnapshotStore(process.store_url(run_dir))
     _wait_for(lambda: not snapshots.keys("contributions"))
     after = island.evaluate("global", 2)
@@ -125,7 +125,7 @@ def test_island_trains_on_without_a_syncer_and_loses_nothing(tmp_path, run_dir):
   with running_syncer(config, run_dir):
     _wait_for(lambda: len(_events(run_dir, "merged")) >= 4)
     island.train(1)
-    island.drain(20.0)
+    island.drain(60.0)
     snapshots = store.SnapshotStore(process.store_url(run_dir))
     _wait_for(lambda: not snapshots.keys("contributions"))
     island.close("test")
@@ -144,7 +144,7 @@ def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
     n: np.asarray(x).copy() for n, x in island.learner.state.params.items()
   }
   with running_syncer(config, run_dir):
-    island.drain(20.0)
+    island.drain(60.0)
     _settle(island, config, run_dir)
     for name, value in island.learner.state.params.items():
       # anchor - (anchor - local) in float32
@@ -320,7 +320,7 @@ def test_store_that_fails_during_merges_stops_no_fragment(
   config = make_config(tmp_path)
   island = make_island(config, run_dir)
   island.train(9)
-  island.drain(20.0)
+  island.drain(60.0)
   merge = round_merge.RoundMerger.merge
   failures = iter([OSError("gone")] * 3)
 
@@ -377,7 +377,7 @@ def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
   (root / "contributions").mkdir()
   (root / "contributions" / ".nfs0001").write_bytes(b"left by the system")
   island.train(9)
-  island.drain(20.0)
+  island.drain(60.0)
   with running_syncer(config, run_dir):
     snapshots = store.SnapshotStore(process.store_url(run_dir))
     _wait_for(lambda: snapshots.keys("contributions") == [".nfs0001"])

@@ -75,7 +75,7 @@ def _train_and_leave(config, run_dir, *, checkpoint_after, more=0):
   island.train(checkpoint_after)
   assert island.checkpoint(wait=True)["durable"]
   island.train(more)
-  assert island._exchange.flush(20.0)
+  assert island._exchange.flush(60.0)
   island.close("test")
 
 
@@ -105,7 +105,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   assert first.checkpoint(wait=True)["durable"]
   first.train(1)  # fragment 3 is published at step 7
   residuals = first.learner.swap.residuals(7)
-  assert first._exchange.flush(20.0)
+  assert first._exchange.flush(60.0)
   first.close("test")
 
   second = make_island(config, run_dir, incarnation=2)
@@ -145,7 +145,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
 
   with running_syncer(config, run_dir) as syncer:
     second.train(4)  # each fragment is published once
-    second.drain(20.0)
+    second.drain(60.0)
     syncer.drain()
     snapshots = _open_store(run_dir)
     _wait_for(lambda: not snapshots.keys("contributions"))
@@ -186,7 +186,7 @@ def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(
   config = make_config(tmp_path)
   first = make_island(config, run_dir)
   first.train(6)
-  assert first._exchange.flush(20.0)
+  assert first._exchange.flush(60.0)
   first.close("test")
   second = make_island(config, run_dir, incarnation=2)
   started = _events(run_dir, "started")[-1]
@@ -339,7 +339,7 @@ def test_optimizer_comes_from_a_peer_on_another_mesh(tmp_path, run_dir):
     for _ in range(3):
       healthy.train(4)
       lost.train(4)
-    lost.drain(20.0)
+    lost.drain(60.0)
     lost.close("test")
     with _training_on(healthy):
       back = make_island(config, run_dir, island=1, incarnation=2)
@@ -520,7 +520,7 @@ def test_poisoned_island_is_told_and_heals(tmp_path, run_dir):
       island.train(4)
       time.sleep(0.1)
     assert np.isfinite(island.train(1)["loss"])
-    island.drain(20.0)
+    island.drain(60.0)
     assert all(np.isfinite(v).all() for v in _values(island).values())
     assert all(np.isfinite(m).all() for m in _moments(island))
     island.close("test")
