@@ -182,7 +182,7 @@ def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
   Raises:
     CorruptSnapshotError: it is not complete, or a record is not what it was.
   """
-  seen: cuts.Look = yield from cuts.look(cut)
+  seen: cuts.Look = yield from cuts.look_surely(cut)
   if cuts.ABANDONED in seen.names:
     why = yield from cuts.reason(cut)
     raise errors.CorruptSnapshotError(f"it was given up: {why}")
@@ -344,7 +344,7 @@ def _give_up_cuts(
   found: list[int] = yield from cuts.all_numbers(taken)
   for cut in found:
     try:
-      seen = yield from cuts.look(cut)
+      seen = yield from cuts.look_surely(cut)
       given_up, is_open = cuts.ABANDONED in seen.names, seen.is_open
       asked = seen.request
     except errors.CorruptSnapshotError:

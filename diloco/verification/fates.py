@@ -275,7 +275,9 @@ class Fates:
     if key not in self._store.ever_damaged:
       raise Violation(f"the record {name} was never damaged")
     self.seen["rejected"] += 1
-    self._give_up(self._store.peek(key), "corrupt_record", syncer)
+    record = self._store.peek(key)
+    if record is not None:  # or another leader has given it up, and deleted it
+      self._give_up(record, "corrupt_record", syncer)
 
   def discarded(self, syncer: Any, record: Any, reason: str) -> None:
     """A leader says that a contribution will never be merged, and why."""
