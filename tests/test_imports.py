@@ -67,7 +67,11 @@ ALLOWED = {
     "diloco.tasks",
   },
   "diloco.verification": STORE
-  | {"diloco.islands", "diloco.syncer", "diloco.timing", "diloco.workers"},
+  | {
+    *("diloco.config", "diloco.timing", "diloco.workers"),
+    *("diloco.controller.core", "diloco.controller.cutter"),
+    *("diloco.controller.orders", "diloco.islands", "diloco.syncer"),
+  },
   "diloco.planning.bandwidth": BASE | {"diloco.fragments", "diloco.arguments"},
   "diloco.planning.fleet": REPORT
   | {

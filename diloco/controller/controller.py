@@ -22,7 +22,7 @@ from diloco.controller import outcome as outcome_lib
 from diloco.controller import outside as outside_lib
 from diloco.controller import roles as roles_lib
 from diloco.report import liveness
-from diloco.snapshots import requests
+from diloco.snapshots import requests, store
 from diloco.tape import events
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,12 @@ class Controller:
     self._server = outside.server
     self._tenure = outside.tenure
     self._times = times
-    self._requests = requests.Counter(process.store_url(run_dir, config))
-    self._cutter = cutter.of_run(config, run_dir, self.tape, self._tenure.token)
+    url = process.store_url(run_dir, config)
+    self._requests = requests.Counter(url)
+    self._store = store.SnapshotStore(url)
+    self._cutter = cutter.of_run(
+      config, self._store, run_dir, self.tape, self._tenure.token
+    )
     self._changed = dict(changed or {})
     self._hints_due = 0.0
 
@@ -267,9 +271,9 @@ class Controller:
       case orders.Point(name):
         crash.point(name)
       case orders.LookAtCuts(lives):
-        self._cutter.look(self._clock(), lives)
+        self._store.perform(self._cutter.look(self._clock(), lives))
       case orders.CloseCuts():
-        self._cutter.close()
+        self._store.perform(self._cutter.close())
       case orders.TakeChanges():
         change.take_up(self.run_dir, self._configured)
       case orders.GoBack():

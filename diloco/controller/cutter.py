@@ -12,12 +12,15 @@ import dataclasses
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 from diloco import config as config_lib
-from diloco import errors, process
+from diloco import errors
 from diloco.snapshots import cut_parts, cuts, records, store
 from diloco.tape import events, recorder
+
+Script = Generator[Any, Any, None]
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +66,13 @@ class _Open:
 
 def of_run(
   config: config_lib.RunConfig,
+  snapshots: store.SnapshotStore,
   run_dir: pathlib.Path,
   tape: recorder.Recorder,
   token: int = 0,
 ) -> Cutter:
   """The cutter of one session of a run, under its controller's token."""
   patience_secs = config.controller.patience_secs
-  snapshots = store.SnapshotStore(process.store_url(run_dir))
   plan = snapshots.read_plan()
   settings = Settings(
     every_secs=config.programs.cut_every_secs,
@@ -78,7 +81,7 @@ def of_run(
     islands=config.fleet.islands,
     num_fragments=config.sync.num_fragments,
   )
-  return Cutter(snapshots, settings, tape, wish_path(run_dir), token)
+  return Cutter(settings, tape.record, wish_path(run_dir), token)
 
 
 def limit_secs(patience_secs: float, num_params: int) -> float:
@@ -87,28 +90,26 @@ def limit_secs(patience_secs: float, num_params: int) -> float:
 
 
 class Cutter:
-  """Cuts of one session; `look` is called in the controller's loop."""
+  """Cuts of one session; its controller's loop performs `look`."""
 
   def __init__(
     self,
-    snapshots: store.SnapshotStore,
     settings: Settings,
-    tape: recorder.Recorder,
+    record: Callable[..., None],
     wish: pathlib.Path,
     token: int = 0,
   ):
-    """Args: store, when to cut, tape, where wishes are, lease's token."""
+    """Args: when to cut, the tape's, where wishes are, lease's token."""
     self._token = token
-    self._store = snapshots
     self._settings = settings
-    self._tape = tape
+    self._record = record
     self._wish = wish
     self._open: _Open | None = None
     self._due: float | None = None  # of the next cut
     self._look_due = 0.0
     self._settled = False  # what earlier sessions left open
 
-  def look(self, now: float, lives: Mapping[int, int]) -> None:
+  def look(self, now: float, lives: Mapping[int, int]) -> Script:
     """Does what is due; never raises because of the store.
 
     Args:
@@ -118,7 +119,7 @@ class Cutter:
     if now < self._look_due:
       return
     try:
-      self._look(now, lives)
+      yield from self._look(now, lives)
       self._look_due = now + (_LOOK_SECS if self._open else _IDLE_SECS)
     except (OSError, errors.CorruptSnapshotError) as error:
       logger.warning("cut_failed error=%s", error)
@@ -126,27 +127,33 @@ class Cutter:
       if self._open is not None and self._is_late(now):
         self._open = None  # without a last word it is never chosen
 
-  def close(self) -> None:
+  def close(self) -> Script:
     """Gives an open cut up: its islands will not train on."""
     if self._open is not None:
       try:
-        self._abandon(self._open, "the session ended")
+        yield from self._abandon(self._open, "the session ended")
       except (OSError, errors.CorruptSnapshotError) as error:
         logger.warning("cut_failed error=%s", error)
 
-  def _look(self, now: float, lives: Mapping[int, int]) -> None:
-    if not self._settled:
-      self._take_up(now, lives)
-    if self._open is not None:
-      self._go_on(self._open, now, lives)
-    elif self._is_due(now, lives):
-      self._ask(now, lives)
+  def completed(self, parts: cut_parts.Parts) -> None:
+    """A cut is complete; what is done then besides."""
 
-  def _take_up(self, now: float, lives: Mapping[int, int]) -> None:
+  def unfit(self, cut: int, why: str) -> None:
+    """All parts of a cut are there, and do not fit each other."""
+
+  def _look(self, now: float, lives: Mapping[int, int]) -> Script:
+    if not self._settled:
+      yield from self._take_up(now, lives)
+    if self._open is not None:
+      yield from self._go_on(self._open, now, lives)
+    elif self._is_due(now, lives):
+      yield from self._ask(now, lives)
+
+  def _take_up(self, now: float, lives: Mapping[int, int]) -> Script:
     """Goes on with a cut that an earlier controller asked for."""
-    newest = max(self._store.perform(cuts.numbers()), default=0)
+    newest = max((yield from cuts.numbers()), default=0)
     if newest:
-      look = self._store.perform(cuts.look(newest))
+      look = yield from cuts.look(newest)
       if look.is_open and look.request is not None:
         self._open = _Open(look.request, now, dict(lives))
     self._settled = True
@@ -164,32 +171,33 @@ class Cutter:
     ready = len(lives) == self._settings.islands or waited_enough
     return now >= self._due and ready
 
-  def _ask(self, now: float, lives: Mapping[int, int]) -> None:
+  def _ask(self, now: float, lives: Mapping[int, int]) -> Script:
     # Gone before the request is there: a wish that comes now gets its own cut.
     self._wish.unlink(missing_ok=True)
-    asked = self._store.perform(
-      cuts.request(list(lives), self._settings.num_fragments, self._token)
+    asked = yield from cuts.request(
+      list(lives), self._settings.num_fragments, self._token
     )
     self._open = _Open(asked, now, dict(lives))
     self._due = now + self._settings.every_secs
-    self._tape.record(
-      events.CUT_REQUESTED, cut=asked.cut, islands=asked.islands
-    )
+    self._record(events.CUT_REQUESTED, cut=asked.cut, islands=asked.islands)
 
-  def _go_on(self, mine: _Open, now: float, lives: Mapping[int, int]) -> None:
-    look = self._store.perform(cuts.look(mine.asked.cut))
+  def _go_on(self, mine: _Open, now: float, lives: Mapping[int, int]) -> Script:
+    look = yield from cuts.look(mine.asked.cut)
     if cuts.COMPLETE in look.names:
-      self._complete(mine, now)  # by an earlier controller, which then died
+      # By an earlier controller, which then died.
+      yield from self._complete(mine, now)
     elif cuts.ABANDONED in look.names:
-      self._given_up(mine, self._store.perform(cuts.reason(mine.asked.cut)))
+      self._given_up(mine, (yield from cuts.reason(mine.asked.cut)))
     elif not look.missing_islands and cut_parts.CHANNEL in look.names:
-      self._complete(mine, now)
+      yield from self._complete(mine, now)
     elif gone := self._gone(mine, look, lives):
-      self._abandon(mine, f"island {gone[0]} died before it took its part")
+      yield from self._abandon(
+        mine, f"island {gone[0]} died before it took its part"
+      )
     elif self._is_late(now):
       waited = [f"island {m}" for m in look.missing_islands]
       waited += [] if cut_parts.CHANNEL in look.names else ["the syncer"]
-      self._abandon(mine, f"no part of {', '.join(waited)} in time")
+      yield from self._abandon(mine, f"no part of {', '.join(waited)} in time")
 
   def _gone(
     self, mine: _Open, look: cuts.Look, lives: Mapping[int, int]
@@ -204,14 +212,16 @@ class Cutter:
     mine = self._open
     return mine is not None and now >= mine.since + self._settings.limit_secs
 
-  def _complete(self, mine: _Open, now: float) -> None:
+  def _complete(self, mine: _Open, now: float) -> Script:
     try:
-      parts = self._store.perform(cuts.complete(mine.asked, self._token))
+      parts = yield from cuts.complete(mine.asked, self._token)
     except errors.CorruptSnapshotError as error:
-      self._abandon(mine, str(error))
+      self.unfit(mine.asked.cut, str(error))
+      yield from self._abandon(mine, str(error))
       return
+    self.completed(parts)
     self._open = None
-    self._tape.record(
+    self._record(
       events.CUT_COMPLETED,
       cut=mine.asked.cut,
       secs=now - mine.since,
@@ -219,11 +229,11 @@ class Cutter:
       versions=[head.version for head in parts.heads],
     )
 
-  def _abandon(self, mine: _Open, reason: str) -> None:
-    self._store.perform(cuts.abandon(mine.asked.cut, reason, self._token))
+  def _abandon(self, mine: _Open, reason: str) -> Script:
+    yield from cuts.abandon(mine.asked.cut, reason, self._token)
     self._given_up(mine, reason)
 
   def _given_up(self, mine: _Open, reason: str) -> None:
     logger.warning("cut_abandoned cut=%d reason=%s", mine.asked.cut, reason)
     self._open = None
-    self._tape.record(events.CUT_ABANDONED, cut=mine.asked.cut, reason=reason)
+    self._record(events.CUT_ABANDONED, cut=mine.asked.cut, reason=reason)

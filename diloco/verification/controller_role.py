@@ -1,118 +1,251 @@
-"""The controller of the simulated world: restarts what died.
+"""The controller of the simulated world: the hand of the production core.
 
-While it is dead nobody is restarted; it is itself restarted from outside, by
-whoever started the run. It knows other processes only as a parent does: that
-they ended, or that they have shown no sign of life for long.
+It starts, kills and misses roles as `diloco.controller.core` orders, takes cuts
+by the production cutter, and may die between any two orders. While it is dead
+nobody is restarted; it is itself restarted from outside, by whoever started
+the run, and takes up who lives. It knows other processes only as a parent
+does: that they ended, or that they have said nothing for long.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any
 
-from diloco import errors
-from diloco.snapshots import cut_parts, cuts, operations, records
+from diloco import config as config_lib
+from diloco.controller import core as core_lib
+from diloco.controller import cutter as cutter_lib
+from diloco.controller import orders
+from diloco.snapshots import cut_parts, operations
+from diloco.tape import events
 from diloco.verification import kernel as kernel_lib
 
-_BACKOFF_SECS = (0.3, 1.0)
-_LOOK_SECS = 0.4
-_RETRY_SECS = 0.3
-_CUT_SECS = 6.0  # until a cut is given up
+_TICK_SECS = 0.4
+_NOTICE_SECS = 0.1  # until it hears of a death
+_CUT_SECS, _PATIENCE_SECS = 6.0, 2.0  # until a cut is given up, or begun
+_OPEN_SECS = 1.5  # for which a cut is open, about
 _OUTSIDE_SECS = 3.0  # until somebody restarts the controller
+_REFUSED = 0.1  # share of starts that the machine refuses
+_SLACK_SECS = 2.0  # until one that hangs must be dead
+_POINT = operations.Point("order")
+_NEVER = 1e9
+_UNSEEN = (
+  *(orders.Record, orders.Say, orders.Point),
+  *(orders.MoveSlice, orders.TakeChanges),
+)
 
 
 class Controller:
   """One incarnation of the controller."""
-
-  __slots__ = ("kernel", "life", "random", "world")
 
   def __init__(self, world: Any, life: kernel_lib.Life):
     self.world = world
     self.kernel: kernel_lib.Kernel = world.kernel
     self.life = life
     self.random = life.role.random
+    schedule = world.schedule
+    self._supervises = schedule.supervised
+    times = world.times
+    if not schedule.supervised:
+      times = dataclasses.replace(
+        times, hang_secs=_NEVER, start_secs=_NEVER, lease_ttl_secs=_NEVER
+      )
+    config = _config(schedule.islands, schedule.standby)
+    self.core = core_lib.ControllerCore(config, times, 1)
+    self.fleet = self.core.fleet
+    self.cutter: _Cutter | None = None
+    if schedule.cuts:
+      self.cutter = _Cutter(world, self.kernel.clock(life), self.random())
+    self.thread: kernel_lib.Thread | None = None
+    self._deaths: list[orders.Died] = []  # not told to the core yet
+    self._said: dict[kernel_lib.Life, Any] = {}  # of being ready, last
+    self._listened = 0.0
+    self._heard: dict[kernel_lib.Life, float] = {}  # by kernel's time
+    self._blamed: dict[kernel_lib.Life, float] = {}  # silent since, at least
 
   def forget(self) -> None:
-    """Holds nothing that holds it."""
+    """Lets go of everything."""
+    self.__dict__.clear()
 
   def run(self) -> kernel_lib.Script:
-    """The main thread: what died while there was no controller is started."""
+    """The main thread."""
+    self.thread = self.life.threads[0]
     yield 0.0
-    for role in self.world.roles:
-      if role.life is None and role not in self.world.restorers:
-        self.restart_later(role)
-    if self.world.schedule.cuts:
-      yield from self._take_cuts()
-
-  def _take_cuts(self) -> kernel_lib.Script:
-    """Asks for a cut now and then, and completes it or gives it up."""
-    every = self.world.schedule.cuts
-    yield every * self.random()
-    mine: records.CutRequest | None = None
+    for name in self.fleet.names.all:
+      found = self.world.by_name[name].life
+      if found is not None:
+        number = found.incarnation
+        self.world.checker.seen["taken_up"] += 1
+        taken_up = orders.Begun(name, number, number, taken_up=True)
+        yield from self._tell(taken_up)
+    yield from self._tell(orders.Opened(0, {}))
     while True:
-      try:
-        if mine is None:
-          newest = max((yield from cuts.numbers()), default=0)
-          seen = (yield from cuts.look(newest)) if newest else None
-          if seen is not None and seen.is_open:
-            mine = seen.request  # of a controller before this one
-          else:
-            mine = yield from cuts.request(
-              self._alive(), self.world.schedule.fragments
-            )
-          lives, since = self._lives(), self.kernel.now
-        assert mine is not None
-        if (yield from self._end_cut(mine, lives, since)):
-          mine = None
-          yield every
-        else:
-          yield _LOOK_SECS
-      except operations.FAILURES:
-        yield _RETRY_SECS
+      while self._deaths:
+        yield from self._tell(self._deaths.pop(0))
+      if self._supervises or self.cutter:
+        yield from self._listen()
+      yield from self._tell(orders.Tick())
+      if self._deaths:
+        continue
+      missed = len(self.fleet.lives) < len(self.fleet.names.all)
+      if self._supervises or self.cutter or missed:
+        yield operations.Nap(_TICK_SECS * (0.5 + self.random()))
+      else:
+        yield None
 
-  def _end_cut(
-    self, mine: records.CutRequest, lives: dict[int, int], since: float
-  ) -> kernel_lib.Script:
-    """Whether a cut is complete, or given up, after this look."""
-    seen = yield from cuts.look(mine.cut)
-    if not seen.is_open:
-      return True
-    missing = seen.missing_islands
-    if not missing and cut_parts.CHANNEL in seen.names:
-      try:
-        parts = yield from cuts.complete(mine)
-        self.world.checker.cut_completed(parts)
-      except errors.CorruptSnapshotError as error:
-        self.world.checker.inconsistent(mine.cut, str(error))
-        yield from cuts.abandon(mine.cut, str(error))
-      return True
-    now = self._lives()
-    gone = [m for m in missing if now.get(m) != lives.get(m)]
-    if gone or self.kernel.now - since > _CUT_SECS:
-      yield from cuts.abandon(mine.cut, "no part of somebody")
-      self.world.checker.seen["cuts_abandoned"] += 1
-      return True
+  def died(self, life: kernel_lib.Life) -> None:
+    """A role's process has ended."""
+    number = life.incarnation
+    self._deaths.append(orders.Died(life.role.name, number, "SIGKILL"))
+    self.kernel.nudge(self.thread, _NOTICE_SECS * self.random())
+
+  def _listen(self) -> kernel_lib.Script:
+    """What roles have said since; one that is stopped says nothing."""
+    now = self.kernel.now
+    if now - self._listened > 2 * _TICK_SECS:  # nobody is blamed for that time
+      away = now - self._listened
+      self._blamed = {life: at + away for life, at in self._blamed.items()}
+    self._listened = now
+    for name in list(self.fleet.lives):
+      life = self.world.by_name[name].life
+      if life is None:
+        continue
+      if life.stopped_until > now:
+        self._check_hanging(life)
+        continue
+      self._heard[life] = self._blamed[life] = now
+      shell = life.shell
+      ready = shell.present if name[0] == "i" else True
+      said = ready, 0 if name[0] == "i" else shell.token
+      if said != self._said.get(life):
+        self._said[life] = said
+        yield from self._tell(
+          orders.Hello(name, life.incarnation, said[0], said[1], step=0)
+        )
+      if self._supervises:
+        yield from self._tell(orders.Status(name))
+
+  def _tell(self, event: orders.Event) -> kernel_lib.Script:
+    """Does what the core orders then; it may die before each order."""
+    for order in self.core.handle(event, self.kernel.clock(self.life)):
+      if isinstance(order, _UNSEEN):
+        continue
+      yield _POINT
+      match order:
+        case orders.Start():
+          yield from self._tell(self._start(order))
+        case orders.Kill():
+          self._kill(order)
+        case orders.Send(program):
+          self._whom(program.peer)
+        case orders.LookAtCuts(lives):
+          if self.cutter is not None:
+            clock = self.kernel.clock(self.life)
+            yield from self.cutter.look(clock, lives)
+        case _:
+          raise kernel_lib.Violation(f"the controller orders {order}")
+
+  def _start(self, order: orders.Start) -> orders.Event:
+    role = self.world.by_name[order.role]
+    if role.life is not None:
+      raise kernel_lib.Violation(f"{order.role} is started while it lives")
+    if self._supervises and self.random() < _REFUSED:
+      self.world.checker.seen["refused_starts"] += 1
+      return orders.Failed(order, "EAGAIN")
+    self.world.start(role)
+    return orders.Begun(order.role, role.lives, role.lives)
+
+  def _whom(self, name: str) -> kernel_lib.Life | None:
+    """The process that an order is meant for; it may have just died."""
+    role, known = self.world.by_name[name], self.fleet.lives.get(name)
+    life: kernel_lib.Life | None = role.life
+    if known and life and known.number == life.incarnation:
+      return life
+    if known is None or not any(
+      (d.role, d.life) == (name, known.number) for d in self._deaths
+    ):
+      raise kernel_lib.Violation(f"an order goes to {name}, which is not there")
+    return None
+
+  def _kill(self, order: orders.Kill) -> None:
+    life = self._whom(order.role)
+    if life is None:
+      return
+    silent = self.kernel.now - self._heard.get(life, self.kernel.now)
+    self.world.checker.seen["killed_for_silence"] += 1
+    least = min(self.world.times.hang_secs, self.world.times.deposed_secs)
+    if "sign of life" in order.cause and silent < 0.9 * least:
+      raise kernel_lib.Violation(
+        f"{order.role} is killed for its silence of {silent:.1f} s"
+      )
+    self.kernel.kill(life, order.cause)
+
+  def _check_hanging(self, life: kernel_lib.Life) -> None:
+    if not self._said.get(life, (False,))[0]:
+      return  # it is still starting, which may take longer
+    since = self._blamed[life]
+    limit = self.world.times.hang_secs + _SLACK_SECS
+    if self._supervises and self.kernel.now - since > limit:
+      raise kernel_lib.Violation(
+        f"{life.role.name} hangs, and nobody kills it for {limit:.0f} s"
+      )
+
+
+class _Cutter(cutter_lib.Cutter):
+  """The checker hears of what comes of cuts."""
+
+  def __init__(self, world: Any, begun: float, draw: float):
+    schedule, self._checker = world.schedule, world.checker
+    settings = cutter_lib.Settings(
+      every_secs=schedule.cuts + _OPEN_SECS,
+      limit_secs=_CUT_SECS,
+      patience_secs=_PATIENCE_SECS,
+      islands=schedule.islands,
+      num_fragments=schedule.fragments,
+    )
+    nobody: Any = _NobodyWishes()
+    super().__init__(settings, self._note, nobody)
+    self._due = begun + schedule.cuts * draw
+
+  def _note(self, event: str, **fields: Any) -> None:
+    if event == events.CUT_ABANDONED:
+      self._checker.seen["cuts_abandoned"] += 1
+
+  def completed(self, parts: cut_parts.Parts) -> None:
+    """See `Cutter`."""
+    self._checker.cut_completed(parts)
+
+  def unfit(self, cut: int, why: str) -> None:
+    """See `Cutter`."""
+    self._checker.inconsistent(cut, why)
+
+
+class _NobodyWishes:
+  def exists(self) -> bool:
     return False
 
-  def _lives(self) -> dict[int, int]:
-    return {
-      role.index: role.life.incarnation
-      for role in self.world.islands
-      if role.life is not None and role.life.shell.present
+  def unlink(self, *, missing_ok: bool) -> None:
+    """Nothing is there."""
+
+
+@functools.cache
+def _config(islands: int, standby: bool) -> config_lib.RunConfig:
+  """A run that never ends by itself, and gives nobody up."""
+  return config_lib.from_mapping(
+    {
+      "total_tokens": 10**15,
+      "fleet": {"slices": [{}] * islands},
+      "sync": {"quorum": 1},
+      "controller": {
+        "standbys": int(standby),
+        "restart_base_secs": 0.3,
+        "restart_max_secs": 1.0,
+        "max_restarts": 10**9,
+        "gather_secs": 0.0,
+      },
     }
-
-  def _alive(self) -> list[int]:
-    return sorted(self._lives())
-
-  def restart_later(self, role: kernel_lib.Role) -> None:
-    """Starts a role again after a pause, if this controller lives then."""
-    shortest, longest = _BACKOFF_SECS
-    delay = shortest + (longest - shortest) * self.random()
-
-    def restart() -> None:
-      if self.life.alive and role.life is None:
-        self.world.start(role)
-
-    self.kernel.at(self.kernel.now + delay, restart)
+  )
 
 
 def outside_secs(random: Any) -> float:

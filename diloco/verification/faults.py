@@ -321,6 +321,22 @@ def draw_around_cuts(
   return tuple(found)
 
 
+def draw_hanging(
+  rng: random.Random, roles: Sequence[str], horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws roles that hang longer than a controller bears, and its deaths."""
+  uniform = rng.random
+  found = []
+  for _ in range(1 + int(3 * uniform())):
+    role = roles[int(uniform() * (len(roles) - roles.count("controller")))]
+    at = round(uniform() * horizon_secs, 3)
+    found.append(Fault(PAUSE, role, at, round(4 + 16 * uniform(), 3)))
+  if uniform() < 0.7:
+    at = float(1 + int(uniform() * 60))
+    found.append(Fault(KILL_BEFORE, "controller", at))
+  return tuple(found)
+
+
 def draw_deposing(rng: random.Random) -> tuple[Fault, ...]:
   """Draws what keeps a controller from going back until another has the run."""
   uniform = rng.random

@@ -74,9 +74,8 @@ class Restorer:
     if world.refused:
       return
     world.restored = True
-    for other in world.roles:
-      if other.life is None and other not in world.restorers:
-        world.start(other)
+    if world.controller.life is None:
+      world.start(world.controller)
 
   def _control(self) -> kernel_lib.Script:
     """Takes the run's lease, as any controller does first."""

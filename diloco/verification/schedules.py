@@ -40,6 +40,7 @@ class Schedule:
     set_back: how often everything is killed once the rounds are done, and the
       run goes back to its last complete cut, if there is one, and goes on.
     resumers: controllers that then go on with the run; one of them may.
+    supervised: whether the controller kills who is silent for long.
     faults: what goes wrong.
   """
 
@@ -61,6 +62,7 @@ class Schedule:
   cuts: float = 0.0
   set_back: int = 0
   resumers: int = 1
+  supervised: bool = False
   faults: tuple[faults_lib.Fault, ...] = ()
 
   def to_json(self) -> str:
@@ -211,4 +213,8 @@ def draw(seed: int, *, may_wait: bool = True) -> Schedule:
   if base.set_back and rng.random() < 0.4:
     base = base.replace(resumers=2)
     drawn += faults_lib.draw_deposing(rng)
+  rng = random.Random(seed + (1 << 42))
+  if rng.random() < 0.15:
+    base = base.replace(supervised=True)
+    drawn += faults_lib.draw_hanging(rng, base.roles, horizon)
   return dataclasses.replace(base, merge=method, faults=drawn)

@@ -160,8 +160,7 @@ class World:
     self.restoring = self.restored = False
     self.spoiled = ""  # key or payload of a newest version that is
     self.refused = ""  # why the run cannot go back
-    for role in (self.controller, *self.islands, *self.seats):
-      self.start(role)
+    self.start(self.controller)  # which starts the others
 
   def _make_heads(self) -> None:
     for fragment in range(self.schedule.fragments):
@@ -224,7 +223,7 @@ class World:
       self.disturbed(delay + 5.0)
       self.kernel.at(self.kernel.now + delay, lambda: self._revive(role))
     elif self.controller.life is not None:
-      self.controller.life.shell.restart_later(role)
+      self.controller.life.shell.died(life)
 
   def _revive(self, role: kernel_lib.Role) -> None:
     if role.life is None and self.restoring == self.restored:
@@ -400,6 +399,9 @@ class World:
         self.unresolved = f"{role.name} has not drained"
       elif shell.outbox.waiting or shell.outbox.busy:
         self.unresolved = f"{role.name} has not published all"
+    for role in self.seats:
+      if role.life is None:
+        self.unresolved = f"{role.name} is not started again"
     waiting: dict[int, set[int]] = {}
     for name in self.store.directories["contributions"]:
       fragment, island = map(int, name.split(".")[:2])

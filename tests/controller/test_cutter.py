@@ -30,11 +30,16 @@ class Session:
     (tmp_path / "control").mkdir(exist_ok=True)
     self.tape = recorder.Recorder(tmp_path, "controller", number)
     self.cutter = cutter.Cutter(
-      self.run.store,
       dataclasses.replace(SETTINGS, **settings),
-      self.tape,
+      self.tape.record,
       cutter.wish_path(tmp_path),
     )
+
+  def look(self, now, lives):
+    self.run.store.perform(self.cutter.look(now, lives))
+
+  def close(self):
+    self.run.store.perform(self.cutter.close())
 
   def wish(self):
     cutter.wish_path(self.dir).touch()
@@ -60,40 +65,40 @@ class Session:
 
 def test_cuts_are_asked_for_at_intervals_and_completed(tmp_path):
   session = Session(tmp_path)
-  session.cutter.look(0.0, {})  # the first interval begins with training
-  session.cutter.look(100.0, LIVES)
-  session.cutter.look(399.0, LIVES)
+  session.look(0.0, {})  # the first interval begins with training
+  session.look(100.0, LIVES)
+  session.look(399.0, LIVES)
   assert session.asked() == []
-  session.cutter.look(400.0, LIVES)
+  session.look(400.0, LIVES)
   assert session.asked() == [1]
-  session.cutter.look(401.0, LIVES)
+  session.look(401.0, LIVES)
   session.take_parts(1)
-  session.cutter.look(402.0, LIVES)
+  session.look(402.0, LIVES)
   assert session.run.perform(restore.verified(1)).request.islands == [0, 1]
   (completed,) = [
     e for e in reader.read(tmp_path).events if e["event"] == "cut_completed"
   ]
   assert completed["secs"] == 2.0 and completed["versions"] == [0, 0]
   assert completed["islands"] == {"0": 16, "1": 16}
-  session.cutter.look(699.0, LIVES)
+  session.look(699.0, LIVES)
   assert session.asked() == [1]
-  session.cutter.look(701.0, LIVES)
+  session.look(701.0, LIVES)
   assert session.asked() == [1, 2]
 
 
 def test_wish_is_granted_at_once_and_once(tmp_path):
   session = Session(tmp_path, every_secs=0.0)
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   assert session.asked() == []
   session.wish()
-  session.cutter.look(2.0, {1: 3})
+  session.look(2.0, {1: 3})
   assert not cutter.wish_path(tmp_path).exists()
   session.wish()  # while one is open
   session.take_parts(1, islands=[1])
   session.run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 1, []))
-  session.cutter.look(3.0, {1: 3})
+  session.look(3.0, {1: 3})
   assert session.run.perform(cuts.look(1)).is_complete
-  session.cutter.look(5.0, LIVES)
+  session.look(5.0, LIVES)
   assert session.asked() == [1, 2]
 
 
@@ -109,11 +114,11 @@ def test_wish_that_comes_while_a_cut_is_asked_for_gets_its_own(
 
   monkeypatch.setattr(cuts, "request", ask)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   monkeypatch.undo()
   session.take_parts(1)
-  session.cutter.look(1.0, LIVES)
-  session.cutter.look(3.0, LIVES)
+  session.look(1.0, LIVES)
+  session.look(3.0, LIVES)
   assert session.asked() == [1, 2]
 
 
@@ -121,10 +126,10 @@ def test_due_cut_waits_for_an_island_that_is_restarted_but_not_for_ever(
   tmp_path,
 ):
   session = Session(tmp_path)
-  session.cutter.look(0.0, LIVES)
-  session.cutter.look(301.0, {0: 1})
+  session.look(0.0, LIVES)
+  session.look(301.0, {0: 1})
   assert session.asked() == []
-  session.cutter.look(361.0, {0: 1})
+  session.look(361.0, {0: 1})
   asked = session.run.store.read(keys.cut_request_key(1), records.CutRequest)
   assert asked.islands == [0]
 
@@ -133,9 +138,9 @@ def test_due_cut_waits_for_an_island_that_is_restarted_but_not_for_ever(
 def test_cut_is_given_up_when_an_island_dies_before_its_part(tmp_path, lives):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   session.take_parts(1, islands=[0])
-  session.cutter.look(1.0, lives)
+  session.look(1.0, lives)
   assert session.events()[-1] == (
     "cut_abandoned",
     "island 1 died before it took its part",
@@ -146,20 +151,20 @@ def test_cut_is_given_up_when_an_island_dies_before_its_part(tmp_path, lives):
 def test_island_may_die_after_its_part(tmp_path):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   session.take_parts(1)
-  session.cutter.look(1.0, {0: 1})
+  session.look(1.0, {0: 1})
   assert session.events()[-1][0] == "cut_completed"
 
 
 def test_late_cut_is_given_up_and_says_who_was_missing(tmp_path):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   session.take_parts(1, islands=[1])
-  session.cutter.look(59.0, LIVES)
+  session.look(59.0, LIVES)
   assert session.run.perform(cuts.look(1)).is_open
-  session.cutter.look(60.0, LIVES)
+  session.look(60.0, LIVES)
   assert session.events()[-1] == (
     "cut_abandoned",
     "no part of island 0, the syncer in time",
@@ -169,10 +174,10 @@ def test_late_cut_is_given_up_and_says_who_was_missing(tmp_path):
 def test_parts_that_do_not_fit_are_never_complete(tmp_path):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   session.take_parts(1)
   session.run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 2, []))
-  session.cutter.look(1.0, LIVES)
+  session.look(1.0, LIVES)
   assert session.events()[-1] == (
     "cut_abandoned",
     "heads and channel are of two syncers",
@@ -182,20 +187,20 @@ def test_parts_that_do_not_fit_are_never_complete(tmp_path):
 def test_cut_that_the_syncer_gave_up_keeps_its_reason(tmp_path):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   session.run.perform(cuts.abandon(1, "a reason"))
-  session.cutter.look(1.0, LIVES)
+  session.look(1.0, LIVES)
   assert session.events()[-1] == ("cut_abandoned", "a reason")
 
 
 def test_next_controller_finishes_a_cut(tmp_path):
   first = Session(tmp_path)
   first.wish()
-  first.cutter.look(0.0, LIVES)
+  first.look(0.0, LIVES)
   second = Session(tmp_path, first.run, number=2)
-  second.cutter.look(10.0, LIVES)
+  second.look(10.0, LIVES)
   second.take_parts(1)
-  second.cutter.look(11.0, LIVES)
+  second.look(11.0, LIVES)
   assert second.run.perform(cuts.look(1)).is_complete
   assert second.events()[-1][0] == "cut_completed"
 
@@ -204,25 +209,25 @@ def test_next_controller_finishes_a_cut(tmp_path):
 def test_cut_that_has_ended_is_not_taken_up(tmp_path, end):
   first = Session(tmp_path)
   first.wish()
-  first.cutter.look(0.0, LIVES)
+  first.look(0.0, LIVES)
   if end == "cut_completed":
     first.take_parts(1)
-    first.cutter.look(1.0, LIVES)
+    first.look(1.0, LIVES)
   else:
-    first.cutter.close()
+    first.close()
   second = Session(tmp_path, first.run, number=2)
-  second.cutter.look(10.0, LIVES)
-  second.cutter.look(12.0, LIVES)
+  second.look(10.0, LIVES)
+  second.look(12.0, LIVES)
   assert [name for name, _ in second.events()] == ["cut_requested", end]
 
 
 def test_end_of_a_session_ends_its_cut(tmp_path):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
-  session.cutter.close()
+  session.look(0.0, LIVES)
+  session.close()
   assert session.events()[-1] == ("cut_abandoned", "the session ended")
-  session.cutter.close()
+  session.close()
   assert len(session.events()) == 2
 
 
@@ -235,23 +240,23 @@ def test_store_out_of_reach_disturbs_nobody(tmp_path, monkeypatch):
 
   with monkeypatch.context() as broken:
     broken.setattr(session.run.store, "names", fail)
-    session.cutter.look(0.0, LIVES)
+    session.look(0.0, LIVES)
   assert session.asked() == []
-  session.cutter.look(10.0, LIVES)
-  session.cutter.look(20.0, LIVES)
+  session.look(10.0, LIVES)
+  session.look(20.0, LIVES)
   assert session.asked() == [1]
 
 
 def test_cut_whose_end_cannot_be_written_keeps_no_later_one_away(tmp_path):
   session = Session(tmp_path)
   session.wish()
-  session.cutter.look(0.0, LIVES)
+  session.look(0.0, LIVES)
   spoil(session.run, keys.cut_request_key(1))
   session.wish()
-  session.cutter.look(50.0, LIVES)  # it may be the store for a moment
+  session.look(50.0, LIVES)  # it may be the store for a moment
   assert session.asked() == [1]
   for now in (60.0, 70.0):
-    session.cutter.look(now, LIVES)
+    session.look(now, LIVES)
   assert session.asked() == [1, 2]
 
 

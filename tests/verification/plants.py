@@ -10,10 +10,12 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
+import wrong_control
 import wrong_judgement
 import wrong_pieces
 
 from diloco import workers
+from diloco.controller import fleet, supervisor
 from diloco.islands import comeback, outbox, peer_protocol, saving, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
@@ -38,6 +40,36 @@ def bug(name: str) -> Iterator[None]:
 
 
 PLANTS: dict[str, Plant] = {
+  "takes_up_nobody": Plant(
+    "a controller that follows another starts roles that live",
+    fleet.Fleet,
+    "begun",
+    wrong_control.takes_up_nobody,
+  ),
+  "refused_start_forgotten": Plant(
+    "a start that the machine refused is not tried again",
+    fleet.Fleet,
+    "refused",
+    wrong_control.refused_start_forgotten,
+  ),
+  "death_in_its_start_forgotten": Plant(
+    "a role that dies before it is ready is not started again",
+    supervisor.Supervisor,
+    "died",
+    wrong_control.death_in_its_start_forgotten,
+  ),
+  "hanging_borne": Plant(
+    "the controller kills nobody for its silence",
+    supervisor.Supervisor,
+    "_hangs",
+    wrong_pieces.constant(""),
+  ),
+  "deaf_to_signs_of_life": Plant(
+    "the controller takes only readiness for a sign of life",
+    supervisor.Supervisor,
+    "heard",
+    wrong_pieces.constant(None),
+  ),
   "commit_without_fence": Plant(
     "a commit reads the head's generation anew before its compare-and-set",
     syncer_protocol,

@@ -40,6 +40,7 @@ def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
     *faults.AT_TIME,
     *faults.SPOILING,
     "kill_before@mid_fence",
+    "kill_before@order",
     "kill_after@CompareAndSet",
     "kill_late@Write",
   ):
@@ -87,7 +88,7 @@ FOUND = {
     '{"seed":167534,"rounds":7,"fragments":1,"sync_every":1,"overlap_steps":1,'
     '"quorum":3,"adoption":"carry","standby":false,"cuts":2.493,'
     '"set_back":true,"faults":[["stop","island-0",80.0,6.947],'
-    '["head_corrupt","fragment-0",4.4,0.957]]}',
+    '["head_corrupt","fragment-0",4.8,0.957]]}',
     "mended",
   ),
 }
