@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 # JAX's own variables: a process that sees only its slice's devices takes no
 # memory on those of others.
-_VISIBLE = (
+VISIBLE = (
   "JAX_CUDA_VISIBLE_DEVICES",
   "JAX_ROCM_VISIBLE_DEVICES",
   "JAX_ONEAPI_VISIBLE_DEVICES",
@@ -34,7 +34,7 @@ def environ(indices: Sequence[int], told: Mapping[str, str]) -> dict[str, str]:
     f"--xla_force_host_platform_device_count={len(indices)}"
   )
   visible = ",".join(map(str, indices))
-  chosen = {"JAX_PLATFORMS": "cpu", **dict.fromkeys(_VISIBLE, visible)}
+  chosen = {"JAX_PLATFORMS": "cpu", **dict.fromkeys(VISIBLE, visible)}
   return {name: told.get(name, value) for name, value in chosen.items()} | {
     "XLA_FLAGS": flags
   }

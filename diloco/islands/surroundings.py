@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diloco import process
+from diloco.islands import devices
 
 _PREFIXES = ("XLA_", "JAX_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "NPY_")
 # Where compiled programs are kept changes no bit.
@@ -33,7 +34,7 @@ _TAKEN = (
   ),
   # Which kernel of a dot product norms are made with, and so a merge's lengths.
   *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
-  *("NPY_DISABLE_CPU_FEATURES", *process.ISLAND_ENV),
+  *("NPY_DISABLE_CPU_FEATURES", *process.ISLAND_ENV, *devices.VISIBLE),
 )
 _FLAGS = "XLA_FLAGS"
 THREADS = "NPROC"  # of XLA's pool on a processor; else one for each core

@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from diloco.islands import compilation, surroundings
+from diloco.islands import compilation, devices, surroundings
 
 
 def test_description_has_what_can_change_bits(monkeypatch):
@@ -108,4 +108,12 @@ def test_kernels_that_norms_are_made_with_are_as_told(monkeypatch):
   monkeypatch.setenv("OPENBLAS_CORETYPE", "Prescott")
   told = {"OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}
   assert told.items() <= surroundings.environ(told).items()
+  assert surroundings.left_out(told) == []
+
+
+def test_devices_of_a_slice_are_as_told(monkeypatch):
+  for name in devices.VISIBLE:
+    monkeypatch.delenv(name, raising=False)
+  told = devices.environ((2, 3), {})
+  assert surroundings.environ(told)["JAX_CUDA_VISIBLE_DEVICES"] == "2,3"
   assert surroundings.left_out(told) == []
