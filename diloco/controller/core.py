@@ -369,7 +369,9 @@ class ControllerCore:
     lives = {m: fleet.lives[role].number for m, role in ready.items()}
     fleet.orders.append(orders.LookAtCuts(lives))
     queued = {
-      m: fleet.programs.queued(role, "train") for m, role in ready.items()
+      m: fleet.programs.queued(role, "train")
+      for m, role in ready.items()
+      if fleet.lives[role].connected  # others go on with their last window
     }
     for wanted in self.pilot.wanted(queued):
       fleet.dispatch(ready[wanted.island], wanted.name, **wanted.args)

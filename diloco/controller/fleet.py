@@ -50,6 +50,7 @@ class Life:
   number: int
   pid: int
   taken_up: bool = False  # from an earlier controller
+  connected: bool = True  # as far as is known; it can be sent something
   token: int = 0  # a syncer leads or led under it
   merges: int = 0  # of a syncer
   killed_for: str = ""
@@ -129,6 +130,7 @@ class Fleet:
     life = self.lives.get(event.role)
     if life is not None and event.pid in (None, life.pid):
       self.supervisor.heard(event.role, self.now)
+      life.connected = True
       return True
     known = event.role in self.names.all
     if known and isinstance(event, orders.Hello) and event.pid is not None:
@@ -140,6 +142,7 @@ class Fleet:
     """A channel is gone, which is no sign of life."""
     life = self.lives.get(event.role)
     if life is not None and event.pid in (None, life.pid):
+      life.connected = False
       self.programs.lost(event.role)
 
   def begun(self, event: orders.Begun) -> None:

@@ -120,7 +120,8 @@ def play(first: int, count: int) -> Tally:
   tally = Tally()
   started = time.process_time()
   # Production code warns of what is provoked here a thousand times.
-  logging.getLogger("diloco.syncer").setLevel(logging.ERROR)
+  for name in ("diloco.controller", "diloco.syncer"):
+    logging.getLogger(name).setLevel(logging.ERROR)
   collecting = gc.isenabled()
   # Worlds are freed by their last reference; looking for cycles costs a third.
   gc.disable()

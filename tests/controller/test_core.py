@@ -395,13 +395,16 @@ def test_channel_that_is_found_again_is_no_new_beginning():
   assert run.core.pilot.tokens == 90
 
 
-def test_programs_lost_with_a_channel_are_sent_again():
+def test_programs_lost_with_a_channel_are_sent_again_once_there_is_one():
   run = Run()
   run.begin_all()
   assert sent(run.tick()) == []
   run.tell(orders.Lost("island-0", pid=7))  # an older one
   assert sent(run.tick()) == []
-  run.tell(orders.Lost("island-0", pid=run.pid("island-0")))
+  pid = run.pid("island-0")
+  run.tell(orders.Lost("island-0", pid))
+  assert sent(run.tick()) == sent(run.tick()) == []
+  run.tell(orders.Hello("island-0", pid, ready=True))
   assert sent(run.tick()) == [("island-0", "train")] * 2
 
 
