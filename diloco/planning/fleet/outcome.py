@@ -7,7 +7,7 @@ Over seeds each figure has its mean, its lowest and its highest value.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,30 +161,38 @@ def interval(values: Sequence[float]) -> dict[str, float | None]:
   return {"mean": float(np.mean(known)), "low": min(known), "high": max(known)}
 
 
-def combine(outcomes: Sequence[Outcome], num_fragments: int) -> dict[str, Any]:
-  """Returns the figures of several seeds as plain values."""
-  figures = [one.figures() for one in outcomes]
+def combine(outcomes: Iterable[Outcome], num_fragments: int) -> dict[str, Any]:
+  """Returns the figures of several seeds as plain values.
+
+  Of each seed only what they are made of is kept, not all that happened in it.
+  """
+  figures, losses, tokens, tallies, covered = [], [], [], [], []
+  for one in outcomes:
+    figures.append(one.figures())
+    losses.append(one.losses)
+    tokens.append(one.tokens)
+    tallies += [t for t in one.tallies if t.merges]
+    covered.append(one.covered)
   for row in figures:
     for name in ("merged_share", "overwritten_share"):
       row[name] /= num_fragments
   facts: dict[str, Any] = {
     name: interval([row[name] for row in figures]) for name in figures[0]
   }
-  losses = [one.losses for one in outcomes]
   facts["downtime"] = {
     name: interval([row[name] for row in losses]) for name in losses[0]
   }
-  tokens = [one.tokens for one in outcomes]
   facts["tokens_by_island"] = [
     interval(list(column)) for column in zip(*tokens, strict=True)
   ]
-  facts["rounds"] = _windows(outcomes)
+  facts["rounds"] = _windows(tallies, covered)
   return facts
 
 
-def _windows(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def _windows(
+  tallies: Sequence[traffic.Tally], covered: Sequence[float]
+) -> dict[str, Any]:
   """How much of the rounds was simulated, and how sure that makes them."""
-  tallies = [t for one in outcomes for t in one.tallies if t.merges]
   means = [t.contributors_mean for t in tallies]
   error = None
   if len(means) > 1:
@@ -196,7 +204,7 @@ def _windows(outcomes: Sequence[Outcome]) -> dict[str, Any]:
   return {
     "windows": len(tallies),
     "secs": sum(t.secs for t in tallies),
-    "covered": float(np.mean([one.covered for one in outcomes])),
+    "covered": float(np.mean(covered)),
     "merges": sum(t.merges for t in tallies),
     "contributors_error": error,
     "contributors": {str(n): sizes[n] for n in sorted(sizes)},

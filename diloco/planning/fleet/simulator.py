@@ -40,7 +40,7 @@ def simulate(
   """
   if not seeds:
     raise errors.UserError("seeds = 0", "there is none", "give at least one")
-  outcomes = [simulate_seed(scenario, seed) for seed in seeds]
+  outcomes = (simulate_seed(scenario, seed) for seed in seeds)
   facts = outcome.combine(outcomes, scenario.sync.num_fragments)
   facts["seeds"] = list(seeds)
   facts["days"] = scenario.days

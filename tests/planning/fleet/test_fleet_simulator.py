@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import weakref
 
 import numpy as np
 import pytest
@@ -62,6 +63,20 @@ def test_low_and_high_enclose_the_mean():
     value = facts[name]
     assert 0 < value["low"] <= value["mean"] <= value["high"] <= 1
   json.dumps(facts, allow_nan=False)
+
+
+def test_many_seeds_are_not_all_in_memory(monkeypatch):
+  simulate_seed, alive = simulator.simulate_seed, weakref.WeakSet()
+
+  def once(scenario, seed):
+    assert len(alive) <= 1  # the one before, until this one takes its place
+    made = simulate_seed(scenario, seed)
+    alive.add(made)
+    return made
+
+  monkeypatch.setattr(simulator, "simulate_seed", once)
+  monkeypatch.setattr(outcome.Outcome, "__hash__", object.__hash__)
+  assert simulator.simulate(change(), range(5))["seeds"] == [*range(5)]
 
 
 def test_goodput_falls_with_chips_and_rises_with_reliability():
