@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -52,6 +53,13 @@ class Parser(argparse.ArgumentParser):
   def error(self, message: str) -> Any:
     """Raises instead of printing usage and leaving."""
     raise errors.UserError(self.prog, message, f"see '{self.prog} --help'")
+
+
+def answer(args: argparse.Namespace, facts: Any, text: str) -> None:
+  """Prints facts as one JSON object if that is asked for, else the text."""
+  if args.json:
+    text = json.dumps(facts, indent=2)
+  print(text.removesuffix("\n"))
 
 
 def words(kind: type) -> dict[str, str]:

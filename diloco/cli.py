@@ -8,13 +8,12 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import ml_collections
 
 import diloco
-from diloco import errors, process
+from diloco import arguments, errors, process
 from diloco.commands import table
 
 
@@ -106,7 +105,7 @@ def change(args: argparse.Namespace) -> int:
   launch.override(values, args.overrides)
   changes = change_lib.request(args.dir, values)
   if args.json:
-    _print_json(changes)
+    arguments.answer(args, changes, "")
   for name, (before, after) in changes.items():
     print(f"config.{name}: {before} -> {after}", file=sys.stderr)
   return 0
@@ -121,7 +120,7 @@ def cut(args: argparse.Namespace) -> int:
     args.dir, told=lambda text: print(text, file=sys.stderr)
   )
   if args.json:
-    _print_json(facts)
+    arguments.answer(args, facts, "")
   return 0 if facts["status"] == "complete" else process.EXIT_FAILED
 
 
@@ -130,10 +129,8 @@ def ls(args: argparse.Namespace) -> int:
   from diloco.report import listing
 
   found = listing.runs(args.dir)
-  if args.json:
-    _print_json({"runs": found})
-  elif found:
-    print(listing.show(found))
+  if args.json or found:
+    arguments.answer(args, {"runs": found}, listing.show(found))
   else:
     print(f"there is no run below {args.dir}", file=sys.stderr)
   return 0
@@ -148,7 +145,7 @@ def status(args: argparse.Namespace) -> int:
   if args.watch:
     live.watch(args.dir, logbook.refresher(args.dir))
   elif args.json:
-    _print_json(live.status(args.dir))
+    arguments.answer(args, live.status(args.dir), "")
   else:
     live.render_status(args.dir)
   return 0
@@ -170,10 +167,7 @@ def report(args: argparse.Namespace) -> int:
       f" summed up beside it, in files named .partial",
       file=sys.stderr,
     )
-  if args.json:
-    _print_json(facts)
-  else:
-    print(path)
+  arguments.answer(args, facts, str(path))
   return 0
 
 
@@ -186,10 +180,8 @@ def explain(args: argparse.Namespace) -> int:
   config = process.read_config(args.dir)
   record = reader.read(args.dir, strict=True)
   facts = explain_lib.explain(record, args.fragment, args.version)
-  if args.json:
-    _print_json(facts.to_json())
-  else:
-    print(explain_text.render(facts, config.sync))
+  text = explain_text.render(facts, config.sync)
+  arguments.answer(args, facts.to_json(), text)
   return 0
 
 
@@ -200,10 +192,7 @@ def export(args: argparse.Namespace) -> int:
 
   run = opened.Run(args.dir)
   facts = export_lib.export(run, args.format, args.out, args.version, args.cut)
-  if args.json:
-    _print_json(facts)
-  else:
-    print(export_lib.describe(facts))
+  arguments.answer(args, facts, export_lib.describe(facts))
   return 0
 
 
@@ -214,10 +203,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
   model = loaded.load(opened.Run(args.dir), args.version, args.cut, args.task)
   facts = evaluate_lib.evaluate(model, args.batches)
-  if args.json:
-    _print_json(facts)
-  else:
-    print(evaluate_lib.describe(facts))
+  arguments.answer(args, facts, evaluate_lib.describe(facts))
   return 0
 
 
@@ -230,10 +216,9 @@ def sample(args: argparse.Namespace) -> int:
   told = sample_lib.sample(
     model, args.prompt, args.tokens, args.temperature, args.seed
   )
-  if args.json:
-    _print_json({"versions": model.versions, "text": told})
-  else:
-    print(f"{sample_lib.shown(args.prompt.encode(errors='replace'))}{told}")
+  given = sample_lib.shown(args.prompt.encode(errors="replace"))
+  facts = {"versions": model.versions, "text": told}
+  arguments.answer(args, facts, f"{given}{told}\n")
   return 0
 
 
@@ -248,10 +233,7 @@ def replay(args: argparse.Namespace) -> int:
     args.task,
     told=lambda text: print(text, file=sys.stderr),
   )
-  if args.json:
-    _print_json(outcome.to_json())
-  else:
-    print(command.describe(outcome))
+  arguments.answer(args, outcome.to_json(), command.describe(outcome))
   return process.EXIT_FAILED if outcome.difference else 0
 
 
@@ -259,7 +241,7 @@ def bench(args: argparse.Namespace) -> int:
   """Measures a part; returns the exit code."""
   from experiments import benchmarks
 
-  _print_json(benchmarks.run(args.part))
+  print(json.dumps(benchmarks.run(args.part), indent=2))
   return 0
 
 
@@ -271,10 +253,7 @@ def chaos(args: argparse.Namespace) -> int:
   result = campaign.Campaign(
     args.workdir, args.trials, args.seed, kinds, args.faults_per_run
   ).run()
-  if args.json:
-    _print_json(result)
-  else:
-    print(campaign.table(result))
+  arguments.answer(args, result, campaign.table(result))
   return 0 if result["passed"] else process.EXIT_FAILED
 
 
@@ -284,7 +263,7 @@ def simulate_protocol(args: argparse.Namespace) -> int:
 
   code, facts = command.run(args)
   if args.json:
-    _print_json(facts)
+    arguments.answer(args, facts, "")
   return code
 
 
@@ -294,11 +273,6 @@ def completion(args: argparse.Namespace) -> int:
 
   print(completion_lib.script(args.shell), end="")
   return 0
-
-
-def _print_json(facts: Mapping[str, Any]) -> None:
-  json.dump(facts, sys.stdout, indent=2)
-  print()
 
 
 if __name__ == "__main__":

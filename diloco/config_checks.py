@@ -228,25 +228,15 @@ def _check_fleet(fleet: config_lib.FleetConfig) -> None:
 
 def _check_open_ends(config: config_lib.RunConfig) -> None:
   """Ranges whose ends are not in them."""
-  for name, holds, rule in (
-    (
-      "sync.staleness_decay",
-      config.sync.staleness_decay > 0,
-      "it must be above 0; config.sync.max_staleness = 0 refuses stale ones",
-    ),
-    (
-      "outer.learning_rate",
-      config.outer.learning_rate > 0,
-      "it must be above 0, or nothing is learned",
-    ),
-    (
-      "outer.momentum",
-      config.outer.momentum < 1,
-      "it must be below 1, or steps never fade",
-    ),
+  stale = "it must be above 0; config.sync.max_staleness = 0 refuses stale ones"
+  for name, end, rule in (
+    ("sync.staleness_decay", 0, stale),
+    ("outer.learning_rate", 0, "it must be above 0, or nothing is learned"),
+    ("outer.momentum", 1, "it must be below 1, or steps never fade"),
   ):
     value = operator.attrgetter(name)(config)
-    _require(holds, f"config.{name} = {value}", rule, f"change config.{name}")
+    what = f"config.{name} = {value}"
+    _require(value != end, what, rule, f"change config.{name}")
 
 
 def _check_evaluator(config: config_lib.RunConfig) -> None:

@@ -105,7 +105,7 @@ ALLOWED = {
   | {
     *("diloco.islands", "diloco.tasks", "diloco.report", "diloco.controller"),
     *("diloco.hyper", "diloco.planning.fleet", "diloco.run", "diloco.launch"),
-    "diloco.logbook",
+    *("diloco.logbook", "diloco.arguments"),
   },
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.

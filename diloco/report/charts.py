@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from diloco.report import clock as clock_lib
-from diloco.report import figures, island_view, page, series
+from diloco.report import figures, page, series
 from diloco.report import incidents as incidents_lib
 from diloco.report import view as view_lib
 
@@ -186,11 +186,15 @@ class Charts:
     self, name: str, colour: str, found: series.Series, column: str, **more: Any
   ) -> Chart:
     """Amounts a second, in equal stretches of time."""
+    rate = self._sums(found, column) / (
+      np.diff(self._edges) * self._clock.unit_secs
+    )
+    return _line(name, colour, self._edges, rate, **more)
+
+  def _sums(self, found: series.Series, column: str) -> np.ndarray:
     where = self._clock.at(found.column("wall_secs"))
     amounts = np.nan_to_num(found.column(column))
-    sums, _ = np.histogram(where, self._edges, weights=amounts)
-    rate = sums / (np.diff(self._edges) * self._clock.unit_secs)
-    return _line(name, colour, self._edges, rate, **more)
+    return np.histogram(where, self._edges, weights=amounts)[0]
 
   def traffic(self) -> Chart:
     """Bytes per second of each island and direction."""
@@ -256,16 +260,10 @@ class Charts:
 
   def weights(self) -> Chart:
     """Each island's share of the weights of merges, stacked."""
-    merges = self._view.merges.series
-    where = self._clock.at(merges.column("wall_secs"))
-    counts = merges.column("count")
-    total, _ = np.histogram(where, self._edges, weights=counts)
+    total = self._sums(self._view.merges.series, "count")
     lines = []
     for m, island in self._view.islands.items():
-      found = island.weights.series
-      at = self._clock.at(found.column("wall_secs"))
-      amounts = found.column("amount")
-      sums, _ = np.histogram(at, self._edges, weights=amounts)
+      sums = self._sums(island.weights.series, "amount")
       share = sums / np.maximum(total, 1)
       lines.append(_line(f"island {m}", self._colours[m], self._edges, share))
     return self._time("share of a merge", lines, min=0, max=1, stack=True)
@@ -276,7 +274,11 @@ class Charts:
     rows = {number: row for row, number in enumerate(view.islands)}
     last = len(rows)
     bars = [
-      self._bar(row, span.start, span.end, *self._state(number, span))
+      self._bar(
+        *(row, span.start, span.end),
+        STATES.get(span.state, self._colours[number]),
+        span.state,
+      )
       for number, row in rows.items()
       for span in view.islands[number].spans(view.last_wall_secs)
     ]
@@ -301,9 +303,6 @@ class Charts:
     rest = "syncer, evaluator" if apart else "syncer"
     names = [*(island_label(view, number) for number in rows), rest]
     return self._time("", []) | {"rows": names, "bars": bars, "marks": marks}
-
-  def _state(self, number: int, span: island_view.Span) -> tuple[str, str]:
-    return STATES.get(span.state, self._colours[number]), span.state
 
   def _at(self, *walls: float) -> list[float | None]:
     return _short(self._clock.at(np.array(walls)))

@@ -186,10 +186,12 @@ def environment(view: view_lib.RunView) -> list[tuple[str, object]]:
 def story(run: summary.Run) -> list[str]:
   """Returns what happened, as sentences."""
   view, tokens = run.view, run.ledger.tokens()
+  number = len(view.sessions.all)
+  sessions = f", in {number} sessions" if number > 1 else ""
   told = [
     f"{_number_of(view.num_islands, 'island')} trained"
     f" {figures.count(tokens.trained)} tokens in"
-    f" {figures.secs(view.wall_secs)}" + _sessions(len(view.sessions.all)) + "."
+    f" {figures.secs(view.wall_secs)}{sessions}."
   ]
   told.append(_ending(view))
   if view.merges.count:
@@ -215,10 +217,6 @@ def _ending(view: view_lib.RunView) -> str:
   if session is not None and session.reason:
     text += f" ({session.reason})"
   return text + "."
-
-
-def _sessions(number: int) -> str:
-  return f", in {number} sessions" if number > 1 else ""
 
 
 def _number_of(number: int, noun: str) -> str:

@@ -149,7 +149,9 @@ def summary_of(run: Run) -> dict[str, Any]:
     },
     "global_versions": {
       "total": sum(view.versions.values()),
-      "fragment_min": _smallest_version(view, ledger.num_fragments),
+      "fragment_min": min(
+        view.versions.get(p, 0) for p in range(ledger.num_fragments)
+      ),
       "fragment_max": max(view.versions.values(), default=0),
     },
     "merges": _merges(view),
@@ -223,10 +225,6 @@ def _tokens(run: Run) -> dict[str, Any]:
       "balanced": ledger.balanced,
     },
   }
-
-
-def _smallest_version(view: view_lib.RunView, num_fragments: int) -> int:
-  return min(view.versions.get(p, 0) for p in range(num_fragments))
 
 
 def _merges(view: view_lib.RunView) -> dict[str, Any]:

@@ -176,16 +176,12 @@ def _decoded(value: Any) -> Any:
   return _PLAIN[name](content)
 
 
-def _array(text: str) -> "array.array[float]":
-  return array.array("d", base64.b64decode(text))
-
-
 def _pairs(pairs: list[Any]) -> dict[Any, Any]:
   return {_decoded(k): _decoded(v) for k, v in pairs}
 
 
 _PLAIN: dict[str, Callable[[Any], Any]] = {
-  "array": _array,
+  "array": lambda text: array.array("d", base64.b64decode(text)),
   "deque": lambda content: collections.deque(
     map(_decoded, content[1]), maxlen=content[0]
   ),

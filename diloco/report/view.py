@@ -138,7 +138,7 @@ class RunView:
     self.last_wall_secs = 0.0
     self._total_tokens = 0
 
-  def _handlers(self) -> Mapping[str, Callable[[reader.Line], None]]:
+  def _handlers(self) -> Mapping[str, Callable[[reader.Line], object]]:
     return {
       events.RUN_STARTED: self._run_started,
       events.RUN_FINISHED: self._run_finished,
@@ -150,9 +150,9 @@ class RunView:
       events.SYNCER_DIED: self._syncer,
       events.LEASE_ACQUIRED: self._lease_acquired,
       events.REATTACHED: self._reattached,
-      events.CONFIG_CHANGED: self._config_changed,
+      events.CONFIG_CHANGED: lambda e: self.changes.append(e["changes"]),
       events.FAULT_INJECTED: self.faults.append,
-      events.STARTED: self._started,
+      events.STARTED: lambda e: self._of(e).started(e),
       events.PUBLISHED: self._published,
       events.ADOPTED: self._adopted,
       events.EVALUATED: self._evaluated,
@@ -160,7 +160,7 @@ class RunView:
       events.MERGED: self._merged,
       events.CUT_COMPLETED: self._cut_completed,
       events.GLOBAL_DAMAGED: self._global_damaged,
-      events.HEAD_HEALED: self._head_healed,
+      events.HEAD_HEALED: lambda e: self.damaged.pop(e["fragment"], None),
       events.RESTORED: self._restored,
       events.NOT_RESTORED: self._not_restored,
       events.QUARANTINED: self._quarantined,
@@ -214,13 +214,13 @@ class RunView:
     view = self._island(line["island"])
     view.life(line["island_incarnation"]).launched = line["wall_secs"]
 
-  def _started(self, line: reader.Line) -> None:
-    self._island(history.island_of(line)).started(line)
+  def _of(self, line: reader.Line) -> island_view.IslandView:
+    return self._island(history.island_of(line))
 
   def _ended(self, line: reader.Line) -> None:
     if line["event"] == events.ISLAND_DIED:
       self.deaths.append(line)
-    self._island(history.island_of(line)).ended(line)
+    self._of(line).ended(line)
 
   def _syncer(self, line: reader.Line) -> None:
     if line["event"] == events.SYNCER_DIED:
@@ -240,9 +240,6 @@ class RunView:
     if not line["peer"].startswith(("island-", "evaluator")):
       self.syncer_leads.append(line["wall_secs"])  # in this session
 
-  def _config_changed(self, line: reader.Line) -> None:
-    self.changes.append(line["changes"])
-
   def _cut_completed(self, line: reader.Line) -> None:
     self.cuts += 1
     self.last_cut = line["cut"]
@@ -256,9 +253,6 @@ class RunView:
     )
     self.damaged[fragment] = text
     self._stood_still.append(text)
-
-  def _head_healed(self, line: reader.Line) -> None:
-    self.damaged.pop(line["fragment"], None)
 
   def _not_restored(self, line: reader.Line) -> None:
     for fragment in line["fragments"]:
@@ -297,12 +291,10 @@ class RunView:
     self._suspended[island] = max(before, (life, until))
 
   def _published(self, line: reader.Line) -> None:
-    island = self._island(history.island_of(line))
-    island.published.add(line["wall_secs"], line.get("bytes") or 0)
+    self._of(line).published.add(line["wall_secs"], line.get("bytes") or 0)
 
   def _adopted(self, line: reader.Line) -> None:
-    island = self._island(history.island_of(line))
-    island.adopted.add(line["wall_secs"], line.get("bytes") or 0)
+    self._of(line).adopted.add(line["wall_secs"], line.get("bytes") or 0)
 
   def _evaluated(self, line: reader.Line) -> None:
     if line["target"] != "global":

@@ -2,12 +2,12 @@
 
 import argparse
 import collections
-import json
 import sys
 from collections.abc import Callable
 
 from rich import box, console, measure, table, text
 
+from diloco import arguments
 from diloco.report import figures
 from diloco.workbench import compare, frozen, results
 
@@ -30,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     compare_page.write(args.html, comparison)
     print(f"wrote {args.html}", file=sys.stderr)
   if args.json:
-    json.dump(comparison.to_json(), sys.stdout, indent=2)
-    print()
+    arguments.answer(args, comparison.to_json(), "")
     return 0
   heads, rows = cells(comparison, _MAX_FIGURES)
   _print(heads, rows)

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import fcntl
 import functools
-import json
 import os
 import pathlib
 import signal
@@ -13,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from diloco import arguments, errors, hyper, process
 from diloco import config as config_lib
-from diloco import errors, hyper, process
 from diloco.controller.engines import cluster
 from diloco.report import figures, status, summary
 from diloco.workbench import executor as executor_lib
@@ -280,11 +279,8 @@ def _conclude(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> int:
   hint = "; the same command goes on" if done < len(rows) else ""
   hint = "; --retry does those that failed again" if failed else hint
   _tell(f"{done} of {len(rows)} points done{hint}")
-  if args.json:
-    json.dump(summary.finite({"points": rows}), sys.stdout, indent=2)
-    print()
-  else:
-    print(args.workdir / "table.csv")
+  facts = summary.finite({"points": rows})
+  arguments.answer(args, facts, str(args.workdir / "table.csv"))
   return process.EXIT_FAILED if failed else 0
 
 

@@ -1,7 +1,6 @@
 """`diloco simulate --bandwidth`: arguments to study, study to text or JSON."""
 
 import argparse
-import json
 from collections.abc import Sequence
 
 from diloco import arguments, errors
@@ -83,10 +82,7 @@ def main(argv: Sequence[str]) -> int:
   """Runs the command; returns the exit code."""
   args = parser().parse_args(list(argv))
   result = study.run(_request(args))
-  if args.json:
-    print(json.dumps(result, indent=2))
-  else:
-    print(text.render(result), end="")
+  arguments.answer(args, result, text.render(result))
   return 0
 
 

@@ -56,11 +56,6 @@ class History:
     """Useful share of the allocated time."""
     return self.useful / self.allocated
 
-  @property
-  def paused_secs(self) -> float:
-    """Time without training."""
-    return sum(end - start for start, end, _ in self.pauses)
-
 
 class Account:
   """Divides the time of a job, whatever the rules of pausing."""

@@ -13,7 +13,6 @@ Reference: Decoupled DiLoCo, arXiv 2604.21428.
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -260,8 +259,7 @@ def main(argv: list[str] | None = None) -> int:
       for name, change in ALTERNATIVES.items()
     }
   if args.json:
-    json.dump(facts, sys.stdout, indent=2)
-    print()
+    arguments.answer(args, facts, "")
   else:
     _print(facts)
   return 0

@@ -1,12 +1,10 @@
 """`diloco simulate`: the fleet simulator from the command line."""
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diloco import errors, hyper
+from diloco import arguments, errors, hyper
 from diloco.planning.fleet import (
   flags,
   reality,
@@ -33,10 +31,11 @@ def main(argv: Sequence[str]) -> int:
       grace=_given(argv, "grace", args.grace),
       every=_given(argv, "every", args.every),
     )
-    _print(facts, as_json=args.json, text=reality.text)
+    arguments.answer(args, facts, reality.text(facts))
     return 0
   if args.sweep is not None:
-    _print(_sweep(args, list(argv)), as_json=args.json, text=sweeps.text)
+    facts = _sweep(args, list(argv))
+    arguments.answer(args, facts, sweeps.text(facts))
     return 0
   if args.draw is not None:
     scenario = flags.scenario(args)
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     drawn = simulator.trace(scenario, args.seed)
     traces.write(args.draw, drawn)
     facts = {"trace": args.draw, "seed": args.seed, "failures": len(drawn)}
-    _print(facts, as_json=args.json, text=_drawn)
+    arguments.answer(args, facts, _drawn(facts))
     return 0
   facts = simulate(argv)
   if args.timeline is not None:
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
     timeline.draw(flags.scenario(args), args.seed, args.timeline)
     facts["timeline"] = args.timeline
-  _print(facts, as_json=args.json, text=text)
+  arguments.answer(args, facts, text(facts))
   return 0
 
 
@@ -89,14 +88,6 @@ def _given(argv: Sequence[str], flag: str, value: Any) -> Any:
   """The value of a flag that was written, else None."""
   written = any(a == f"--{flag}" or a.startswith(f"--{flag}=") for a in argv)
   return value if written else None
-
-
-def _print(facts: Mapping[str, Any], *, as_json: bool, text: Any) -> None:
-  if as_json:
-    json.dump(facts, sys.stdout, indent=2)
-    print()
-  else:
-    print(text(facts))
 
 
 def text(facts: Mapping[str, Any]) -> str:

@@ -6,7 +6,6 @@ sure they are.
 """
 
 import dataclasses
-import math
 
 from diloco.planning.fleet import delays
 from diloco.planning.fleet import fleet as fleet_lib
@@ -43,20 +42,8 @@ class Times:
   step_secs: float = 1.0
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      fleet_lib.require(
-        math.isfinite(value) and value >= 0,
-        field.name,
-        value,
-        "it cannot be negative",
-      )
-    for name in ("repair_scale_secs", "repair_shape", "repair_power"):
-      value = getattr(self, name)
-      fleet_lib.require(value > 0, name, value, "it must be above 0")
-    fleet_lib.require(
-      self.step_secs > 0, "step_secs", self.step_secs, "it must be above 0"
-    )
+    of_repair = ("repair_scale_secs", "repair_shape", "repair_power")
+    fleet_lib.require_amounts(self, (*of_repair, "step_secs"))
 
   @property
   def repair(self) -> delays.ExponentiatedWeibull:

@@ -97,8 +97,3 @@ class ExponentiatedWeibull:
     """Returns the same shape stretched to another mean."""
     scale = self.scale_secs * mean_secs / self.mean_secs
     return dataclasses.replace(self, scale_secs=scale)
-
-
-def exponential(mean_secs: float) -> ExponentiatedWeibull:
-  """The distribution without memory."""
-  return ExponentiatedWeibull(mean_secs)

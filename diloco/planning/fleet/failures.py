@@ -94,17 +94,7 @@ class FailureModel:
   trace: tuple[traces.Entry, ...] | None = None
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if field.name == "trace":
-        continue
-      low_open = field.name in ("chip_shape", "chip_power")
-      fleet_lib.require(
-        np.isfinite(value) and (value > 0 if low_open else value >= 0),
-        field.name,
-        value,
-        "it must be positive" if low_open else "it cannot be negative",
-      )
+    fleet_lib.require_amounts(self, ("chip_shape", "chip_power"))
 
   def life(self) -> delays.ExponentiatedWeibull | None:
     """Distribution of a chip's time between interruptions; None: never."""

@@ -6,6 +6,9 @@ power domain, and all slices of an island at one site.
 """
 
 import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any
 
 from diloco import errors
 
@@ -144,3 +147,15 @@ def require(holds: bool, name: str, value: object, why: str) -> None:
   """Raises a `UserError` for a value that cannot be."""
   if not holds:
     raise errors.UserError(f"{name} = {value}", why, f"change {name}")
+
+
+def require_amounts(of: Any, above_zero: Collection[str] = ()) -> None:
+  """Refuses fields of a dataclass that are no finite numbers of 0 or more."""
+  for field in dataclasses.fields(of):
+    value = getattr(of, field.name)
+    if isinstance(value, int | float):
+      good = 0 <= value < math.inf
+      require(good, field.name, value, "it cannot be negative")
+  for name in above_zero:
+    value = getattr(of, name)
+    require(value > 0, name, value, "it must be above 0")

@@ -21,7 +21,6 @@ class Player:
     self.next_stop = 0
     self.seen = -1  # the news it has looked at
     self.waits_since: float | None = None
-    self.step_started = 0.0
 
   def finish(self, start: float, secs: float) -> tuple[float, bool]:
     """Returns when a step begun at `start` ends, and whether it was killed.

@@ -34,14 +34,7 @@ class Links:
   lockstep: bool = False
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      fleet_lib.require(
-        math.isfinite(value) and value >= 0,
-        field.name,
-        value,
-        "it cannot be negative",
-      )
+    fleet_lib.require_amounts(self)
     fleet_lib.require(
       self.jitter < 1, "jitter", self.jitter, "a share of a step, below 1"
     )

@@ -1,7 +1,6 @@
 """`diloco plan`: arguments to request, plan to text, JSON and picture."""
 
 import argparse
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -64,10 +63,7 @@ def main(argv: Sequence[str]) -> int:
   """Runs the command; returns the exit code."""
   args = parser().parse_args(list(argv))
   found = propose(args)
-  if args.json:
-    print(json.dumps(found, indent=2))
-  else:
-    print(text.render(found), end="")
+  arguments.answer(args, found, text.render(found))
   return 0
 
 

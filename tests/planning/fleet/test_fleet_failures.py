@@ -8,7 +8,7 @@ from diloco.planning.fleet import delays, failures, traces
 from diloco.planning.fleet import fleet as fleet_lib
 
 YEAR, DAY = fleet_lib.SECS_PER_YEAR, fleet_lib.SECS_PER_DAY
-REPAIR = delays.exponential(60.0)
+REPAIR = delays.ExponentiatedWeibull(60.0)
 
 
 def draw(model, fleet, secs, seed=0):
@@ -28,7 +28,7 @@ def test_quantile_inverts_the_distribution(shape, power):
 @pytest.mark.parametrize(
   ("one", "mean"),
   [
-    (delays.exponential(40.0), 40.0),
+    (delays.ExponentiatedWeibull(40.0), 40.0),
     (delays.ExponentiatedWeibull(10, 2.0), 10 * 0.886227),  # Gamma(3/2)
     (delays.ExponentiatedWeibull(10, 1.0, 2.0), 15.0),  # max of two: 1 + 1/2
   ],
