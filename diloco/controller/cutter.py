@@ -8,6 +8,7 @@ See `diloco.snapshots.cuts`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -108,6 +109,7 @@ class Cutter:
     self._due: float | None = None  # of the next cut
     self._look_due = 0.0
     self._settled = False  # what earlier sessions left open
+    self._wished = False  # taken up, and no request was written yet
 
   def look(self, now: float, lives: Mapping[int, int]) -> Script:
     """Does what is due; never raises because of the store.
@@ -153,15 +155,17 @@ class Cutter:
     """Goes on with a cut that an earlier controller asked for."""
     newest = max((yield from cuts.numbers()), default=0)
     if newest:
-      look = yield from cuts.look(newest)
-      if look.is_open and look.request is not None:
-        self._open = _Open(look.request, now, dict(lives))
+      # Nobody takes part in a cut whose request nobody can read.
+      with contextlib.suppress(errors.CorruptSnapshotError):
+        look = yield from cuts.look(newest)
+        if look.is_open and look.request is not None:
+          self._open = _Open(look.request, now, dict(lives))
     self._settled = True
 
   def _is_due(self, now: float, lives: Mapping[int, int]) -> bool:
     if not lives:
       return False
-    if self._wish.exists():
+    if self._wished or self._wish.exists():
       return True
     if not self._settings.every_secs:
       return False
@@ -173,11 +177,13 @@ class Cutter:
 
   def _ask(self, now: float, lives: Mapping[int, int]) -> Script:
     # Gone before the request is there: a wish that comes now gets its own cut.
-    self._wish.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+      self._wish.unlink()
+      self._wished = True
     asked = yield from cuts.request(
       list(lives), self._settings.num_fragments, self._token
     )
-    self._open = _Open(asked, now, dict(lives))
+    self._open, self._wished = _Open(asked, now, dict(lives)), False
     self._due = now + self._settings.every_secs
     self._record(events.CUT_REQUESTED, cut=asked.cut, islands=asked.islands)
 

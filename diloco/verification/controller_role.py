@@ -225,8 +225,8 @@ class _NobodyWishes:
   def exists(self) -> bool:
     return False
 
-  def unlink(self, *, missing_ok: bool) -> None:
-    """Nothing is there."""
+  def unlink(self) -> None:
+    raise FileNotFoundError
 
 
 @functools.cache

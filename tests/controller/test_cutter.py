@@ -260,6 +260,39 @@ def test_cut_whose_end_cannot_be_written_keeps_no_later_one_away(tmp_path):
   assert session.asked() == [1, 2]
 
 
+def test_wish_that_the_store_refuses_is_granted_later(tmp_path, monkeypatch):
+  session = Session(tmp_path, every_secs=0.0)
+  session.look(0.0, LIVES)
+  session.wish()
+
+  def fail(*args):
+    raise OSError("no store")
+
+  with monkeypatch.context() as broken:
+    broken.setattr(session.run.store, "compare_and_set", fail)
+    session.look(2.0, LIVES)
+  assert session.asked() == []
+  session.look(10.0, LIVES)
+  assert session.asked() == [1]
+  session.take_parts(1)
+  for now in (11.0, 20.0, 30.0):
+    session.look(now, LIVES)
+  assert session.asked() == [1]  # it was one wish
+
+
+def test_next_controller_asks_for_cuts_though_the_last_request_is_damaged(
+  tmp_path,
+):
+  run = CutRun(tmp_path)
+  run.take_cut()
+  spoil(run, keys.cut_request_key(1))
+  session = Session(tmp_path, run, number=2)
+  session.wish()
+  for now in (0.0, 10.0):
+    session.look(now, LIVES)
+  assert session.asked() == [1, 2]
+
+
 def test_cut_of_a_large_model_may_take_the_time_its_states_need():
   assert cutter.limit_secs(60.0, 1_000_000) == pytest.approx(60, abs=3)
   # 12 B parameters with two moments are 144 GB, at 100 MB/s 24 minutes.
