@@ -311,10 +311,10 @@ _KINDS: dict[str, type[orders.Event]] = {
 
 def _event(peer: str, message: channel.Message) -> orders.Event | None:
   """What a role says, for the core; None for what nobody understands."""
-  said = message | {"ready": True} if message["type"] == "ready" else message
-  kind: Any = _KINDS.get(said["type"])
+  kind: Any = _KINDS.get(str(message.get("type")))
   if kind is None:
     return None
+  said = message | {"ready": True} if message["type"] == "ready" else message
   known = {field.name for field in dataclasses.fields(kind)}
   event: orders.Event = kind(
     peer, **{name: value for name, value in said.items() if name in known}

@@ -153,6 +153,8 @@ class ControllerCore:
   @property
   def _trained(self) -> bool:
     """Whether the budget is spent, and there is an island to evaluate."""
+    if self._going_back:
+      return False  # and all islands are about to end
     ready = len(self.fleet.ready_islands)
     return self.pilot.budget_spent and ready > 0 and self._gathered(ready)
 
@@ -217,11 +219,13 @@ class ControllerCore:
         fleet.say(f"draining_seat_ended role={role}")
         fleet.kill(role, "it was winding an earlier session down")
         return
-    if fleet.supervisor.state(role) != "starting":
+    starting = fleet.supervisor.state(role) == "starting"
+    if starting:
+      fleet.supervisor.ready(role, fleet.now)
+    if fleet.is_ready(role) and (self._was_changed or life.taken_up):
+      self._tell_config(role)  # it may have begun with another, or missed one
+    if not starting:
       return  # it only found its channel again
-    fleet.supervisor.ready(role, fleet.now)
-    if self._was_changed or life.taken_up:
-      self._tell_config(role)  # it may have begun with another
     island = fleet.islands.get(role)
     if island is not None:
       self.pilot.joined(island, event.step or 0)
@@ -338,6 +342,7 @@ class ControllerCore:
       return
     self._emptied = False
     self._damage.begin_anew()
+    self.pilot.begin_anew()
     self._gathered_secs = None
     for role in fleet.names.all:
       fleet.supervisor.anew(role, fleet.now)

@@ -89,6 +89,10 @@ class Pilot:
     every = self._config.programs.checkpoint_every_steps
     self._next_checkpoint[island] = step + every
 
+  def begin_anew(self) -> None:
+    """The run was set back; how far islands are is known once they join."""
+    self._steps, self._rates, self._tokens = {}, {}, 0
+
   def wanted(self, queued: Mapping[int, int]) -> list[Wanted]:
     """Programs to dispatch now.
 

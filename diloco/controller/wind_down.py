@@ -69,22 +69,51 @@ class WindDown:
     return found
 
   def _ask_islands(self, name: program.Name, **args: Any) -> Script:
-    yield from self._ask(self._fleet.ready_islands, name, **args)
+    yield from self._ask(self._fleet.ready_islands, name, True, **args)
 
   def _ask(
-    self, roles: Sequence[str], name: program.Name, **args: Any
+    self,
+    roles: Sequence[str],
+    name: program.Name,
+    patient: bool = False,
+    /,
+    **args: Any,
   ) -> Script:
-    """Asks several roles, and waits for those that live to answer."""
+    """Asks several roles, and waits for those that live to answer.
+
+    Args:
+      roles: who can be asked.
+      name: of the program.
+      patient: whether one whose channel is away is waited for.
+      args: of the program.
+
+    Returns:
+      The answers, by role.
+    """
     fleet = self._fleet
     deadline = fleet.now + self._times.drain_secs + _GRACE_SECS
     asked = [fleet.dispatch(r, name, preempt=True, **args) for r in roles]
-    while fleet.now < deadline and not all(sent.over for sent in asked):
+
+    def waits(sent: program.Program) -> bool:
+      return not sent.over or (
+        patient and sent.lost and sent.peer in fleet.lives
+      )
+
+    while fleet.now < deadline and any(map(waits, asked)):
+      if patient:
+        asked = list(map(self._again, asked))
       yield
-    for sent in asked:
-      if not sent.over:
-        fleet.say(f"no_answer role={sent.peer} program={name}")
-        fleet.kill(sent.peer)
+    for sent in filter(waits, asked):
+      fleet.say(f"no_answer role={sent.peer} program={name}")
+      fleet.kill(sent.peer)
     return {s.peer: s.result for s in asked if s.result is not None}
+
+  def _again(self, sent: program.Program) -> program.Program:
+    """Asks again for what went with a channel, once there is another."""
+    life = self._fleet.lives.get(sent.peer)
+    if not sent.lost or life is None or not life.connected:
+      return sent
+    return self._fleet.dispatch(sent.peer, sent.name, preempt=True, **sent.args)
 
   def _ask_leader(self, name: program.Name) -> Script:
     """Asks who leads, and whoever leads next if that one dies meanwhile."""
@@ -105,16 +134,19 @@ class WindDown:
 
   def _stop(self, roles: Sequence[str], patience_secs: float) -> Script:
     """Ends roles: in order those that can be asked, the others at once."""
-    fleet = self._fleet
+    fleet, asked = self._fleet, []
     for role in roles:
       ready = fleet.is_ready(role)
       fleet.supervisor.stopping(role)
       if ready:
-        fleet.dispatch(role, "stop", preempt=True, reason="run ended")
+        asked.append(
+          fleet.dispatch(role, "stop", preempt=True, reason="run ended")
+        )
       else:
         fleet.kill(role)
     deadline = fleet.now + patience_secs
     while fleet.now < deadline and any(r in fleet.lives for r in roles):
+      asked = list(map(self._again, asked))
       yield
     for role in roles:
       fleet.kill(role)

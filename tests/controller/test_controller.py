@@ -192,6 +192,17 @@ def test_next_controller_takes_the_fleet_up_and_trains_on(session, fleet):
   assert found == set(later.controller.core.fleet.names.all)
 
 
+@pytest.mark.parametrize("message", [{}, {"type": 3}, {"type": "x", "step": 1}])
+def test_message_that_nobody_understands_is_passed_over(
+  session, fleet, message
+):
+  run = session()
+  run.open()
+  run.turn_until(lambda: len(fleet.living) == 4)
+  fleet.said.append(("island-0", message))
+  assert run.run().status == "finished"
+
+
 def test_process_nobody_remembers_is_ended_and_not_listened_to(session, fleet):
   strays = []
   fleet.kill_stray = strays.append

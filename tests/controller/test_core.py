@@ -408,6 +408,22 @@ def test_programs_lost_with_a_channel_are_sent_again_once_there_is_one():
   assert sent(run.tick()) == [("island-0", "train")] * 2
 
 
+@pytest.mark.parametrize("taken_up", [False, True])
+def test_change_that_went_with_a_channel_is_told_with_the_next_one(taken_up):
+  run = Run(total_tokens=10**6)
+  if taken_up:
+    run.tell(orders.Begun("standby", 1, 7, taken_up=True))
+    run.ready("standby")
+  else:
+    run.begin_all()
+    run.tell(orders.Configured(run.config, {}))
+  pid = run.fleet.lives["standby"].pid
+  run.tell(orders.Lost("standby", pid))
+  made = run.tell(orders.Hello("standby", pid, ready=True))
+  assert sent(made) == [("standby", "configure")]
+  assert lines(made, "reattached") == []
+
+
 def test_roles_taken_up_are_told_the_settings_and_on_the_tape():
   run = Run()
   for n, role in enumerate(ROLES):
@@ -458,6 +474,46 @@ def test_damage_that_stands_is_gone_back_for_and_all_start_anew():
   assert starts(run.tick()) == ["island-1"]
   run.begin("island-0")
   assert sent(run.tick()) == []  # islands gather again
+
+
+def test_return_to_a_cut_goes_before_the_end_of_a_trained_run():
+  run = Run()
+  run.begin_all()
+  run.damaged = [1]
+  run.beat()
+  due = run.now + 4 * TIMES.takeover_secs
+  while run.now < due - 1.0:
+    run.beat()
+    run.tick(0.5)
+  for m in range(2):
+    run.tell(orders.Status(f"island-{m}", progress=-1, step=50))
+  made = run.tick(due - run.now)
+  assert run.core.pilot.budget_spent
+  assert orders.GoBack() in made and lines(made, "run_stopping") == []
+  run.tell(orders.Failed(orders.GoBack(), "EIO"))
+  run.damaged = []
+  run.beat()
+  assert lines(run.tick(), "run_stopping") != []
+
+
+def test_steps_that_were_given_up_do_not_count_for_who_is_not_back():
+  run = Run(total_tokens=1000)
+  run.begin_all()
+  for m in range(2):
+    run.tell(orders.Status(f"island-{m}", progress=1, step=47))
+  run.tell(orders.Ending())
+  for role in ROLES:
+    run.die(role)
+  run.tell(orders.SetBack(done=True))
+  run.tick()
+  run.begin("island-0", step=10)
+  run.tick()  # from now on the other is waited for
+  run.now += run.config.controller.gather_secs
+  run.tell(orders.Status("island-0", progress=2, step=60))
+  assert lines(run.tick(), "run_stopping") == []
+  run.begin("island-1", step=10)
+  run.tell(orders.Status("island-0", progress=3, step=90))
+  assert lines(run.tick(), "run_stopping") != []
 
 
 @pytest.mark.parametrize("emptied", [False, True])

@@ -250,6 +250,35 @@ def on_program(fleet, name, act):
   fleet.hook = hook
 
 
+@pytest.mark.parametrize("name", ["drain", "checkpoint", "stop"])
+@pytest.mark.parametrize("back", [True, False])
+def test_island_whose_channel_is_away_is_asked_once_it_is_back(
+  session, fleet, name, back
+):
+  send, away = fleet.send, []
+
+  def lossy(peer, message):
+    if peer == "island-0" and (away or message["name"] == name):
+      away.append(fleet.now)
+      if len(away) == 1 or not back:
+        return False
+    return send(peer, message)
+
+  def silent(role):
+    if role.name == "island-0" and away and not back:
+      role.beat_at = fleet.now + 1.0
+
+  fleet.send, fleet.hook = lossy, silent
+  run = session()
+  assert run.run().status == "finished"
+  assert fleet.killed == ([] if back else ["island-0"])
+  done = [e["program"] for e in run.events("program_done") if e["island"] == 0]
+  if back:
+    assert [x for x in done if x in ("drain", "checkpoint", "stop")] == [
+      *("drain", "checkpoint", "stop")
+    ]
+
+
 @pytest.mark.parametrize(
   ("dies", "status", "evaluators"),
   [
