@@ -251,7 +251,12 @@ def chaos(args: argparse.Namespace) -> int:
 
   kinds = tuple(args.kinds.split(",") if args.kinds else faults.KINDS)
   result = campaign.Campaign(
-    args.workdir, args.trials, args.seed, kinds, args.faults_per_run
+    args.workdir,
+    args.trials,
+    args.seed,
+    kinds,
+    args.faults_per_run,
+    args.engine,
   ).run()
   arguments.answer(args, result, campaign.table(result))
   return 0 if result["passed"] else process.EXIT_FAILED

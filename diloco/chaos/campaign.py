@@ -21,6 +21,7 @@ from diloco.chaos import (
   store_faults,
 )
 from diloco.chaos import faults as faults_lib
+from diloco.controller.engines import cluster
 from diloco.tape import reader
 
 FAULTS_PER_RUN = 12
@@ -44,12 +45,13 @@ _WORST_GAPS = 8
 _IDLE_RUNS = 3  # without a single fault done: something is wrong
 
 
-def values(num_faults: int) -> dict[str, Any]:
+def values(num_faults: int, engine: str = "process") -> dict[str, Any]:
   """Configuration of a run that has time for so many faults."""
   secs = _SECS_PER_RUN + _SECS_PER_FAULT * num_faults
   tokens_per_sec = _TOKENS_PER_STEP * sum(_SPEEDS) / _PACE_SECS
   return {
     "name": "chaos",
+    "engine": engine,
     "total_tokens": int(secs * tokens_per_sec),
     "task": {"name": "language_model", "options": dict(MODEL)},
     "fleet": {
@@ -86,11 +88,13 @@ class Campaign:
     seed: int,
     kinds: Sequence[str] = tuple(faults_lib.KINDS),
     per_run: int = FAULTS_PER_RUN,
+    engine: str = "process",
   ):
     """Plans; starts nothing. Clears what a killed campaign left here.
 
     Raises:
-      UserError: the directory is in use, or an argument cannot be.
+      UserError: the directory is in use, or an argument cannot be; there is no
+        Ray cluster with room for its runs.
     """
     if trials < 1:
       raise errors.UserError(
@@ -114,7 +118,9 @@ class Campaign:
     self._trials, self._seed = trials, seed
     self._per_run = max(per_run, 2)
     self._plan = faults_lib.plan(seed, trials, len(_SPEEDS), kinds)
-    self._kinds = kinds
+    self._kinds, self._engine = kinds, engine
+    if engine == "ray":
+      cluster.check(config_lib.from_mapping(values(self._per_run, engine)))
     self._samples = measures.Samples.none()
     self._runs: list[dict[str, Any]] = []
     self._lines: list[dict[str, Any]] = []
@@ -156,7 +162,7 @@ class Campaign:
   ) -> list[faults_lib.Fault]:
     """Makes a run, does faults to it, keeps its books; returns those left."""
     trial_dir = self._workdir / f"run-{index:03d}"
-    config = config_lib.from_mapping(values(len(faults)))
+    config = config_lib.from_mapping(values(len(faults), self._engine))
     disk = None
     if any(fault.kind in faults_lib.NEED_MOUNT for fault in faults):
       disk = store_faults.SmallDisk(trial_dir / "run" / process.STORE)
@@ -241,6 +247,7 @@ class Campaign:
     return (
       f"diloco chaos --workdir=DIR --trials={self._trials} --seed={self._seed}"
       f" --kinds={kinds} --faults_per_run={self._per_run}"
+      f" --engine={self._engine}"
     )
 
 

@@ -7,11 +7,9 @@ import pathlib
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import psutil
 
-from diloco import process
 from diloco.report import liveness
 from diloco.tape import events, reader
 
@@ -60,24 +58,19 @@ class Fleet:
 
   def living(self) -> dict[str, int]:
     """Process number of every role that lives."""
-    return {role: facts["pid"] for role, facts in self._processes().items()}
+    return {role: life.pid for role, life in self._living().items()}
 
-  def _processes(self) -> dict[str, dict[str, Any]]:
-    return {
-      role: facts
-      for role, facts in process.read_processes(self.run_dir).items()
-      if facts.get("start_ticks") is not None
-      and liveness.start_ticks(facts["pid"]) == facts["start_ticks"]
-    }
+  def _living(self) -> dict[str, liveness.Life]:
+    return liveness.living_roles(self.run_dir)
 
   def syncers(self) -> tuple[str | None, list[str]]:
     """The leading syncer, if it lives, and those that wait."""
-    living = self._processes()
-    seats = [role for role in living if not role.startswith("island-")]
+    found = self._living()
+    seats = [role for role in found if not role.startswith("island-")]
     leader = None
     if self._leases:
       role, incarnation = self._leases[max(self._leases)]
-      if living.get(role, {}).get("incarnation") == incarnation:
+      if role in found and found[role].incarnation == incarnation:
         leader = role
     return leader, [seat for seat in seats if seat != leader]
 

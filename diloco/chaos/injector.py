@@ -295,7 +295,8 @@ class Trial:
       moments = [*islands, self.fleet.merged_secs]
       if new_controller:
         moments.append(self.fleet.session_secs)
-      if self._state == "running" and self._all_live() and min(moments) > since:
+      # Who lives takes longest to see.
+      if self._state == "running" and min(moments) > since and self._all_live():
         return max(moments)
     if self._state == "finished":
       return None

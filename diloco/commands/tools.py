@@ -126,7 +126,10 @@ CHECK: tuple[entry.Command, ...] = (
     name="chaos",
     what="kill, stop and damage real runs, then check their books",
     run="diloco.cli:chaos",
-    examples=("diloco chaos --workdir=runs/chaos --trials=12 --seed=1",),
+    examples=(
+      "diloco chaos --workdir=runs/chaos --trials=12 --seed=1",
+      "diloco chaos --workdir=runs/chaos --engine=ray --kinds=sigkill",
+    ),
     flags=(
       entry.flag(
         "--workdir=DIR",
@@ -142,6 +145,12 @@ CHECK: tuple[entry.Command, ...] = (
         "faults in one run, before the next one begins",
         type=int,
         default=12,
+      ),
+      entry.flag(
+        "--engine=E",
+        "process, or ray on a cluster of this machine's; default: process",
+        choices=("process", "ray"),
+        default="process",
       ),
     ),
   ),

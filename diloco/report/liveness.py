@@ -6,12 +6,15 @@ up.
 """
 
 import functools
+import itertools
 import json
 import os
 import pathlib
 import secrets
 import time
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
 
 from diloco import process
 
@@ -46,6 +49,32 @@ def machine() -> str:
     return f"{boot}.{os.readlink('/proc/self/ns/pid')}"
   except OSError:
     return ""
+
+
+class Life(NamedTuple):
+  """A process of a role."""
+
+  incarnation: int
+  pid: int
+
+
+def living_roles(run_dir: str | os.PathLike[str]) -> dict[str, Life]:
+  """The newest process of each role of a run that lives on this machine.
+
+  Its command line tells it, whatever engine started it.
+  """
+  place = os.path.realpath(run_dir)
+  found: dict[str, Life] = {}
+  for each in psutil.process_iter(["cmdline"]):
+    told = dict(itertools.pairwise(each.info["cmdline"] or []))
+    if "--incarnation" not in told or "--run_dir" not in told:
+      continue
+    if os.path.realpath(told["--run_dir"]) == place:
+      island, seat = told.get("--island"), told.get("--role", "evaluator")
+      role = seat if island is None else f"island-{island}"
+      life = Life(int(told["--incarnation"]), each.pid)
+      found[role] = max(found.get(role, life), life)
+  return found
 
 
 def name_process() -> str:

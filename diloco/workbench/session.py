@@ -340,7 +340,8 @@ class Session(opened.Run):
   def _pid(self, role: str) -> int:
     pid = controller = liveness.controller_pid(self.dir)
     if role != "controller" and controller is not None:
-      pid = process.read_processes(self.dir).get(role, {}).get("pid")
+      life = liveness.living_roles(self.dir).get(role)
+      pid = None if life is None else life.pid
     if pid is None:
       raise self._no_process(role)
     return pid

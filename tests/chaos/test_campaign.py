@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from diloco import cli, errors
+from diloco import cli, errors, process
 from diloco import config as config_lib
 from diloco.chaos import campaign, injector
+from diloco.controller.engines import cluster
 from diloco.tape import recorder
 
 
@@ -53,6 +54,26 @@ def fake_trial(monkeypatch):
 def _run(tmp_path, trials=8, per_run=5):
   kinds = ("sigkill", "sigstop")
   return campaign.Campaign(tmp_path / "c", trials, 1, kinds, per_run).run()
+
+
+def test_runs_of_a_campaign_on_ray_are_placed_on_ray(
+  tmp_path, fake_trial, monkeypatch
+):
+  asked = []
+  monkeypatch.setattr(cluster, "check", asked.append)
+  found = campaign.Campaign(
+    tmp_path / "c", 2, 1, ("sigkill",), engine="ray"
+  ).run()
+  config = process.read_config(tmp_path / "c" / "run-000" / "run")
+  assert (config.engine, [c.engine for c in asked]) == ("ray", ["ray"])
+  assert found["command"].endswith("--engine=ray")
+
+
+def test_campaign_on_no_cluster_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+  with pytest.raises(errors.UserError, match="no Ray cluster"):
+    campaign.Campaign(tmp_path / "c", 2, 1, engine="ray")
+  assert not (tmp_path / "c").exists()
 
 
 def test_faults_that_did_not_fit_go_into_the_next_run(tmp_path, fake_trial):

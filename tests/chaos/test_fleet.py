@@ -1,6 +1,5 @@
 """A run seen from outside: processes of the test's own in the roles' places."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,9 +7,7 @@ import sys
 
 import pytest
 
-from diloco import process
 from diloco.chaos import fleet as fleet_lib
-from diloco.report import liveness
 from diloco.tape import recorder
 
 _SLEEPER = "import sys, time; print(flush=True); time.sleep(600)"
@@ -18,29 +15,24 @@ _SLEEPER = "import sys, time; print(flush=True); time.sleep(600)"
 
 @pytest.fixture
 def sleepers(tmp_path):
-  """Two syncers and an island, as their controller would have noted them."""
+  """Two syncers and an island, by what their commands say."""
+  told = {
+    "syncer": ["--role", "syncer"],
+    "standby": ["--role", "standby"],
+    "island-0": ["--island", "0"],
+  }
+  common = ["--run_dir", str(tmp_path), "--incarnation", "2"]
   roles = {
     role: subprocess.Popen(
-      [sys.executable, "-c", _SLEEPER, str(tmp_path)],
+      [sys.executable, "-c", _SLEEPER, *common, *words],
       stdout=subprocess.PIPE,
       start_new_session=True,
     )
-    for role in ("syncer", "standby", "island-0")
+    for role, words in told.items()
   }
   for child in roles.values():
     assert child.stdout is not None
     child.stdout.readline()  # it is a session of its own by now
-  facts = {
-    role: {
-      "pid": child.pid,
-      "start_ticks": liveness.start_ticks(child.pid),
-      "incarnation": 2,
-    }
-    for role, child in roles.items()
-  }
-  path = process.processes_path(tmp_path)
-  path.parent.mkdir(parents=True)
-  path.write_text(json.dumps(facts))
   yield roles
   for child in roles.values():
     child.kill()
