@@ -197,7 +197,11 @@ class Client:
   """A role's end: finds the controller, and finds it again."""
 
   def __init__(
-    self, run_dir: str | os.PathLike[str], peer: str, hello: Message
+    self,
+    run_dir: str | os.PathLike[str],
+    peer: str,
+    hello: Message,
+    killed: Callable[[], bool] = lambda: False,
   ):
     """Starts connecting in the background.
 
@@ -205,6 +209,8 @@ class Client:
       run_dir: where the controller announces itself.
       peer: this process's name, such as "island-0".
       hello: fields of the first message of every connection.
+      killed: whether the role was, in a process that lives on; it makes no
+        more connections then, for its next life has its name.
     """
     self._path = address_path(run_dir)
     # Where process numbers are those of many machines, a life has another one.
@@ -214,6 +220,7 @@ class Client:
     self.inbox: queue.Queue[Message] = queue.Queue()
     self._link: _Link | None = None  # of the loop's thread
     self._place: _Place | None = None  # where it leads
+    self._killed = killed
     self._alone_since: float | None = time.monotonic()
     self._loop = _Loop("channel", self._seek())
 
@@ -245,7 +252,7 @@ class Client:
       self._link.abort()
 
   async def _seek(self) -> None:
-    while True:
+    while not self._killed():
       # Whatever is announced or said there, it is no controller to talk to.
       with contextlib.suppress(Exception):
         if place := _announced(self._path):

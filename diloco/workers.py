@@ -181,6 +181,11 @@ class Threads:
   with others as well (`diloco.inline`); it is the same in all else.
   """
 
+  @property
+  def dead(self) -> bool:
+    """Whether the role was killed, and its process lives on."""
+    return False
+
   def check(self) -> None:
     """Called by a role's main thread before whatever it does next.
 

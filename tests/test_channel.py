@@ -629,6 +629,20 @@ def test_second_connection_of_a_peer_takes_the_place_of_the_first(
   assert not server.send("a", {})
 
 
+def test_role_that_was_killed_leaves_its_place_to_its_next_life(ends, tmp_path):
+  server, killed = serve(ends, tmp_path), threading.Event()
+  first = ends(channel.Client, tmp_path, "a", {}, killed.is_set)
+  assert take(server.inbox)[1]["type"] == "hello"
+  killed.set()  # in a process that lives on; its threads may hang
+  second = ends(channel.Client, tmp_path, "a", {})
+  said = [take(server.inbox)[1]["type"] for _ in range(2)]
+  assert said == ["lost", "hello"]
+  eventually(lambda: not first._loop._thread.is_alive())
+  assert server.send("a", {"type": "program"})
+  assert take(second.inbox) == {"type": "program"}
+  assert server.inbox.empty()
+
+
 def test_taken_port_is_refused_with_a_remedy(ends):
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))

@@ -170,6 +170,17 @@ def test_site_builds_without_a_warning(tmp_path):
   assert (tmp_path / "site" / "index.html").exists()
 
 
+def test_tests_that_the_pages_name_are_there():
+  tests = sorted((ROOT / "tests").rglob("*.py"))
+  there = {path.stem for path in tests}
+  for path in tests:
+    there |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+  pages = "".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+  named = set(re.findall(r"\b(test_\w+)", pages))
+  assert len(named) > 50
+  assert sorted(named - there) == []
+
+
 def typed_commands():
   """(page, arguments) of every `diloco` command in an example of a page."""
   pages = {*DOCS.glob("*.md")} - {DOCS / "results.md"}  # which has ranges

@@ -31,7 +31,7 @@ class MortalThreads(workers.Threads):
 
   @property
   def dead(self) -> bool:
-    """Whether it was killed."""
+    """See `workers.Threads`."""
     return self._dead.is_set()
 
   def kill(self) -> None:

@@ -42,6 +42,7 @@ def live(
     spec.run_dir,
     role,
     {"island": spec.island, "incarnation": spec.incarnation, "ready": False},
+    lambda: threads.dead,
   )
   threads.at_death(channel.close)
 

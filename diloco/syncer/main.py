@@ -62,7 +62,10 @@ def live(
   """
   config = process.read_config(run_dir, or_copy=True)
   channel = channel_lib.Client(
-    run_dir, role, {"incarnation": incarnation, "ready": False, "token": 0}
+    run_dir,
+    role,
+    {"incarnation": incarnation, "ready": False, "token": 0},
+    lambda: threads.dead,
   )
   threads.at_death(channel.close)
   times = timing.derive(config.controller, 0.0)

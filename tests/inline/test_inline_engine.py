@@ -6,13 +6,15 @@ import threading
 import jax
 import pytest
 
+from diloco import channel, errors, process, workers
 from diloco import config as config_lib
-from diloco import errors, workers
 from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
 from diloco.inline import engine, threads
+from diloco.islands import island, life
 from diloco.replay import command as replay
 from diloco.snapshots import operations
+from diloco.syncer import main as syncer_main
 from diloco.tape import reader
 
 FLEET = 16
@@ -113,6 +115,31 @@ def test_role_that_hangs_counts_as_gone_and_does_nothing_more(
   go_on.set()
   assert role.wait(20)
   assert done == [] and ended == ["released"]
+
+
+def test_killed_role_whose_threads_hang_takes_no_channel_from_the_next(
+  tmp_path, monkeypatch
+):
+  found = {}
+
+  def client(run_dir, peer, hello, killed):
+    found[peer] = killed
+    raise InterruptedError
+
+  monkeypatch.setattr(channel, "Client", client)
+  config = config_lib.from_mapping(make_config(1))
+  process.write_config(config, tmp_path)
+  spec = island.Spec(tmp_path, "memory://", 0, 1, config.fleet.slices[0])
+  for name, live in {
+    "island-0": lambda of: life.live(spec, config, None, [], of),
+    "syncer": lambda of: syncer_main.live(tmp_path, "syncer", 1, of),
+  }.items():
+    mortal = threads.MortalThreads(name)
+    with pytest.raises(InterruptedError):
+      live(mortal)
+    assert not found[name]()
+    mortal.kill()
+    assert found[name]()
 
 
 def test_dead_pulse_is_silent():
