@@ -166,7 +166,7 @@ class ProgramConfig:
   cut_every_secs: float = 300.0  # 0: only on demand
 
 
-TAKEOVER_SECS = 1.5  # unless it is chosen, or the store needs more
+TAKEOVER_SECS = 1.35  # unless it is chosen, or the store needs more
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ first and R the second,
                                      bucket, where W are fenced side by side,
                                      (2 P / W + 16) R
 
-T is 1.5 s if nobody chooses it, or what R needs.
+T is 1.35 s if nobody chooses it, or what R needs.
 
 What waits for work and not for a sign of life (starting, compiling, draining)
 has a floor of its own: a machine compiles no faster for a small T. The

@@ -21,11 +21,11 @@ def snapshots(tmp_path):
 
 def test_defaults_derive_from_the_chosen_figure():
   made = timing.derive(_chosen(), 0.001, num_fragments=24)
-  assert made.takeover_secs == 1.5 and made.round_trip_secs == 0.001
-  assert made.heartbeat_secs == pytest.approx(0.25)
-  assert made.lease_ttl_secs == pytest.approx(1.0)
-  assert made.member_ttl_secs == pytest.approx(2.0)
-  assert made.standby_poll_secs == pytest.approx(0.05)
+  assert made.takeover_secs == 1.35 and made.round_trip_secs == 0.001
+  assert made.heartbeat_secs == pytest.approx(0.225)
+  assert made.lease_ttl_secs == pytest.approx(0.9)
+  assert made.member_ttl_secs == pytest.approx(1.8)
+  assert made.standby_poll_secs == pytest.approx(0.045)
   assert (made.hang_secs, made.start_secs) == (60.0, 180.0)
   assert (made.orphan_secs, made.drain_secs) == (60.0, 60.0)
 
@@ -90,12 +90,12 @@ REFUSED = {
   "lease shorter than two heartbeats": (
     {"heartbeat_secs": 0.6},
     0.001,
-    ("heartbeat_secs = 0.6", "takeover_secs = 1.5", "lower heartbeat_secs"),
+    ("heartbeat_secs = 0.6", "takeover_secs = 1.35", "lower heartbeat_secs"),
   ),
   "hang before an island counts as gone": (
     {"hang_secs": 1.0},
     0.001,
-    ("hang_secs = 1", "gone after 2 s", "raise hang_secs to 2"),
+    ("hang_secs = 1", "gone after 1.8 s", "raise hang_secs to 1.8"),
   ),
   "orphan before a lease expires": (
     {"orphan_secs": 1.0, "takeover_secs": 2.0},
@@ -105,7 +105,7 @@ REFUSED = {
   "start before a takeover": (
     {"start_secs": 1.0},
     0.001,
-    ("start_secs = 1", "replaced after 1.5 s", "raise start_secs"),
+    ("start_secs = 1", "replaced after 1.35 s", "raise start_secs"),
   ),
   "drain before a lease expires": (
     {"drain_secs": 1.0, "takeover_secs": 2.0},
@@ -143,9 +143,9 @@ def test_default_allows_any_store_what_it_needs(round_trip_secs, width):
   made = timing.derive(_chosen(), round_trip_secs, 24, width)
   chosen = _chosen(takeover_secs=made.takeover_secs)
   assert timing.derive(chosen, round_trip_secs, 24, width) == made
-  assert made.takeover_secs >= 1.5
+  assert made.takeover_secs >= config_lib.TAKEOVER_SECS
   assert made.heartbeat_secs >= 4 * round_trip_secs
-  if made.takeover_secs > 1.5:
+  if made.takeover_secs > config_lib.TAKEOVER_SECS:
     tighter = _chosen(
       takeover_secs=made.takeover_secs / 2,
       heartbeat_secs=max(0.05, made.takeover_secs / 12),
