@@ -80,7 +80,8 @@ class Server:
   """The controller's end: accepts peers, collects what they say.
 
   Everything arrives in `inbox` as (peer name, message): a peer's own messages,
-  a first one of type "hello", and a last one of type "lost".
+  a first one of type "hello", and a last one of type "lost". Each has the `pid`
+  of its sender's hello: two processes may call themselves by one name.
   """
 
   def __init__(self, port: int, host: str = _LOOPBACK):
@@ -166,7 +167,8 @@ class Server:
         peer, link.pid = str(hello["peer"]), hello.get("pid")
         self._welcome(peer, link, hello)
         while True:
-          self.inbox.put((peer, await link.receive()))
+          said = await link.receive()
+          self.inbox.put((peer, said | {"pid": link.pid}))
     except Exception as error:  # whatever a stranger says, it is refused
       if peer is None or not isinstance(error, OSError | EOFError):
         logger.warning("peer_refused peer=%s error=%r", peer, error)

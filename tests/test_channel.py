@@ -141,7 +141,8 @@ def test_hello_then_messages_both_ways(ends, tmp_path):
   assert [take(client.inbox)["seq"] for _ in range(2)] == [1, 2]
   eventually(lambda: client.alone_secs() == 0)
   client.send({"type": "done", "seq": 1})
-  assert take(server.inbox) == ("island-0", {"type": "done", "seq": 1})
+  told = {"type": "done", "seq": 1, "pid": os.getpid()}
+  assert take(server.inbox) == ("island-0", told)
   client.close()
   lost = {"type": "lost", "pid": os.getpid()}
   assert take(server.inbox) == ("island-0", lost)
@@ -621,6 +622,9 @@ def test_second_connection_of_a_peer_takes_the_place_of_the_first(
   with contextlib.suppress(OSError):
     first.send({"type": "of the past"})
   assert first.receive() is None
+  # Nor can who has the name speak for another process that had it.
+  second.send({"type": "status", "pid": 1})
+  assert take(server.inbox) == ("a", {"type": "status", "pid": 2})
   # The end of the first is no end of the second.
   assert server.send("a", {"type": "program"})
   assert second.receive() == {"type": "program"}
