@@ -171,7 +171,8 @@ class Server:
           self.inbox.put((peer, said | {"pid": link.pid}))
     except Exception as error:  # whatever a stranger says, it is refused
       if peer is None or not isinstance(error, OSError | EOFError):
-        logger.warning("peer_refused peer=%s error=%r", peer, error)
+        why = errors.one_line(error)  # of some errors all that was said is part
+        logger.warning("peer_refused peer=%s error=%s", peer, why)
     finally:
       if peer is not None and self._peers.get(peer) is link:
         self._lose(peer)
@@ -223,6 +224,7 @@ class Client:
     self._link: _Link | None = None  # of the loop's thread
     self._place: _Place | None = None  # where it leads
     self._killed = killed
+    self._told: set[type[Exception]] = set()  # why there is none, once each
     self._alone_since: float | None = time.monotonic()
     self._loop = _Loop("channel", self._seek())
 
@@ -255,10 +257,14 @@ class Client:
 
   async def _seek(self) -> None:
     while not self._killed():
-      # Whatever is announced or said there, it is no controller to talk to.
-      with contextlib.suppress(Exception):
+      try:
         if place := _announced(self._path):
           await self._talk(place)
+      except Exception as error:
+        # Whatever is announced or said there, it is no controller to talk to.
+        if type(error) not in self._told:
+          self._told.add(type(error))
+          logger.info("no_channel error=%s", errors.one_line(error))
       await asyncio.sleep(_RECONNECT_SECS)
 
   async def _talk(self, place: "_Place") -> None:
@@ -271,6 +277,7 @@ class Client:
         await link.receive()  # the welcome
         deadline.reschedule(None)
         self._alone_since = None
+        self._told.clear()
         while True:
           self.inbox.put(await link.receive())
       finally:

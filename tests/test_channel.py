@@ -276,6 +276,33 @@ def test_wrong_token_is_refused(ends, tmp_path, token):
   assert take(server.inbox)[0] == "a"
 
 
+def test_stranger_fills_no_log(ends, tmp_path, caplog):
+  serve(ends, tmp_path)
+  place = place_of(tmp_path)
+  data = b"\xff" * 60_000
+  with trusting(place).wrap_socket(connect(place)) as conn:
+    conn.sendall(len(data).to_bytes(4) + data)
+    assert is_hung_up(conn)
+  eventually(lambda: "peer_refused" in caplog.text)
+  assert "can't decode" in caplog.text and len(caplog.text) < 1000
+
+
+def test_role_says_once_why_it_has_no_channel(ends, tmp_path, caplog):
+  caplog.set_level("INFO")
+  server = serve(ends, tmp_path)
+  _, other = channel._certify()
+  path = channel.address_path(tmp_path)
+  right = path.read_text()
+  path.write_text(json.dumps(place_of(tmp_path) | {"certificate": other}))
+  client = ends(channel.Client, tmp_path, "a", {})
+  eventually(lambda: "no_channel" in caplog.text)
+  assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+  path.write_text(right)
+  take(server.inbox)
+  eventually(lambda: client.alone_secs() == 0)
+  assert caplog.text.count("CERTIFICATE_VERIFY_FAILED") == 1
+
+
 def test_silent_peer_blocks_nobody_and_is_hung_up_on(
   ends, tmp_path, monkeypatch
 ):
