@@ -26,6 +26,8 @@ STORE = "snapshots"  # the store, in a run directory
 _PRIVATE = 0o077  # file mode bits that are not given: those of other users
 ORIGIN = "control/origin.json"  # of a copy, brought from the run's store
 UNFINISHED = "config.tmp"  # a run killed in its very first write has only this
+# What to read and parse a file of JSON may raise that anybody has written.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
@@ -81,7 +83,7 @@ def draw_run_id() -> str:
 def run_id(run_dir: str | os.PathLike[str]) -> str:
   """What `draw_run_id` drew for a directory; a copy of it has the same."""
   for path in _config_paths(run_dir):
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(*UNREADABLE):
       return str(json.loads(path.read_text())["id"])
   return ""
 
@@ -176,7 +178,7 @@ def read_config(
     if content["crc32"] != _checksum(content["config"]):
       raise _changed(run_dir, content["config"], held)
     return config_lib.from_mapping(content["config"])
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except UNREADABLE as error:
     if held is not None and (or_copy or isinstance(error, FileNotFoundError)):
       return config_lib.from_mapping(held)
     if isinstance(error, errors.UserError):
@@ -198,7 +200,7 @@ def _intact(path: pathlib.Path) -> dict[str, Any] | None:
     fields: dict[str, Any] = content["config"]
     sound = content["crc32"] == _checksum(fields)
     return fields if sound and content["format"] == FORMAT else None
-  except (OSError, ValueError, KeyError, TypeError):
+  except UNREADABLE:
     return None
 
 
@@ -272,7 +274,7 @@ def check_task(
 def was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
   """Whether a run was last begun in this directory; not so in a copy of it."""
   for path in _config_paths(run_dir):
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(*UNREADABLE):
       content = json.loads(path.read_text())
       return bool(content["directory"] == directory_id(run_dir))
   return False
@@ -296,7 +298,7 @@ def read_processes(
       str(role): {**facts, "pid": int(facts["pid"])}
       for role, facts in content.items()
     }
-  except (OSError, ValueError, KeyError, TypeError, AttributeError):
+  except (*UNREADABLE, AttributeError):
     return {}
 
 
@@ -330,7 +332,7 @@ def origin(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
   try:
     found = json.loads((pathlib.Path(run_dir) / ORIGIN).read_text())
     return {"url": str(found["url"]), "seen_secs": float(found["seen_secs"])}
-  except (OSError, ValueError, KeyError, TypeError):
+  except UNREADABLE:
     return None
 
 

@@ -39,7 +39,11 @@ def delete(path):
   path.unlink()
 
 
-HARM = [change_seed, tear, lose_checksum, delete]
+def nest(path):
+  path.write_text("[" * 100_000)
+
+
+HARM = [change_seed, tear, lose_checksum, delete, nest]
 
 
 def test_setting_changed_by_hand_is_refused_by_name(files, tmp_path):
@@ -75,7 +79,7 @@ def test_role_reads_the_copy_whatever_became_of_the_file(files, tmp_path, harm):
   assert process.read_config(tmp_path, or_copy=True) == CONFIG
 
 
-@pytest.mark.parametrize("harm", [tear, lose_checksum])
+@pytest.mark.parametrize("harm", [tear, lose_checksum, nest])
 def test_damaged_file_is_refused_and_the_copy_is_named(files, tmp_path, harm):
   harm(files[0])
   with pytest.raises(errors.UserError, match="delete it, and the copy"):

@@ -94,7 +94,7 @@ def take_up(
     old = process.read_config(run_dir, or_copy=True)
     new = config_lib.from_mapping(json.loads(wish.read_text()))
     config_changes.check_live(old, new)
-  except (ValueError, errors.UserError) as error:
+  except (ValueError, RecursionError) as error:
     logger.warning("change_refused error=%s", errors.one_line(error))
   else:
     if changes := config_changes.changes(old, new):

@@ -132,6 +132,6 @@ def controller_pid(run_dir: str | os.PathLike[str]) -> int | None:
       return None  # copied from the run it is of
     if announced.get("machine", machine()) != machine():
       return None  # a number of another machine
-  except (OSError, ValueError, KeyError, TypeError):
+  except process.UNREADABLE:
     return None
   return pid if ticks is not None and start_ticks(pid) == ticks else None

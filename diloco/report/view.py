@@ -458,7 +458,7 @@ def read_config(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   """Returns a run's configuration; empty if there is none to read."""
   content = None
   for name in ("snapshots/config", "config.json"):
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
       content = json.loads((pathlib.Path(run_dir) / name).read_text())
   if isinstance(content, dict) and isinstance(content.get("config"), dict):
     return content["config"]

@@ -75,7 +75,7 @@ class Record:
     try:
       envelope = json.loads(data)
       fields, expected = envelope["record"], envelope["crc32"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
       raise errors.CorruptSnapshotError(
         f"{cls.__name__} record cannot be parsed: {error!r}"
       ) from error

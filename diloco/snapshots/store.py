@@ -289,7 +289,7 @@ class SnapshotStore:
           "use the version of diloco that wrote it, or a new --workdir",
         )
       return partition.FragmentPlan.from_json(data)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
       if isinstance(error, errors.UserError):
         raise
       raise errors.CorruptSnapshotError(

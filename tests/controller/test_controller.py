@@ -308,8 +308,9 @@ def test_change_that_cannot_be_changes_nothing(session, fleet, tmp_path):
   for changes in ({"sync__codec": "f32"}, {"sync__every": 1}):
     wish(tmp_path, config, **changes)
     run.turn_until(lambda: not change.wish_path(tmp_path).exists(), secs=1.0)
-  change.wish_path(tmp_path).write_text("{")
-  run.turn_until(lambda: not change.wish_path(tmp_path).exists(), secs=1.0)
+  for text in ("{", "[" * 100_000):
+    change.wish_path(tmp_path).write_text(text)
+    run.turn_until(lambda: not change.wish_path(tmp_path).exists(), secs=1.0)
   assert process.read_config(tmp_path) == config
   assert configured(fleet) == {} and run.events("config_changed") == []
 

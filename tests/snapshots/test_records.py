@@ -58,6 +58,11 @@ def test_flipped_bit_is_never_read_as_another_value(data):
   assert read == CONTRIBUTION  # a flip in white space or in a number's form
 
 
+def test_record_nested_too_deep_is_corrupt():
+  with pytest.raises(errors.CorruptSnapshotError):
+    records.Lease.from_bytes(b"[" * 100_000)
+
+
 @pytest.mark.parametrize(
   "fields",
   [
