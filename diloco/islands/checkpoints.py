@@ -91,18 +91,38 @@ def _numbers(tensors: Iterable[str]) -> dict[str, int]:
 def write(
   writer: ocp.StandardCheckpointer,
   path: pathlib.Path,
-  arrays: Mapping[str, jax.Array],
-) -> dict[str, str]:
-  """Writes arrays and returns their digests once they are complete on disk."""
+  snapshot: learner_lib.Snapshot,
+  plan: partition.FragmentPlan,
+  positions: Sequence[core.Position],
+  **who: int,
+) -> checkpoint.Checkpoint:
+  """Writes a snapshot; returns its marker once it is complete on disk.
+
+  Args:
+    writer: writes arrays.
+    path: of its directory.
+    snapshot: what to write.
+    plan: of its fragments.
+    positions: [P], where they are.
+    **who: fields of the marker that say whose it is.
+  """
+  arrays = content_of(snapshot, plan, positions)
   path.mkdir(parents=True, exist_ok=True)
   with _ORBAX:
-    writer.save(path / checkpoint.ARRAYS, dict(arrays), force=True)
+    writer.save(path / checkpoint.ARRAYS, arrays, force=True)
     digests = {
       name: checkpoint.leaf_digest(name, np.asarray(values))
       for name, values in arrays.items()
     }
     writer.wait_until_finished()
-  return digests
+  return checkpoint.Checkpoint(
+    **who,
+    step=snapshot.step,
+    positions=[list(p) for p in positions],
+    leaves=digests,
+    files=checkpoint.file_sizes(path),
+    num_bytes=sum(a.nbytes for a in arrays.values()),
+  )
 
 
 def restore(

@@ -66,12 +66,9 @@ def healthy(island: int) -> operations.Procedure[list[records.Member]]:
   for name in filter(keys.is_member_name, (yield _MEMBERS)):
     if int(name) == island:
       continue
-    try:
-      member, _ = yield operations.Read(
-        keys.member_key(int(name)), records.Member
-      )
-    except errors.CorruptSnapshotError:
-      continue
+    member, _ = yield from operations.sound(
+      keys.member_key(int(name)), records.Member
+    )
     if member is not None and member.present:
       found.append(member)
   return found
@@ -249,12 +246,10 @@ def answer(
 
 def _calls(request: records.PeerRequest) -> operations.Procedure[bool]:
   """Whether a call is still to be answered."""
-  try:
-    asked, _ = yield operations.Read(
-      keys.peer_request_key(request.island), records.PeerRequest
-    )
-  except errors.CorruptSnapshotError:
-    return False  # who calls will call again, or do without
+  # Whose call is damaged will call again, or do without.
+  asked, _ = yield from operations.sound(
+    keys.peer_request_key(request.island), records.PeerRequest
+  )
   return bool(asked == request)
 
 

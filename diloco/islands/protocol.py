@@ -52,10 +52,7 @@ def beat(member: records.Member) -> operations.Procedure[bool]:
     FencedError: another process has the place.
   """
   key = keys.member_key(member.island)
-  try:
-    found, generation = yield operations.Read(key, records.Member)
-  except errors.CorruptSnapshotError as error:
-    found, generation = None, error.generation
+  found, generation = yield from operations.sound(key, records.Member)
   if (
     found is not None
     and found.nonce != member.nonce
@@ -137,12 +134,10 @@ def survey(
     fragment, owner, _, _ = map(int, name.split("."))
     if owner != island or fragment >= num_fragments:
       continue
-    try:
-      record, _ = yield operations.Read(
-        keys.contribution_key(name), records.Contribution
-      )
-    except errors.CorruptSnapshotError:
-      continue  # it will never be merged
+    # What is damaged will never be merged.
+    record, _ = yield from operations.sound(
+      keys.contribution_key(name), records.Contribution
+    )
     if record is not None:
       waiting.append(record)
   heads: list[records.Head] = []

@@ -103,20 +103,17 @@ class Saver(saving.Saves):
     )
 
   def _write(self, job: saving.Job) -> checkpoint.Checkpoint:
-    path = self._path(job)
-    arrays = checkpoints.content_of(job.snapshot, self._plan, job.positions)
-    leaves = checkpoints.write(self._writer, path, arrays)
-    return checkpoint.Checkpoint(
+    return checkpoints.write(
+      self._writer,
+      self._path(job),
+      job.snapshot,
+      self._plan,
+      job.positions,
       island=self._who.island,
       incarnation=self._who.incarnation,
       serial=job.serial,
-      step=job.snapshot.step,
       epoch=self._who.epoch,
       cut=job.cut,
-      positions=[list(p) for p in job.positions],
-      leaves=leaves,
-      files=checkpoint.file_sizes(path),
-      num_bytes=sum(a.nbytes for a in arrays.values()),
     )
 
   def commit(

@@ -199,20 +199,17 @@ class Performer:
     """As the island's saver does, with the references of all fragments."""
     path = self._scratch.state_path(state)
     positions = [core.Position(0, 0, -1)] * self._plan.num_fragments
-    snapshot = self._trainer.snapshot()
-    arrays = checkpoints.content_of(snapshot, self._plan, positions)
-    leaves = checkpoints.write(self._writer, path, arrays)
-    marker = checkpoint.Checkpoint(
+    marker = checkpoints.write(
+      self._writer,
+      path,
+      self._trainer.snapshot(),
+      self._plan,
+      positions,
       island=state.island,
       incarnation=state.incarnation,
       serial=state.serial,
-      step=state.step,
       epoch=0,
       cut=0,
-      positions=[list(p) for p in positions],
-      leaves=leaves,
-      files=checkpoint.file_sizes(path),
-      num_bytes=sum(a.nbytes for a in arrays.values()),
     )
     checkpoint.commit(path, marker)
 

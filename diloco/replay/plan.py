@@ -12,6 +12,7 @@ from typing import Any
 from diloco import errors
 from diloco.replay import needs as needs_lib
 from diloco.replay import script
+from diloco.snapshots import keys
 from diloco.tape import events, reader
 
 _REMEDY = (
@@ -129,7 +130,7 @@ def _operations(
   """What a line says the island's main thread did."""
   match line["event"]:
     case events.SUBMITTED:
-      key = contribution_key(line["fragment"], life, line["step"])
+      key = keys.contribution_name(line["fragment"], *life, line["step"])
       yield script.Publish(
         line["step"],
         line["fragment"],
@@ -166,11 +167,6 @@ def _operations(
     case events.SAVING:
       state = script.StateId(*life, line["step"], line["serial"])
       yield script.Save(line["step"], state)
-
-
-def contribution_key(fragment: int, life: script.LifeId, step: int) -> str:
-  """Name of a contribution in the store, as `records.Contribution.key`."""
-  return f"{fragment:04d}.{life.island:04d}.{life.incarnation:04d}.{step:09d}"
 
 
 def _add_states(lives: dict[script.LifeId, script.Life]) -> None:

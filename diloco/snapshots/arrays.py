@@ -145,30 +145,25 @@ class ArrayStore:
     self,
     base: str | os.PathLike[str] | Mapping[str, Any],
     *,
-    durable: bool = False,
     mapped: bool = False,
-    context: ts.Context | None = None,
   ):
     """Describes the store; nothing is touched yet.
 
     Args:
       base: a `pathlib.Path`, a URL (`file:///...`, `memory://`, `s3://...`) or
         a TensorStore key-value store specification.
-      durable: flush files to the device before a write completes. A killed
-        process loses nothing without it; a power cut may lose files that a
-        commit record already names, which readers then see as corrupt.
       mapped: read files through memory maps: half as fast again, but a disk
         or network file system that fails during a read kills the process
         (SIGBUS) instead of raising an error.
-      context: share it to let several stores see one `memory://` or one pool
-        of threads; `durable` and `mapped` then have no effect.
     """
     if isinstance(base, os.PathLike):
       path = os.path.abspath(os.fspath(base))
       base = {"driver": "file", "path": os.path.join(path, "")}
-    self._context = context or ts.Context(
+    self._context = ts.Context(
       {
-        "file_io_sync": durable,
+        # A killed process loses nothing without it. A power cut may lose files
+        # that a commit record names already; readers then find them corrupt.
+        "file_io_sync": False,
         "file_io_mode": {"mode": "memmap" if mapped else "default"},
         # Snapshots are immutable and read once; a cache only costs memory.
         "cache_pool": {"total_bytes_limit": 0},

@@ -152,6 +152,19 @@ def in_turn(procedures: Iterable[Procedure[Any]]) -> Procedure[list[Any]]:
   return found
 
 
+def sound(key: str, kind: type[records.Record]) -> Procedure[tuple[Any, Any]]:
+  """A record, None if it is missing or damaged, and its generation.
+
+  What is damaged is replaced by compare-and-set like anything else. Were it
+  deleted first, a delete that lands late could take what replaced it.
+  """
+  try:
+    found, generation = yield Read(key, kind)
+  except errors.CorruptSnapshotError as error:
+    return None, error.generation
+  return found, generation
+
+
 # What a store may throw into a procedure.
 FAILURES = (OSError, errors.CorruptSnapshotError)
 

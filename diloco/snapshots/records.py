@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any, Self, get_origin, get_type_hints
 
 from diloco import errors
@@ -62,7 +63,7 @@ class Record:
 
   def key_in_store(self) -> str:
     """The one key it belongs under; empty if its content does not say."""
-    return ""
+    return _KEYS[type(self)](self) if type(self) in _KEYS else ""
 
   @classmethod
   def from_bytes(cls, data: bytes) -> Self:
@@ -159,10 +160,6 @@ class Contribution(Record):
       self.fragment, self.island, self.incarnation, self.step
     )
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.contribution_key(self.key)
-
 
 @dataclasses.dataclass(frozen=True)
 class Head(Record):
@@ -190,18 +187,10 @@ class Head(Record):
     """Last local step of an island that this version contains."""
     return self.clock.get(str(island), 0)
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.head_key(self.fragment)
-
 
 @dataclasses.dataclass(frozen=True)
 class Initial(Head):
   """A fragment that the run was given to start from; it stays with the run."""
-
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.initial_key(self.fragment)
 
 
 def retoken(head: Head, token: int) -> Head:
@@ -238,10 +227,6 @@ class Member(Record):
   present: bool  # whether a round should wait for it
   nonce: str  # of this process: two may have been given one number
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.member_key(self.island)
-
 
 @dataclasses.dataclass(frozen=True)
 class Board(Record):
@@ -265,10 +250,6 @@ class Verdict(Record):
   fragment: int
   reason: str
   suspended_secs: float  # refused unseen for so long; 0 for not
-
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.verdict_key(self.island)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,10 +278,6 @@ class CutRequest(Record):
   epoch: int
   islands: list[int]  # those expected to take part
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.cut_request_key(self.cut)
-
 
 @dataclasses.dataclass(frozen=True)
 class CutPart(Record):
@@ -315,10 +292,6 @@ class CutPart(Record):
   checksum: int  # `crc32` of the saved state's marker
   positions: list[list[int]]  # [P] of base, first step, published step
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.cut_part_key(self.cut, self.island)
-
 
 @dataclasses.dataclass(frozen=True)
 class CutHeads(Record):
@@ -329,10 +302,6 @@ class CutHeads(Record):
   token: int
   heads: list[dict[str, Any]]  # [P], fields of `Head`
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.cut_heads_key(self.cut)
-
 
 @dataclasses.dataclass(frozen=True)
 class CutChannel(Record):
@@ -341,10 +310,6 @@ class CutChannel(Record):
   cut: int
   token: int  # of the heads it belongs to
   contributions: list[dict[str, Any]]  # fields of `Contribution`
-
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.cut_channel_key(self.cut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -355,10 +320,6 @@ class CutComplete(Record):
   epoch: int
   parts: dict[str, int]  # name below the cut's prefix -> its `crc32`
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.cut_complete_key(self.cut)
-
 
 @dataclasses.dataclass(frozen=True)
 class PeerRequest(Record):
@@ -367,10 +328,6 @@ class PeerRequest(Record):
   island: int
   incarnation: int
   versions: list[int]  # [P], what the answer's sender must have adopted
-
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.peer_request_key(self.island)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,10 +345,6 @@ class PeerState(Record):
   chunks: dict[str, list[int]]  # leaf -> chunk shape in the store
   digest: str  # of all tensors, in the order of their names
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.peer_state_key(self.island, self.incarnation)
-
 
 @dataclasses.dataclass(frozen=True)
 class CutAbandoned(Record):
@@ -400,6 +353,20 @@ class CutAbandoned(Record):
   cut: int
   reason: str
 
-  def key_in_store(self) -> str:
-    """See `Record`."""
-    return keys.cut_abandoned_key(self.cut)
+
+# Where records belong whose content says so.
+_KEYS: dict[type[Record], Callable[[Any], str]] = {
+  Contribution: lambda r: keys.contribution_key(r.key),
+  Head: lambda r: keys.head_key(r.fragment),
+  Initial: lambda r: keys.initial_key(r.fragment),
+  Member: lambda r: keys.member_key(r.island),
+  Verdict: lambda r: keys.verdict_key(r.island),
+  CutRequest: lambda r: keys.cut_request_key(r.cut),
+  CutPart: lambda r: keys.cut_part_key(r.cut, r.island),
+  CutHeads: lambda r: keys.cut_heads_key(r.cut),
+  CutChannel: lambda r: keys.cut_channel_key(r.cut),
+  CutComplete: lambda r: keys.cut_complete_key(r.cut),
+  PeerRequest: lambda r: keys.peer_request_key(r.island),
+  PeerState: lambda r: keys.peer_state_key(r.island, r.incarnation),
+  CutAbandoned: lambda r: keys.cut_abandoned_key(r.cut),
+}

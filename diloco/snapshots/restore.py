@@ -110,7 +110,7 @@ def hold(token: int) -> operations.Procedure[None]:
 
 def newest_token() -> operations.Procedure[int]:
   """The newest token that `hold` was given, as far as is known."""
-  epoch, _ = yield from _sound(keys.EPOCH, records.Epoch)
+  epoch, _ = yield from operations.sound(keys.EPOCH, records.Epoch)
   return epoch.token if epoch else 0
 
 
@@ -139,7 +139,7 @@ def choose(
   Raises:
     FencedError: the run has another controller.
   """
-  epoch, generation = yield from _sound(keys.EPOCH, records.Epoch)
+  epoch, generation = yield from operations.sound(keys.EPOCH, records.Epoch)
   _refuse_deposed(epoch, token)
   begun = None if epoch is None or epoch.done else epoch
   found: list[int] = yield from cuts.numbers()
@@ -166,14 +166,11 @@ def choose(
         for sent in parts.contributions
         if (text := check_sent(sent))
       )
-      parts = _without(parts, {sent.key for sent, _ in left_out})
+      lost = {sent.key for sent, _ in left_out}
+      kept = [sent for sent in parts.contributions if sent.key not in lost]
+      parts = parts._replace(contributions=tuple(kept))
     return Choice(parts, tuple(passed_over), left_out, begun, generation, token)
   return Choice(None, tuple(passed_over), (), begun, generation, token)
-
-
-def _without(parts: cut_parts.Parts, keys_: Collection[str]) -> cut_parts.Parts:
-  kept = [sent for sent in parts.contributions if sent.key not in keys_]
-  return parts._replace(contributions=tuple(kept))
 
 
 def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
@@ -295,9 +292,9 @@ def _decide(
     if mine == found:
       return found, choice.generation
     return (yield from _write_down(mine, choice))
-  before, _ = yield from _sound(keys.EPOCH, records.Epoch)
+  before, _ = yield from operations.sound(keys.EPOCH, records.Epoch)
   # Where a head is lost, its last tensors may be too, or not be listed yet.
-  board, _ = yield from _sound(keys.BOARD, records.Board)
+  board, _ = yield from operations.sound(keys.BOARD, records.Board)
   newest, versions = before.epoch if before else 0, []
   taken = 0
   for head in parts.heads:
@@ -325,7 +322,7 @@ def _write_down(
 ) -> operations.Procedure[tuple[records.Epoch, Any]]:
   yield operations.CompareAndSet(keys.EPOCH, begun, choice.generation)
   # What counts is what is there: an answer may have been lost.
-  now_there, generation = yield from _sound(keys.EPOCH, records.Epoch)
+  now_there, generation = yield from operations.sound(keys.EPOCH, records.Epoch)
   if now_there != begun:
     raise ChangedError(f"cut {begun.cut} was chosen, and another restore began")
   return begun, generation
@@ -367,7 +364,9 @@ def _take_lease(
   """Deposes whoever leads; gives a token above all there were."""
   newest = max(head.token if head else 0 for head in heads)
   while True:
-    lease, generation = yield from _sound(keys.SYNCER_LEASE, records.Lease)
+    lease, generation = yield from operations.sound(
+      keys.SYNCER_LEASE, records.Lease
+    )
     newest = max(newest, lease.token if lease else 0)
     token: int = yield from lease_lib.draw(keys.SYNCER_LEASE, newest)
     if not token:
@@ -413,23 +412,8 @@ def _discard_old(
 
 def _head(fragment: int) -> operations.Procedure[records.Head | None]:
   """A head; None if it is missing or damaged."""
-  head, _ = yield from _sound(keys.head_key(fragment), records.Head)
+  head, _ = yield from operations.sound(keys.head_key(fragment), records.Head)
   return head
-
-
-def _sound(
-  key: str, kind: type[records.Record]
-) -> operations.Procedure[tuple[Any, Any]]:
-  """A record, None if it is missing or damaged, and its generation.
-
-  What is damaged is replaced by compare-and-set like anything else. Were it
-  deleted first, a delete that lands late could take what replaced it.
-  """
-  try:
-    found, generation = yield operations.Read(key, kind)
-  except errors.CorruptSnapshotError as error:
-    return None, error.generation
-  return found, generation
 
 
 def _bring_to(
@@ -437,7 +421,7 @@ def _bring_to(
 ) -> operations.Procedure[None]:
   """Puts a record there, unless one of this epoch or a later one is."""
   while True:
-    found, generation = yield from _sound(key, type(record))
+    found, generation = yield from operations.sound(key, type(record))
     if found is not None and found.epoch >= epoch:
       return
     if (yield operations.CompareAndSet(key, record, generation)):

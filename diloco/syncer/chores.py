@@ -15,7 +15,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from diloco import errors
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import core, protocol
 
@@ -135,10 +134,7 @@ class Chores:
     if told is None:
       return
     key = keys.verdict_key(island)
-    try:
-      found, _ = yield operations.Read(key, records.Verdict)
-    except errors.CorruptSnapshotError:
-      found = None
+    found, _ = yield from operations.sound(key, records.Verdict)
     if found != told:
       self.untold[island] = told
       yield from self.tell()

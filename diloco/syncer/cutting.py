@@ -264,12 +264,10 @@ def _add_channel(
   for name in filter(keys.is_contribution_name, names):
     if name in sent:
       continue
-    try:
-      unseen, _ = yield operations.Read(
-        keys.contribution_key(name), records.Contribution
-      )
-    except errors.CorruptSnapshotError:
-      continue  # it will never be merged
+    # What is damaged will never be merged.
+    unseen, _ = yield from operations.sound(
+      keys.contribution_key(name), records.Contribution
+    )
     if unseen is not None:
       sent[name] = unseen
   yield from _add_unlisted(sent, heads, positions)
@@ -317,12 +315,10 @@ def _read_sent(
     name = keys.contribution_name(fragment, own.island, life, step)
     if name in sent:
       return sent[name]
-    try:
-      found, _ = yield operations.Read(
-        keys.contribution_key(name), records.Contribution
-      )
-    except errors.CorruptSnapshotError:
-      continue  # it will never be merged
+    # What is damaged will never be merged.
+    found, _ = yield from operations.sound(
+      keys.contribution_key(name), records.Contribution
+    )
     if found is not None:
       return found
   return None

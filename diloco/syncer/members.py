@@ -13,10 +13,10 @@ class MemberWatch:
     self._ttl_secs = ttl_secs
     self._seen: dict[int, tuple[tuple[int, int], float]] = {}
 
-  def live(
+  def present(
     self, members: Iterable[records.Member], now: float
-  ) -> dict[int, records.Member]:
-    """Returns the members whose beat moved within the time to live.
+  ) -> dict[int, float]:
+    """Returns the seconds a step takes each island that rounds wait for.
 
     Args:
       members: what the store holds now.
@@ -30,16 +30,4 @@ class MemberWatch:
         self._seen[member.island] = seen = (beat, now)
       if now - seen[1] < self._ttl_secs:
         live[member.island] = member
-    return live
-
-  def present(
-    self, members: Iterable[records.Member], now: float
-  ) -> dict[int, float]:
-    """Returns the seconds a step takes each island that rounds wait for.
-
-    Args:
-      members: what the store holds now.
-      now: the observer's monotonic clock, seconds.
-    """
-    live = self.live(members, now).values()
-    return {m.island: m.step_secs for m in live if m.present}
+    return {m: one.step_secs for m, one in live.items() if one.present}

@@ -82,6 +82,8 @@ SPOILING = (
   HEAD_SWAPPED,
 )
 OUTLYING = (OUTLIER, OUTLIERS)
+# What can strike between two operations.
+AT_POINT = (KILL_BEFORE, KILL_AFTER, STOP)
 # What no store is allowed to do: some of the guarantees end here.
 BEYOND_CONTRACT = (TORN, CORRUPT, LOST)
 

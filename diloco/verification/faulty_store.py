@@ -81,10 +81,10 @@ class FaultyStore:
       operations.DeleteTree: self._delete_tree,
       operations.Names: self._names,
       operations.WritePayload: self._write_payload,
-      operations.ReadPayload: self._read_payload,
-      operations.ReadState: self._read_state,
+      operations.ReadPayload: lambda o, _: self.version_of(o.head),
+      operations.ReadState: lambda o, _: self.content(o.state.payload),
       operations.Merge: self._merge,
-      operations.Point: self._point,
+      operations.Point: lambda o, _: None,
     }
 
   def peek(self, key: str) -> Any:
@@ -218,12 +218,6 @@ class FaultyStore:
       self.damaged.discard(prefix)
     self.payloads[prefix] = content
 
-  def _read_payload(self, operation: operations.ReadPayload, life: Any) -> Any:
-    return self.version_of(operation.head)
-
-  def _read_state(self, operation: operations.ReadState, life: Any) -> Any:
-    return self.content(operation.state.payload)
-
   def version_of(self, head: records.Head) -> Any:
     """The values a head points to, under the head's number.
 
@@ -271,9 +265,6 @@ class FaultyStore:
       operations.WritePayload(operation.payload, version), life
     )
     return version
-
-  def _point(self, operation: operations.Point, life: Any) -> None:
-    return None
 
   # Damage
 

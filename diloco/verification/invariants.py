@@ -151,7 +151,7 @@ class Checker(fates.Fates):
     self.rounds += 1
     if self.rounds == self.wanted:
       self._kernel.done = True
-    self._liveness()
+    self.look()
     self.last_commit = self._kernel.now
 
   def _check_clock(self, new: records.Head, content: values.Version) -> None:
@@ -426,7 +426,8 @@ class Checker(fates.Fates):
           f" had at version {sent.versions[fragment]}"
         )
 
-  def _liveness(self) -> None:
+  def look(self) -> None:
+    """Checks what shows only by nothing happening."""
     world = self._world
     since = max(self.last_commit, world.calm_since)
     if self._kernel.now - since > world.liveness_secs:
@@ -435,18 +436,11 @@ class Checker(fates.Fates):
         f" was reachable and {self._schedule.quorum} islands lived"
       )
 
-  def look(self) -> None:
-    """Checks what shows only by nothing happening."""
-    self._liveness()
-
   def died(self, island: Any) -> None:
     """An island's process ended."""
     self.ledger.died(island.index)
     for fragment in range(self._schedule.fragments):
       self._spoken.pop((island.index, fragment), None)
-    self._furthest(island)
-
-  def _furthest(self, island: Any) -> None:
     if island.fragments:
       trained = self._world.trained
       trained[island.index] = max(trained[island.index], island.core.step)

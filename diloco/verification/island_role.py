@@ -64,7 +64,6 @@ class Island(hands.Hands):
     self.request: records.PeerRequest | None = None
     self.moments_finite = True
     self.epoch = self.cut = 0
-    self.poisoned_at = 0.0
     self.adopter: kernel_lib.Thread | None = None
     self.publisher: kernel_lib.Thread | None = None
     self.saving: kernel_lib.Thread | None = None
@@ -162,8 +161,6 @@ class Island(hands.Hands):
   def poison(self) -> None:
     """A fault: the parameters become non-finite."""
     if self.fragments and not self.draining:
-      if not self.poisoned:
-        self.poisoned_at = self.kernel.now
       self.poisoned = True
       self.fragments[0].finite = False
 

@@ -146,10 +146,8 @@ class Kernel:
   def wake(self, thread: Thread, delay: float, value: Any = None) -> None:
     """Resumes a thread after `delay` seconds unless it goes on before."""
     self._order += 1
-    heapq.heappush(
-      self._heap,
-      (self.now + delay, self._order, thread, thread.token, value, None),
-    )
+    entry = (self.now + delay, self._order, thread, thread.token, value, None)
+    _push(self._heap, entry)
 
   def nudge(self, thread: Thread | None, delay: float) -> None:
     """Like `wake`, once until the thread has looked around."""
@@ -314,11 +312,7 @@ class Kernel:
         operation.key.startswith("contributions/")
       )
     if type(operation) is operations.Point:
-      return fault.kind in (
-        faults_lib.KILL_BEFORE,
-        faults_lib.KILL_AFTER,
-        faults_lib.STOP,
-      )
+      return fault.kind in faults_lib.AT_POINT
     return True
 
   def _count(self, kind: str, operation: Any) -> None:
@@ -355,7 +349,10 @@ class Kernel:
       self.land_later(life, operation, fault.secs)
       return False
     if kind in (faults_lib.CORRUPT, faults_lib.LOST):
-      self._damage(thread, operation, lost=kind == faults_lib.LOST)
+      # A write that succeeds, and does not last.
+      value = self._execute[type(operation)](operation, life)
+      self._store.damage(operation, lost=kind == faults_lib.LOST)
+      self.wake(thread, 0.0, value)
       return True
     if kind == faults_lib.KILL_LATE:
       self.land_later(life, operation, fault.secs)
@@ -368,12 +365,6 @@ class Kernel:
     else:
       self.kill(life, kind)
     return True
-
-  def _damage(self, thread: Thread, operation: Any, *, lost: bool) -> None:
-    """A write that succeeds, and does not last."""
-    value = self._execute[type(operation)](operation, thread.life)
-    self._store.damage(operation, lost=lost)
-    self.wake(thread, 0.0, value)
 
   def _trouble(self, role: Role, operation: Any) -> str:
     """Why an operation fails now; "" if it does not."""
@@ -388,17 +379,8 @@ class Kernel:
   def _fail(self, thread: Thread, error: Exception, delay: float) -> None:
     self._order += 1
     self.log(thread.life.role.name, repr(error))
-    heapq.heappush(
-      self._heap,
-      (
-        self.now + delay,
-        self._order,
-        thread,
-        thread.token,
-        None,
-        error,
-      ),
-    )
+    entry = (self.now + delay, self._order, thread, thread.token, None, error)
+    _push(self._heap, entry)
 
   def _land(self, life: Life, operation: Any) -> None:
     """An operation takes effect, and nobody hears its result."""

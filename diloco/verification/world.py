@@ -125,7 +125,6 @@ class World:
     self.calm_since = 0.0
     uniform = random.Random(schedule.seed).random
     self.step_secs = [0.27 * 2.5 ** uniform() for _ in range(schedule.islands)]
-    self._uniform = uniform
     slowest = max(self.step_secs)
     round_secs = schedule.sync_every * slowest + schedule.wait_secs
     self.liveness_secs = 15.0 + 4 * round_secs

@@ -381,13 +381,11 @@ def test_restored_state_steps_on_to_the_same_bits(
   positions = [core.Position(0, 0, 0)] * 4
   path = tmp_path / "000000003.0001.000001"
   writer = checkpoints.ocp.StandardCheckpointer()
-  arrays = checkpoints.content_of(snapshot, first.plan, positions)
-  leaves = checkpoints.write(writer, path, arrays)
+  who = {"island": 0, "incarnation": 1, "serial": 1, "epoch": 0, "cut": 0}
+  marker = checkpoints.write(
+    writer, path, snapshot, first.plan, positions, **who
+  )
   writer.close()
-  marker = checkpoint.Checkpoint(
-    0, 1, 1, 3, 0, 0, [list(p) for p in positions],
-    leaves, checkpoint.file_sizes(path), 0,
-  )  # fmt: skip
   checkpoint.commit(path, marker)
 
   second = make()

@@ -258,13 +258,6 @@ def test_delete_spares_prefixes_that_begin_alike(store):
     store.delete("")
 
 
-def test_durable_store_round_trips(tmp_path):
-  values = values_of((5,), np.float32)
-  store = arrays.ArrayStore(tmp_path, durable=True)
-  store.write("p", [arrays.Tensor.whole("x", values)])
-  assert_same_bits(store.read("p", "x"), values)
-
-
 def test_opening_arrays_for_ever_needs_no_more_memory():
   """A syncer opens arrays of new names with every merge, for months."""
   shelf = arrays.ArrayStore("memory://")
