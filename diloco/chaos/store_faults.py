@@ -162,11 +162,8 @@ def _objects(snapshots: pathlib.Path, what: str) -> Iterator[pathlib.Path]:
   else:  # chunks of contributions that were committed
     for record in _objects(snapshots, "record"):
       chunks = (snapshots / "payloads" / record.name).rglob("*")
-      yield from (path for path in chunks if _is_chunk(path))
-
-
-def _is_chunk(path: pathlib.Path) -> bool:
-  return path.is_file() and path.name != "zarr.json"
+      files = (path for path in chunks if path.is_file())
+      yield from (path for path in files if path.name != "zarr.json")
 
 
 def _damage(path: pathlib.Path, how: str, rng: random.Random) -> None:

@@ -99,7 +99,7 @@ class Role:
     return not self._thread.is_alive()
 
 
-class Engine:
+class Engine(base.Engine):
   """See `base.Engine`."""
 
   apart = binds = False
@@ -198,12 +198,6 @@ class Engine:
     for role in self._roles:
       role.wait(_HANG_SECS)
     return []
-
-  def keep_record(self) -> None:
-    """Nothing: roles have no process numbers of their own."""
-
-  def kill_stray(self, pid: int) -> None:
-    """Nothing: what goes on here has been started here."""
 
 
 class _Logs(logging.Handler):

@@ -81,7 +81,7 @@ class Island:
     threads: workers.Threads = workers.Threads(),
     like: trainer_lib.Trainer | None = None,
   ):
-    """Builds what trains; `join` brings it into the run.
+    """Builds what trains; `joining` brings it into the run.
 
     Args:
       spec: who this is.
@@ -150,19 +150,6 @@ class Island:
   def step(self) -> int:
     """Inner steps done, over all incarnations."""
     return self._exchange.step
-
-  @property
-  def param_shapes(self) -> dict[str, tuple[int, ...]]:
-    """Shape of every parameter leaf."""
-    return dict(self.learner.tree.shapes)
-
-  def join(self) -> None:
-    """Joins the run.
-
-    Raises:
-      UserError: the task does not fit the run's fragment plan.
-    """
-    self.perform(self.joining())
 
   def perform(self, script: operations.Script[T]) -> T:
     """Runs one of this island's scripts to its end."""
@@ -489,17 +476,15 @@ class Island:
       self._log.pause()
     started = self._clock()
     serial = self._exchange.save()
-    durable = wait and self._wait_saved(serial)
+    durable, limit_secs = False, self.times.drain_secs
+    if wait:
+      with self.progress.may_take(limit_secs):
+        durable = self._exchange.wait_saved(serial, limit_secs)
     return {
       "step": self.step,
       "durable": durable,
       "secs": self._clock() - started,
     }
-
-  def _wait_saved(self, serial: int) -> bool:
-    limit_secs = self.times.drain_secs
-    with self.progress.may_take(limit_secs):
-      return self._exchange.wait_saved(serial, limit_secs)
 
   def poison(self, fragment: int) -> dict[str, Any]:
     """Makes a fragment's values not finite: a fault to be healed from."""

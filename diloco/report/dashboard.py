@@ -37,7 +37,7 @@ def render(
   return console.Group(
     _islands(status, name),
     _progress(status),
-    _run(status),
+    text.Text(" " + describe(status), style="dim"),
     *_quarantined(status),
     *_damage(status),
     *([text.Text(f" {hint}", style="dim")] if hint else []),
@@ -92,10 +92,6 @@ def _progress(status: Mapping[str, Any]) -> console.RenderableType:
     f" {figures.count(status['tokens_budget'])} tokens",
   )
   return line
-
-
-def _run(status: Mapping[str, Any]) -> text.Text:
-  return text.Text(" " + describe(status), style="dim")
 
 
 def _damage(status: Mapping[str, Any]) -> list[text.Text]:

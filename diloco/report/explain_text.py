@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from diloco import config as config_lib
-from diloco.tape import explanation
+from diloco.tape import explain
 
-_CAUSES: dict[explanation.Cause, str] = {
+_CAUSES: dict[explain.Cause, str] = {
   "all_in": "every live island was in",
   "grace_spent": "the quorum was there and the grace window had ended",
   "draining": "the quorum was there and the run was draining",
@@ -13,13 +13,13 @@ _CAUSES: dict[explanation.Cause, str] = {
 _NOT_KNOWN = "by a time not known (another syncer's clock)"
 
 
-def render(facts: explanation.Explanation, sync: config_lib.SyncConfig) -> str:
+def render(facts: explain.Explanation, sync: config_lib.SyncConfig) -> str:
   """Returns the explanation, lines of at most about 100 columns."""
   return "\n".join([*_head(facts, sync), *_parts(facts), *_others(facts)])
 
 
 def _head(
-  facts: explanation.Explanation, sync: config_lib.SyncConfig
+  facts: explain.Explanation, sync: config_lib.SyncConfig
 ) -> Iterator[str]:
   yield (
     f"fragment {facts.fragment}, version {facts.version}: closed because"
@@ -46,7 +46,7 @@ def _head(
 
 
 def _grace(
-  facts: explanation.Explanation, sync: config_lib.SyncConfig
+  facts: explain.Explanation, sync: config_lib.SyncConfig
 ) -> Iterator[str]:
   """How the offer came about, as `diloco.syncer.grace` has it."""
   if sync.grace != "adaptive":
@@ -66,7 +66,7 @@ def _grace(
     )
 
 
-def _parts(facts: explanation.Explanation) -> Iterator[str]:
+def _parts(facts: explain.Explanation) -> Iterator[str]:
   rows = [
     ["in", "steps", "base", "staleness", "tokens", "weight", "share", "waited"]
   ]
@@ -92,7 +92,7 @@ def _parts(facts: explanation.Explanation) -> Iterator[str]:
     yield "  " + "  ".join(cells)
 
 
-def _others(facts: explanation.Explanation) -> Iterator[str]:
+def _others(facts: explain.Explanation) -> Iterator[str]:
   yield ""
   absent = ", ".join(f"island {m}" for m in facts.absent)
   yield f"  absent     {absent or 'none'}"
@@ -117,14 +117,14 @@ def _list(name: str, lines: Sequence[str]) -> Iterator[str]:
     yield f"  {'' if i else name:<9}  {line}"
 
 
-def _who(one: explanation.Late | explanation.Discarded) -> str:
+def _who(one: explain.Late | explain.Discarded) -> str:
   return (
     f"island {one.island}.{one.incarnation}, steps ({one.first_step},"
     f" {one.step}]:"
   )
 
 
-def _late(one: explanation.Late) -> str:
+def _late(one: explain.Late) -> str:
   if one.fate == "pending":
     return "pending"
   if one.late_secs is None:

@@ -61,7 +61,9 @@ def render(run: summary.Run, name: str) -> str:
       )
     )
   else:
-    parts += [_cards(run), _story(run), *_pictures(run), *_tables(run)]
+    story = f"<p>{page.text(' '.join(narrative.story(run)))}</p>"
+    parts += [_cards(run), page.panel(story, "What happened")]
+    parts += [*_pictures(run), *_tables(run)]
   parts += [_problems(run), _configuration(run), charts.script()]
   return page.page(f"{name} \N{MIDDLE DOT} diloco", filter(None, parts))
 
@@ -115,11 +117,6 @@ def _cards(run: summary.Run) -> str:
       ),
     ]
   )
-
-
-def _story(run: summary.Run) -> str:
-  sentences = " ".join(narrative.story(run))
-  return page.panel(f"<p>{page.text(sentences)}</p>", "What happened")
 
 
 def _pictures(run: summary.Run) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from diloco.report import island_view
 from diloco.report import view as view_lib
-from diloco.tape import events, reader
+from diloco.tape import events
 
 _BEFORE_SECS = 1.0
 _AFTER_SECS = 10.0
@@ -77,7 +77,8 @@ def find(view: view_lib.RunView) -> list[Incident]:
   for line in view.deaths:
     wall, cause = line["wall_secs"], str(line.get("cause", ""))
     died = line["event"] == events.ISLAND_DIED
-    target = f"island-{line['island']}" if died else _seat(line)
+    seat = _LEADER if line.get("led", True) else _STANDBY
+    target = f"island-{line['island']}" if died else seat
     island = line["island"] if died else None
     fault = _cause_of(wall, target, waiting)
     if fault is None:
@@ -97,11 +98,6 @@ def find(view: view_lib.RunView) -> list[Incident]:
 def _island_number(target: object) -> int | None:
   match = _ISLAND.fullmatch(str(target))
   return int(match[1] or match[2]) if match else None
-
-
-def _seat(line: reader.Line) -> str:
-  """What a syncer that died was: the one that led, or one that waited."""
-  return _LEADER if line.get("led", True) else _STANDBY
 
 
 def _cause_of(

@@ -54,6 +54,7 @@ def status_of(
   budget = view.total_tokens
   speed = sum(one["tokens_per_sec"] for one in islands.values())
   left = max(budget - view.tokens, 0) / speed if budget and speed else None
+  recent = view.merges.recent
   facts = {
     "status": state,
     "alive": alive,
@@ -65,7 +66,7 @@ def status_of(
     "progress": view.tokens / budget if budget else None,
     "tokens_per_sec": speed,
     "merges": view.merges.count,
-    "contributors_mean": _contributors(view),
+    "contributors_mean": sum(recent) / len(recent) if recent else None,
     "global_versions": sum(view.versions.values()),
     "eval_loss": loss,
     "eval_bits_per_token": figures.bits(loss),
@@ -130,11 +131,6 @@ def _silent(view: view_lib.RunView, number: int, now: float) -> bool:
   median = island.percentile("gap_secs", 50) or 0.0
   silence = now - island.last_wall_secs
   return silence > max(_SILENT_SECS, _SILENT_GAPS * median)
-
-
-def _contributors(view: view_lib.RunView) -> float | None:
-  recent = view.merges.recent
-  return sum(recent) / len(recent) if recent else None
 
 
 def bytes_per_sec(view: view_lib.RunView, now: float) -> float:

@@ -159,12 +159,6 @@ def _read_npz(path: pathlib.Path) -> dict[str, Any]:
     return {name: found[name] for name in found.files if name != _METADATA}
 
 
-def _write_safetensors(
-  path: pathlib.Path, params: Params, metadata: Metadata
-) -> None:
-  _safetensors("numpy").save_file(dict(params), path, dict(metadata))
-
-
 def _read_safetensors(path: pathlib.Path) -> dict[str, Any]:
   # Unlike the one for numpy it knows bfloat16.
   return dict(_safetensors("flax").load_file(path))
@@ -216,7 +210,9 @@ def nested(flat: Params) -> dict[str, Any]:
 
 
 _WRITERS: Mapping[str, Callable[[pathlib.Path, Params, Metadata], None]] = {
-  "safetensors": _write_safetensors,
+  "safetensors": lambda path, params, told: _safetensors("numpy").save_file(
+    dict(params), path, dict(told)
+  ),
   "orbax": _write_orbax,
   "npz": _write_npz,
 }

@@ -10,10 +10,84 @@ lines of one lease; the token tells.
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from diloco import errors
-from diloco.tape import events, explanation, reader
+from diloco.tape import events, reader
+
+Cause = Literal["all_in", "grace_spent", "draining"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A contribution of the round; steps (first_step, step]."""
+
+  key: str
+  island: int
+  incarnation: int
+  first_step: int
+  step: int
+  c_tokens: int
+  base_version: int
+  staleness: int
+  weight: float
+  share: float  # of the round's total weight
+  waited_secs: float  # from the round's opening to arrival; negative: before
+
+
+@dataclasses.dataclass(frozen=True)
+class Late:
+  """A contribution that the round could have used and did not see."""
+
+  key: str
+  island: int
+  incarnation: int
+  first_step: int
+  step: int
+  late_secs: float | None  # after the close; None: on another syncer's clock
+  fate: str  # "merged in version V", "discarded: REASON" or "pending"
+
+
+@dataclasses.dataclass(frozen=True)
+class Discarded:
+  """A contribution discarded while the round was being made."""
+
+  key: str
+  island: int
+  incarnation: int
+  first_step: int
+  step: int
+  reason: str
+  arrived_secs: float | None  # after the round opened
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+  """All the tape says about one round."""
+
+  fragment: int
+  version: int
+  cause: Cause
+  opened_by: int | None  # the island
+  parts: tuple[Part, ...]
+  absent: tuple[int, ...]
+  late: tuple[Late, ...]
+  discarded: tuple[Discarded, ...]
+  quorum_secs: float
+  grace_secs: float
+  grace_spent_secs: float
+  grace_facts: dict[str, float]  # empty on a tape that lacks them
+  merge_secs: float
+  outer_grad_norm: float
+  digest: str
+  role: str
+  incarnation: int  # of the syncer whose tape has the line
+  token: int | None  # of the lease it was committed under
+  retold: bool  # told by a successor of the one who committed
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain values."""
+    return dataclasses.asdict(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +98,7 @@ class _Said:
   token: int | None
 
 
-def explain(
-  record: reader.Record, fragment: int, version: int
-) -> explanation.Explanation:
+def explain(record: reader.Record, fragment: int, version: int) -> Explanation:
   """Explains one round.
 
   Raises:
@@ -54,7 +126,7 @@ def _explanation(
   merges: dict[int, _Said],
   version: int,
   published: dict[str, reader.Line],
-) -> explanation.Explanation:
+) -> Explanation:
   line = merges[version].line
   token = line.get("token", merges[version].token)
   parts = _parts(line)
@@ -63,7 +135,7 @@ def _explanation(
     for s in said
     if s.line["event"] == events.ROUND_OPENED and s.line["version"] == version
   ]
-  return explanation.Explanation(
+  return Explanation(
     fragment=line["fragment"],
     version=version,
     cause=_cause(line),
@@ -122,7 +194,7 @@ def _published(record: reader.Record, fragment: int) -> dict[str, reader.Line]:
   }
 
 
-def _cause(line: reader.Line) -> explanation.Cause:
+def _cause(line: reader.Line) -> Cause:
   if not line["absent"]:
     return "all_in"
   if line["grace_spent_secs"] >= line["grace_secs"]:
@@ -130,10 +202,10 @@ def _cause(line: reader.Line) -> explanation.Cause:
   return "draining"
 
 
-def _parts(line: reader.Line) -> tuple[explanation.Part, ...]:
+def _parts(line: reader.Line) -> tuple[Part, ...]:
   total = sum(c["weight"] for c in line["contributions"])
   return tuple(
-    explanation.Part(
+    Part(
       key=c["key"],
       island=c["island"],
       incarnation=c["incarnation"],
@@ -156,7 +228,7 @@ def _late(
   version: int,
   token: int | None,
   published: dict[str, reader.Line],
-) -> Iterator[explanation.Late]:
+) -> Iterator[Late]:
   """What started before this version, and was not in it nor settled by then."""
   line = merges[version].line
   closed_at = line.get("closed_at")
@@ -165,11 +237,11 @@ def _late(
     told = {**published.get(item["key"], {}), **item}
     if "base_version" in told and told["base_version"] < version:
       secs = _between(closed_at, item.get("arrived_at"), clock == token)
-      yield explanation.Late(*_who(item), secs, fate)
+      yield Late(*_who(item), secs, fate)
   settled = {i["key"] for _, i, _ in _after(said, merges, 0)}
   for key, item in published.items():
     if key not in settled and item["base_version"] < version:
-      yield explanation.Late(*_who(item), None, "pending")
+      yield Late(*_who(item), None, "pending")
 
 
 def _after(
@@ -202,7 +274,7 @@ def _discarded(
   merges: dict[int, _Said],
   version: int,
   token: int | None,
-) -> Iterator[explanation.Discarded]:
+) -> Iterator[Discarded]:
   """Discards between the merge before this one and this one."""
   merged = merges[version].line
   opened_at = merged.get("opened_at")
@@ -217,7 +289,7 @@ def _discarded(
   for one in found:
     arrived_at = one.line.get("arrived_at")
     secs = _between(opened_at, arrived_at, one.token == token)
-    yield explanation.Discarded(*_who(one.line), one.line["reason"], secs)
+    yield Discarded(*_who(one.line), one.line["reason"], secs)
 
 
 def _who(item: dict[str, Any]) -> tuple[str, int, int, int, int]:

@@ -149,7 +149,7 @@ def measure(
       registry.make_task(config.task.name, config.task.options),
       jax.devices(),
     )
-    island.join()
+    island.perform(island.joining())
     with island_bench.running_syncer(run_dir):
       island.train(48)  # every fragment has been around twice
       watching = _Watching(run_dir)
@@ -175,7 +175,7 @@ def measure(
         island.checkpoint(wait=True)
         saves.append(time.process_time() - started)
       island.close("measured")
-    num_params = sum(int(np.prod(s)) for s in island.param_shapes.values())
+    num_params = island.learner.plan.num_params
   programs = config.programs
   save_cpu = float(np.median(saves))
   per_step = (

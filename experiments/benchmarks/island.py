@@ -106,8 +106,8 @@ def measure(
       task,
       jax.devices(),
     )
-    island.join()
-    num_params = sum(int(np.prod(s)) for s in island.param_shapes.values())
+    island.perform(island.joining())
+    num_params = island.learner.plan.num_params
     with running_syncer(run_dir):
       rates = _measure(island, block_steps, trials)
       island.drain(30.0)

@@ -105,5 +105,5 @@ def make_island(config, run_dir, island=0, incarnation=1, *, alone=False):
     devices,
     like=None if alone else _like(config, island, task, devices),
   )
-  made.join()
+  made.perform(made.joining())
   return made

@@ -1,11 +1,14 @@
 """Engines: where the processes of a run live, behind one small interface."""
 
+import abc
 import dataclasses
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 LOOPBACK = "127.0.0.1"
+_POLL_SECS = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,12 @@ class Handle(Protocol):
 
   def wait(self, timeout_secs: float) -> bool:
     """Waits for its end; False on time-out."""
-    ...
+    deadline = time.monotonic() + timeout_secs
+    while self.cause_of_death() is None:
+      if time.monotonic() >= deadline:
+        return False
+      time.sleep(_POLL_SECS)
+    return True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +59,7 @@ class Survivor:
   facts: Mapping[str, Any]  # of its launch
 
 
-class Engine(Protocol):
+class Engine(abc.ABC):
   """Starts roles.
 
   Attributes:
@@ -65,26 +73,24 @@ class Engine(Protocol):
   binds: bool
   host: str
 
+  @abc.abstractmethod
   def start(self, launch: Launch) -> Handle:
     """Starts a role and returns at once.
 
     Raises:
       OSError: it could not be started; nothing is left of it.
     """
-    ...
 
+  @abc.abstractmethod
   def survivors(self) -> dict[str, Survivor]:
     """Roles an earlier controller of this run left alive, by name."""
-    ...
 
+  @abc.abstractmethod
   def kill_leftovers(self) -> list[str]:
     """Ends all roles of this run, whoever started them; returns who lived."""
-    ...
 
-  def keep_record(self) -> None:
+  def keep_record(self) -> None:  # noqa: B027
     """Makes sure that others can read which processes were started."""
-    ...
 
-  def kill_stray(self, pid: int) -> None:
+  def kill_stray(self, pid: int) -> None:  # noqa: B027
     """Ends a role of this run that is not the one known by its name."""
-    ...

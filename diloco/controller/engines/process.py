@@ -30,7 +30,7 @@ _POLL_SECS = 0.01
 _VARIABLE = "DILOCO_ROLE"  # in the environment of every role
 
 
-class ProcessHandle:
+class ProcessHandle(base.Handle):
   """A role's process, in a session of its own."""
 
   def __init__(self, started: subprocess.Popen[bytes]):
@@ -51,15 +51,6 @@ class ProcessHandle:
     """Sends a signal to the whole session."""
     if self._poll() is None:
       _signal_session(self._process.pid, number)
-
-  def wait(self, timeout_secs: float) -> bool:
-    """Waits for its end; False on time-out."""
-    deadline = time.monotonic() + timeout_secs
-    while self._poll() is None:
-      if time.monotonic() >= deadline:
-        return False
-      time.sleep(_POLL_SECS)
-    return True
 
   def _poll(self) -> int | None:
     """The exit code once it has ended; takes what it started with it."""
@@ -91,7 +82,7 @@ def _signal_session(pid: int, number: int) -> None:
     os.killpg(pid, number)
 
 
-class AttachedHandle:
+class AttachedHandle(base.Handle):
   """A role's process that another controller started.
 
   It is not our child: its end shows in /proc, its exit code to nobody. Start
@@ -122,15 +113,6 @@ class AttachedHandle:
     if self._lives():
       _signal_session(self._pid, number)
 
-  def wait(self, timeout_secs: float) -> bool:
-    """Waits for its end; False on time-out."""
-    deadline = time.monotonic() + timeout_secs
-    while self._lives():
-      if time.monotonic() >= deadline:
-        return False
-      time.sleep(_POLL_SECS)
-    return True
-
   def _lives(self) -> bool:
     return liveness.start_ticks(self._pid) == self._ticks
 
@@ -141,7 +123,7 @@ def python_path() -> str:
   return os.pathsep.join(filter(None, places))
 
 
-class ProcessEngine:
+class ProcessEngine(base.Engine):
   """Starts roles as processes and remembers them across controllers."""
 
   apart = binds = True

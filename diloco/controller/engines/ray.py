@@ -36,14 +36,13 @@ _LEASES_A_HANG = 6
 _MARGIN_SECS = 1.0  # for clocks that run at another rate, and to die in
 _KILL_SECS = 5.0  # for a keeper to end its role; then Ray ends the keeper
 _ANSWER_SECS = 10.0  # for a keeper to say who it is
-_POLL_SECS = 0.05
 # Of the controller's environment; a node has its own PATH and HOME.
 _HANDED_ON = ("AWS_", "DILOCO_", "GOOGLE_", "JAX_", "XLA_")
 
 Placed = tuple[Any, Any]  # a keeper's actor, and what its `live` will return
 
 
-class Handle:
+class Handle(base.Handle):
   """A life of a role on some node; see `base.Handle`."""
 
   def __init__(
@@ -116,21 +115,12 @@ class Handle:
       self._killed_secs = time.monotonic()
     self._submit(lambda: self._placed.result()[0].signal.remote(number))
 
-  def wait(self, timeout_secs: float) -> bool:
-    """Waits for its end; False on time-out."""
-    deadline = time.monotonic() + timeout_secs
-    while self.cause_of_death() is None:
-      if time.monotonic() >= deadline:
-        return False
-      time.sleep(_POLL_SECS)
-    return True
-
 
 def _lost(text: str) -> str:
   return "node lost" if "node" in text and "died" in text else "keeper lost"
 
 
-class Engine:
+class Engine(base.Engine):
   """See `base.Engine`."""
 
   apart = True
@@ -279,8 +269,4 @@ class Engine:
       time.sleep(self._lease_secs + _MARGIN_SECS)
     return sorted(living)
 
-  def keep_record(self) -> None:
-    """Nothing: Ray keeps it."""
-
-  def kill_stray(self, pid: int) -> None:
-    """Nothing: a life that was replaced has no permit, and ends by that."""
+  # Ray keeps the record; a stray, a life that was replaced, has no permit.

@@ -214,7 +214,8 @@ class _Elastic(accounts.Account):
     if self._paused_at is None:
       self._interruptions += 1
       cause = accounts.UPSCALE if gone else accounts.DOWNSCALE
-      self._stop(cause, 0.0 if gone else self._unit)
+      # The survivors hold the state; only the step in flight is lost.
+      self._stop(cause, 0.0 if gone else self._times.step_secs)
     elif self._cause == accounts.DOWNSCALE:
       self._coalesced += 1
       self._active -= slices
@@ -225,11 +226,6 @@ class _Elastic(accounts.Account):
       self._change_cause(accounts.DOWNSCALE)
     self._active -= slices
     self._timer = self._now + self._times.downscale_secs
-
-  @property
-  def _unit(self) -> float:
-    # The survivors hold the state; only the step in flight is lost.
-    return self._times.step_secs
 
   def _come(self, first: int, last: int) -> None:
     self._state[first:last] = bytearray([_READY]) * (last - first)

@@ -24,12 +24,49 @@ from diloco import config as config_lib
 from diloco.fragments import schedule
 from diloco.islands import comeback
 from diloco.islands import core as island_core
-from diloco.planning.fleet import player, traffic
+from diloco.planning.fleet import traffic
 from diloco.syncer import core as syncer_core
 from diloco.syncer import syncer as syncer_shell
 
 _SMALLEST_STEP = 0.1  # of the mean; jitter goes no lower
 _AFTER_SECS = 1e-6  # a tick at a deadline would be early by a rounding
+
+
+class Player:
+  """One island: production core, and what is on its way to it."""
+
+  def __init__(self, number: int, track: traffic.Track):
+    self.number = number
+    self.track = track
+    self.core: island_core.IslandCore | None = None
+    self.incarnation = 0
+    self.ready: dict[int, island_core.Ready] = {}
+    self.published: dict[int, int] = {}  # fragment -> first unanswered step
+    self.reached: list[int] = []  # [P], last step published, all lives
+    self.saved: comeback.Saved | None = None
+    self.step = 0
+    self.next_stop = 0
+    self.seen = -1  # the news it has looked at
+    self.waits_since: float | None = None
+
+  def finish(self, start: float, secs: float) -> tuple[float, bool]:
+    """Returns when a step begun at `start` ends, and whether it was killed.
+
+    A step that a stop interrupts is done again afterwards.
+    """
+    stops = self.track.stops
+    while self.next_stop < len(stops):
+      stop = stops[self.next_stop]
+      if stop.end <= start:
+        self.next_stop += 1
+        continue
+      if stop.start >= start + secs:
+        break
+      self.next_stop += 1
+      start = max(start, stop.end)
+      if stop.killed:
+        return start, True
+    return start + secs, False
 
 
 class World:
@@ -78,7 +115,7 @@ class World:
     self._tick_at = math.inf
     self._board = island_core.Board([0] * fragments, {})
     self._board_news = -1
-    self._islands = [player.Player(m, track) for m, track in enumerate(tracks)]
+    self._islands = [Player(m, track) for m, track in enumerate(tracks)]
     count = len(tracks)
     self._tally = traffic.Tally(
       0.0,
@@ -116,7 +153,7 @@ class World:
 
   def _new_core(
     self,
-    island: player.Player,
+    island: Player,
     step: int,
     origins: Sequence[island_core.Origin],
   ) -> island_core.IslandCore:
@@ -235,26 +272,24 @@ class World:
   def _tell_members(self) -> None:
     self._hand(syncer_core.Membership(dict(self._members)))
 
-  def _leaves(self, island: player.Player) -> None:
+  def _leaves(self, island: Player) -> None:
     self._members.pop(island.number, None)
     self._tell_members()
 
-  def _joins(self, island: player.Player) -> None:
+  def _joins(self, island: Player) -> None:
     self._members[island.number] = island.track.step_secs
     self._tell_members()
 
   # The islands' side.
 
-  def _fetched(
-    self, island: player.Player, fragment: int, version: int
-  ) -> None:
+  def _fetched(self, island: Player, fragment: int, version: int) -> None:
     merged = self._clocks[fragment].get(island.number, 0)
     island.ready[fragment] = island_core.Ready(fragment, version, merged)
     if island.waits_since is not None:
       self._decide(island, island.step)
       self._go_on(island)
 
-  def _start_step(self, island: player.Player, start: float) -> None:
+  def _start_step(self, island: Player, start: float) -> None:
     secs = island.track.step_secs
     if self._links.jitter:
       secs *= max(1 + self._links.jitter * self._normal(), _SMALLEST_STEP)
@@ -266,7 +301,7 @@ class World:
       self._jitters = self._rng.standard_normal(1024).tolist()
     return self._jitters.pop()
 
-  def _stepped(self, island: player.Player) -> None:
+  def _stepped(self, island: Player) -> None:
     island.step += 1
     self._steps += 1
     if self._counts:
@@ -284,7 +319,7 @@ class World:
       )
     self._go_on(island)
 
-  def _decide(self, island: player.Player, step: int) -> None:
+  def _decide(self, island: Player, step: int) -> None:
     assert island.core is not None
     ready = tuple(island.ready.values())
     island.ready.clear()
@@ -310,7 +345,7 @@ class World:
       )
     return self._board
 
-  def _publish(self, island: player.Player, what: island_core.Publish) -> None:
+  def _publish(self, island: Player, what: island_core.Publish) -> None:
     island.published.setdefault(what.fragment, what.step)
     island.reached[what.fragment] = what.step
     contribution = traffic.Contribution(
@@ -323,7 +358,7 @@ class World:
     )
     self._at(self._now + self._links.publish_secs, self._arrived, contribution)
 
-  def _go_on(self, island: player.Player) -> None:
+  def _go_on(self, island: Player) -> None:
     """Starts the next step, unless lockstep forbids it."""
     if self._links.lockstep and self._must_wait(island):
       if island.waits_since is None:
@@ -336,11 +371,11 @@ class World:
       island.waits_since = None
     self._start_step(island, self._now)
 
-  def _must_wait(self, island: player.Player) -> bool:
+  def _must_wait(self, island: Player) -> bool:
     last = island.step - self._sync.overlap_steps
     return any(step <= last for step in island.published.values())
 
-  def _restarted(self, island: player.Player) -> None:
+  def _restarted(self, island: Player) -> None:
     """A killed island is back: the production decision where to go on."""
     island.incarnation += 1
     known = comeback.Known(
