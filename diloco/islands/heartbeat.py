@@ -78,11 +78,12 @@ class Heartbeat:
     """
     self._store = snapshots
     self._describe = describe
-    self._report = report
     self._beat = 0
     self._fenced: errors.FencedError | None = None
     self._written = threads.pulse(self._write, every_secs, "heartbeat")
-    self._told = threads.pulse(self._tell, every_secs, "report")
+    self._told = threads.pulse(
+      lambda: report(describe(self._beat)), every_secs, "report"
+    )
 
   def nudge(self) -> None:
     """Beats now: something that others wait for has changed."""
@@ -107,6 +108,3 @@ class Heartbeat:
       self._store.perform(protocol.beat(self._describe(self._beat)))
     except errors.FencedError as error:
       self._fenced = error
-
-  def _tell(self) -> None:
-    self._report(self._describe(self._beat))

@@ -18,12 +18,7 @@ from matplotlib import axes as axes_lib
 from matplotlib import figure
 from matplotlib.backends import backend_svg
 
-from diloco.report import charts
-
 INK = "#18202b"  # stands for the page's ink
-PALETTE = charts.PALETTE
-island_colour = charts.island_colour
-averaged = charts.averaged
 
 _STYLE = {
   "svg.fonttype": "none",  # text stays text, in the page's font

@@ -193,11 +193,6 @@ class Initial(Head):
   """A fragment that the run was given to start from; it stays with the run."""
 
 
-def retoken(head: Head, token: int) -> Head:
-  """The same version under another fencing token."""
-  return dataclasses.replace(head, token=token)
-
-
 @dataclasses.dataclass(frozen=True)
 class Lease(Record):
   """Leadership over all fragments, or a controller's over a run."""

@@ -593,7 +593,8 @@ class SyncerCore:
 
   def _keep_open(self, state: _Fragment) -> None:
     """A round that has lost what opened it is open no more."""
-    if not any(self._is_fresh(state, c) for c, _ in state.waiting.values()):
+    bases = [c.base_version for c, _ in state.waiting.values()]
+    if state.version not in bases:
       state.opened_at = state.quorum_at = state.ready_at = None
 
   def _evaluate_all(self, now: float) -> list[Action]:
@@ -602,9 +603,6 @@ class SyncerCore:
       if state.waiting and state.closing is None:
         actions += self._evaluate(fragment, now)
     return actions
-
-  def _is_fresh(self, state: _Fragment, contribution: Contribution) -> bool:
-    return contribution.base_version == state.version
 
   def _present(self, state: _Fragment) -> set[int]:
     return {c.island for c, _ in state.waiting.values()}

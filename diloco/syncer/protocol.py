@@ -9,6 +9,7 @@ version is committed twice.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -90,7 +91,7 @@ def fence(fragment: int, token: int) -> operations.Procedure[Held]:
     yield _MID_FENCE
     # Written or not, the next look tells, and gives the generation.
     yield operations.CompareAndSet(
-      key, records.retoken(head, token), generation
+      key, dataclasses.replace(head, token=token), generation
     )
 
 

@@ -205,7 +205,7 @@ class History:
     handlers = {
       events.SUBMITTED: self._submitted,
       events.PUBLISHED: self._published,
-      events.PUBLISH_DROPPED: self._dropped,
+      events.PUBLISH_DROPPED: self._submitted,
       events.ADOPTED: self._adopted,
       events.RESYNCED: self._resynced,
       events.EVALUATED: self._evaluated,
@@ -277,13 +277,8 @@ class History:
   def _submitted(self, line: reader.Line) -> None:
     loss = Loss(line["incarnation"], line["first_step"], line["step"])
     facts = self._facts(island_of(line), line["fragment"])
-    _append(facts.submitted, facts, loss)
-    self._extend(island_of(line), loss.incarnation, loss.step)
-
-  def _dropped(self, line: reader.Line) -> None:
-    loss = Loss(line["incarnation"], line["first_step"], line["step"])
-    facts = self._facts(island_of(line), line["fragment"])
-    _append(facts.dropped, facts, loss)
+    dropped = line["event"] == events.PUBLISH_DROPPED
+    _append(facts.dropped if dropped else facts.submitted, facts, loss)
     self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _adopted(self, line: reader.Line) -> None:

@@ -36,22 +36,12 @@ def _below(limit: int) -> Kind:
   return lambda value: type(value) is int and 0 <= value < limit
 
 
-def _is_text(value: Any) -> bool:
-  return isinstance(value, str)
+def _of(kind: type) -> Kind:
+  return lambda value: isinstance(value, kind)
 
 
-def _is_flag(value: Any) -> bool:
-  return isinstance(value, bool)
-
-
-def _is_object(value: Any) -> bool:
-  return isinstance(value, dict)
-
-
-def _is_list(value: Any) -> bool:
-  return isinstance(value, list)
-
-
+_is_text, _is_flag = _of(str), _of(bool)
+_is_object, _is_list = _of(dict), _of(list)
 _is_count = _below(_MAX_COUNT)
 _is_island = _below(MAX_ISLANDS)
 _is_life = _below(_MAX_LIVES)

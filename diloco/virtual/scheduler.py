@@ -8,7 +8,6 @@ island's pace, an operation of the store by the link that it goes through.
 
 from __future__ import annotations
 
-import functools
 import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -171,7 +170,7 @@ class Loop(workers.Loop):
         else:
           moved = link.moved() - before
           if moved and link.bytes_per_sec:
-            given = operations.Compute(functools.partial(_same, value))
+            given = operations.Compute(lambda: value)  # noqa: B023
             return self._later(moved / link.bytes_per_sec, given)
           operation = script.send(value)
         pause: float | None = None
@@ -201,10 +200,6 @@ class Loop(workers.Loop):
     if isinstance(operation, operations.Compute):
       return operation.work()
     return self._do(operation)
-
-
-def _same(value: Any) -> Any:
-  return value
 
 
 class Pulse(pulse.Pulse):

@@ -3,7 +3,7 @@
 import pathlib
 
 from diloco import errors
-from diloco.report import canvas, page, summary
+from diloco.report import canvas, charts, page, summary
 from diloco.workbench import compare, compare_command, pictures, results
 
 _AXES = 2  # figures that are axes of their own
@@ -51,7 +51,7 @@ def _table(comparison: compare.Comparison) -> str:
   heads, rows = compare_command.cells(comparison)
   cells = [[page.text(cell) for cell in row] for row in rows]
   for number, row in enumerate(cells):
-    row[0] = page.dot(canvas.island_colour(number, len(cells))) + row[0]
+    row[0] = page.dot(charts.island_colour(number, len(cells))) + row[0]
   return page.table(heads, cells, heads.index("runs"))
 
 
@@ -82,7 +82,7 @@ def _curves(comparison: compare.Comparison) -> list[str]:
     return []
   groups = len(comparison.groups)
   legend = page.legend(
-    (canvas.island_colour(number, groups), group.label)
+    (charts.island_colour(number, groups), group.label)
     for number, group in enumerate(comparison.groups)
   )
   parts = []

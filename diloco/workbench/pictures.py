@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import colors, ticker
 
-from diloco.report import canvas, clock, figures, totals
+from diloco.report import canvas, charts, clock, figures, totals
 from diloco.workbench import compare, frozen, results
 
 AXES = ("tokens", "seconds")
@@ -19,7 +19,7 @@ _UNITS = np.array([[1], [math.log(2)]])  # nats to bits
 _LABEL = 44  # letters
 _MAX_AXES = 9
 _SHADES = colors.LinearSegmentedColormap.from_list(
-  "shades", [canvas.PALETTE[i] for i in (0, 3, 1)]
+  "shades", [charts.PALETTE[i] for i in (0, 3, 1)]
 )  # that can be told from light pages and from dark ones
 _APART = 0.05  # of an axis, between two values that can be read
 _TICKS = 6  # values that an axis shows one by one
@@ -50,9 +50,9 @@ def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
     ("tokens", view.tokens_at),
     ("seconds", lambda secs: run_clock.at(secs) * run_clock.unit_secs),
   ):
-    trained = canvas.averaged(where(walls), losses, _LINE_POINTS)
+    trained = charts.averaged(where(walls), losses, _LINE_POINTS)
     made["trained", axis] = np.array(trained) / _UNITS
-    heldout = canvas.averaged(where(evals[0]), evals[1], _LINE_POINTS)
+    heldout = charts.averaged(where(evals[0]), evals[1], _LINE_POINTS)
     made["heldout", axis] = np.array(heldout) / _UNITS
   return made
 
@@ -79,7 +79,7 @@ def draw_curves(
   for number, (x, y) in found:
     axes.plot(
       *(x, y, "o-" if len(x) < 40 else "-"),
-      color=canvas.island_colour(number, groups),
+      color=charts.island_colour(number, groups),
       linewidth=1.2,
       markersize=2.6,
       alpha=0.8,
@@ -104,7 +104,7 @@ def draw_results(
     found = group.results.get(key)
     if found is None:
       continue
-    colour = canvas.island_colour(row, len(groups))
+    colour = charts.island_colour(row, len(groups))
     values = [e.results[key] for e in group.entries if key in e.results]
     axes.plot(values, [row] * len(values), "o", color=colour, alpha=0.4, ms=4)
     if found.low is not None and found.high is not None:

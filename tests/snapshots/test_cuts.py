@@ -90,7 +90,7 @@ def test_heads_depose_a_syncer_whose_lease_tells_nothing(tmp_path, lease):
     run.store.write(keys.SYNCER_LEASE, lease)
   mine = [dataclasses.replace(head, token=5) for head in run.heads()]
   part = records.CutHeads(cut, 0, 5, [head.to_fields() for head in mine])
-  run.store.write(keys.head_key(1), records.retoken(mine[1], 6))
+  run.store.write(keys.head_key(1), dataclasses.replace(mine[1], token=6))
   assert not run.perform(cuts.add_heads(part))
   assert run.store.read(keys.cut_heads_key(cut), records.CutHeads) is None
 

@@ -158,7 +158,7 @@ def test_payload_whose_commit_may_come_late_stays_until_it_cannot(leader):
   leader.attempt()
   assert leader.payloads() == ["000000001.s7.2"]
   # What was on its way lands now.
-  late = records.retoken(leader.run.head(0), 7)
+  late = dataclasses.replace(leader.run.head(0), token=7)
   key = keys.head_key(0)
   assert not leader.run.store.compare_and_set(key, late, generation)
 

@@ -79,26 +79,6 @@ def codec_bits(codec: str) -> float:
 def check(work: Workload) -> Workload:
   """Returns it, or refuses what cannot be."""
   codec_bits(work.codec)
-  for name, value, low in (
-    ("params", work.params, 1),
-    ("layers", work.layers, 1),
-    ("every", work.every, 1),
-    ("fragment_layers", work.fragment_layers, 1),
-    ("sites", work.sites, 2),
-    ("latency_ms", 1e3 * work.latency_secs, 0),
-  ):
-    if not low <= value < math.inf:
-      raise errors.UserError(
-        f"--{name}={value:g}",
-        f"it must be a finite number, at least {low}",
-        f"change --{name}",
-      )
-  if not 0 < work.step_secs < math.inf:
-    raise errors.UserError(
-      f"--step_secs={work.step_secs:g}",
-      "a step takes time",
-      "give a number above 0",
-    )
   if work.fragment_layers > work.layers:
     raise errors.UserError(
       f"--fragment_layers={work.fragment_layers}",

@@ -48,9 +48,9 @@ def gather(
     },
     "proposal": _proposal(request, best),
     "expected": {
-      "goodput": _interval(best.goodput),
+      "goodput": best.goodput._asdict(),
       "utilisation": 1.0,
-      "sample_efficiency": _interval(best.efficiency),
+      "sample_efficiency": best.efficiency._asdict(),
       "tokens_per_sec": best.tokens_per_sec,
       "days_to_tokens": _days(best.secs_to_tokens),
       "days_to_quality": _days(best.secs_to_quality),
@@ -138,17 +138,13 @@ def _weighed(found: plan_lib.Prospect | plan_lib.Misfit) -> dict[str, Any]:
     "islands": count,
     "fits": True,
     "every": found.exchange.every,
-    "goodput": _interval(found.goodput),
-    "sample_efficiency": _interval(found.efficiency),
+    "goodput": found.goodput._asdict(),
+    "sample_efficiency": found.efficiency._asdict(),
     "extrapolated": count > efficiency.MEASURED_ISLANDS
     or found.exchange.every > efficiency.MEASURED_EVERY,
     "days_to_quality": _days(found.secs_to_quality),
     "used_chips": found.chips,
   }
-
-
-def _interval(of: Interval) -> dict[str, float]:
-  return of._asdict()
 
 
 def _days(secs: Interval) -> dict[str, float]:
