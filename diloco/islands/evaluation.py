@@ -12,7 +12,8 @@ import jax
 import numpy as np
 
 from diloco import timing, workers
-from diloco.islands import fetching, heartbeat, holder, inner_step, protocol
+from diloco.islands import fetching, heartbeat, inner_step, protocol
+from diloco.islands import learner as learner_lib
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
 
@@ -72,7 +73,7 @@ class Evaluator:
   def __init__(
     self,
     task: task_lib.Task,
-    learner: holder.Holder,
+    learner: learner_lib.Learner,
     fetcher: fetching.Fetcher,
     progress: heartbeat.Progress,
     times: timing.Timing,

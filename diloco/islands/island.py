@@ -26,7 +26,6 @@ from diloco.islands import (
   exchange,
   fetching,
   heartbeat,
-  holder,
   own,
   protocol,
   publisher,
@@ -34,6 +33,7 @@ from diloco.islands import (
   step_log,
   surroundings,
 )
+from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import checkpoint, operations, records, requests, store
 from diloco.tape import events, recorder
@@ -112,7 +112,7 @@ class Island:
     self.progress = heartbeat.Progress(self._check)
     self._nonce = secrets.token_hex(8)
     self._check_place: Callable[[], None] = lambda: None  # until it beats
-    self.learner: holder.Holder = (
+    self.learner: learner_lib.Learner = (
       own.Own if config.loop else trainer_lib.Trainer
     )(config, task, spec.island, spec.slice.shape, devices, like)
     self._pace = step_log.Pace.of(

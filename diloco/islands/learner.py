@@ -1,19 +1,25 @@
-"""Whoever does the inner steps, as the exchange knows it.
+"""Whoever does the inner steps: parameters on a mesh, an optimizer's state.
 
 The exchange needs named arrays, a step count and an inner optimizer's state
-that can be copied and mended. Whose loop moves them, on which data and by which
-task is nothing to it: `diloco.islands.trainer` is one such loop.
+that can be copied and mended. Whose loop moves them, on which data, is nothing
+to it: the task's own (`diloco.islands.trainer`), or a loop of the user's
+(`diloco.islands.own`).
 """
 
 import abc
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from diloco import config as config_lib
 from diloco.fragments import partition
+from diloco.islands import eager, feedback, inner_step, packing
+from diloco.islands import placement as placement_lib
 from diloco.islands import swap as swap_lib
+from diloco.tasks import task as task_lib
 
 
 class Snapshot(NamedTuple):
@@ -37,25 +43,152 @@ class Learner(abc.ABC):
     step: inner steps done, over all lives.
     plan: how the parameters are divided into fragments.
     swap: their end of the exchange.
+    task: what is trained.
+    placement: on which mesh, and how divided.
+    tree: between the task's parameters and named leaves.
+    state: what a step consumes and produces.
   """
 
-  step: int
   plan: partition.FragmentPlan
-  swap: swap_lib.Swap
+  placement: placement_lib.Placement
+  tree: inner_step.ParamTree
+  state: inner_step.TrainState
+
+  def __init__(
+    self,
+    config: config_lib.RunConfig,
+    task: task_lib.Task,
+    island: int,
+    topology: Sequence[int],
+    devices: Sequence[jax.Device],
+    like: "Learner | None" = None,
+  ):
+    """Starts from the run's initial parameters, which are version 0.
+
+    Args:
+      config: the run's configuration.
+      task: what to train.
+      island: which one this is.
+      topology: devices along each axis of the mesh.
+      devices: at least as many as the topology holds.
+      like: another one for this configuration, task, topology and devices, that
+        has made no step; its initial values are used again.
+
+    Raises:
+      UserError: the task does not fit the topology or the fragments.
+    """
+    self.task = task
+    if like is None:
+      self.placement = placement_lib.Placement(
+        topology, devices, placement_lib.Rules.of(task)
+      )
+      self.tree = inner_step.ParamTree(task, config.seed)
+      self.plan = self.tree.plan(config.sync)
+      params = self.tree.init(self.placement)
+      step = jax.device_put(_step_array(0), self.placement.replicated())
+      opt_state = self._initial_optimizer(params)
+      self.state = inner_step.TrainState(params, opt_state, step)
+    else:
+      self.placement, self.tree = like.placement, like.tree
+      self.plan = like.plan
+      self.state = jax.tree.map(jnp.copy, like.state)
+    self.step = 0
+    self.swap = swap_lib.Swap(
+      self.plan,
+      self.state.params,
+      config.sync.adoption,
+      config.sync.blend_alpha,
+      packing.of(config.sync),
+      (config.seed, island),
+      config.sync.max_staleness,
+      eager.own_step(config.outer, config.fleet.islands),
+    )
+
+  @abc.abstractmethod
+  def _initial_optimizer(self, params: inner_step.FlatParams) -> Any:
+    """The inner optimizer's state before the first step."""
+
+  def next_step(self) -> inner_step.Metrics:
+    """Dispatches an inner step; returns its metrics, not waiting for them.
+
+    Raises:
+      NotImplementedError: somebody else does the steps.
+    """
+    raise NotImplementedError
+
+  def compile(self) -> None:
+    """Compiles everything that steps will call."""
+    self.swap.rehearse()
+
+  def close(self) -> None:  # noqa: B027
+    """Releases what steps read from."""
 
   @property
-  @abc.abstractmethod
-  def params(self) -> swap_lib.Live:
+  def params(self) -> inner_step.FlatParams:
     """The parameters as they are, by leaf; adoptions change them in place."""
+    return self.state.params
 
   @property
-  @abc.abstractmethod
   def opt_state(self) -> Any:
     """The inner optimizer's state."""
+    return self.state.opt_state
 
-  @abc.abstractmethod
   def replace_optimizer(self, opt_state: Any) -> None:
     """Goes on with another state of the inner optimizer."""
+    self.state = self._placed(self.state.params, opt_state)
+
+  def resume(
+    self,
+    step: int,
+    anchors: Sequence[swap_lib.Params],
+    first_steps: Sequence[int],
+    *,
+    opt_state: Any | None = None,
+    saved: swap_lib.Progress | None = None,
+    carried: Collection[int] = (),
+    news: Sequence[feedback.News] = (),
+  ) -> None:
+    """Goes on after `step`, before any step of this life.
+
+    Args:
+      step: inner steps done in earlier lives.
+      anchors: as for `swap_lib.Swap.restore`, like the others.
+      first_steps: [P].
+      opt_state: of the inner optimizer; None for a new one.
+      saved: progress that never left the island.
+      carried: fragments with such progress.
+      news: [P], what the anchors tell of publications, for error feedback.
+    """
+    params = self.state.params
+    self.swap.restore(params, anchors, first_steps, saved, carried, news)
+    self.step = step
+    if opt_state is not None:
+      shardings = jax.tree.map(lambda x: x.sharding, self.state.opt_state)
+      # The one before goes first, for a device may not hold both; the given one
+      # is not this learner's to give away.
+      self.state = self.state._replace(opt_state=None)
+      placed = jax.device_put(opt_state, shardings, may_alias=False)
+      self.state = self.state._replace(opt_state=placed)
+    moved = self.state.opt_state
+    if step or opt_state is not None:  # a new one is at step 0
+      moved = self._at_step(moved)
+    self.state = self._placed(params, moved)
+    self._seek(step)
+
+  def _seek(self, step: int) -> None:  # noqa: B027
+    """Has the next step read what follows this one."""
+
+  def _at_step(self, opt_state: Any) -> Any:
+    """An optimizer's state that may be older, for the step reached."""
+    return opt_state
+
+  def _placed(
+    self, params: inner_step.FlatParams, opt_state: Any
+  ) -> inner_step.TrainState:
+    """A state of these values, where steps expect them."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.state)
+    state = inner_step.TrainState(params, opt_state, _step_array(self.step))
+    return jax.device_put(state, shardings)
 
   def optimizer_is_finite(self) -> bool:
     """Whether the inner optimizer's state is; waits for the devices."""
@@ -90,6 +223,10 @@ class Learner(abc.ABC):
   def poison(self, fragment: int) -> None:
     """Makes a fragment's values not finite: a fault for tests of the rest."""
     self.swap.poison(self.params, fragment)
+
+
+def _step_array(step: int) -> jax.Array:
+  return jnp.asarray(step, jnp.int32)
 
 
 def _mended(opt_state: Any, healthy: Any | None) -> tuple[Any, int]:

@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from diloco.islands import holder, inner_step
+from diloco.islands import inner_step
+from diloco.islands import learner as learner_lib
 
 
-class Own(holder.Holder):
+class Own(learner_lib.Learner):
   """Holds what a loop gives back after each of its steps."""
 
   def _initial_optimizer(self, params: inner_step.FlatParams) -> Any:

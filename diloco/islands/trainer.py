@@ -13,11 +13,12 @@ from typing import Any
 import jax
 
 from diloco import config as config_lib
-from diloco.islands import holder, inner_step, schedules
+from diloco.islands import inner_step, schedules
+from diloco.islands import learner as learner_lib
 from diloco.tasks import task as task_lib
 
 
-class Trainer(holder.Holder):
+class Trainer(learner_lib.Learner):
   """Trains one island's share of the data; see the module."""
 
   # By the steps of the schedule in it, and the tokens of a batch.
@@ -33,7 +34,7 @@ class Trainer(holder.Holder):
     devices: Sequence[jax.Device],
     like: "Trainer | None" = None,
   ):
-    """Args and Raises: as of `holder.Holder`; `island` chooses the data too."""
+    """As a `learner.Learner`; `island` chooses the data too."""
     self._schedule_steps = schedule_steps(config, task, island)
     self._optimizer = task.optimizer(self._schedule_steps)
     super().__init__(config, task, island, topology, devices, like)
@@ -71,7 +72,7 @@ class Trainer(holder.Holder):
     return inner_step.compile_step(step, self.state, batch)
 
   def compile(self) -> None:
-    """See `holder.Holder`."""
+    """See `learner.Learner`."""
     self._step_fn  # noqa: B018
     with self._alone("fragments"):
       super().compile()
@@ -87,7 +88,7 @@ class Trainer(holder.Holder):
     return metrics
 
   def next_step(self) -> inner_step.Metrics:
-    """See `holder.Holder`."""
+    """See `learner.Learner`."""
     return self.do_step(self.take_batch())
 
   def _seek(self, step: int) -> None:

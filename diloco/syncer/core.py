@@ -58,13 +58,11 @@ class Start(NamedTuple):
   holes: Mapping[int, tuple[Hole, ...]] = {}
 
 
-class Contribution(Protocol):
+class Contribution(gates.Judged, Protocol):
   """What the core needs to know of a commit record."""
 
   @property
   def key(self) -> str: ...  # noqa: D102
-  @property
-  def island(self) -> int: ...  # noqa: D102
   @property
   def incarnation(self) -> int: ...  # noqa: D102
   @property
@@ -75,10 +73,6 @@ class Contribution(Protocol):
   def first_step(self) -> int: ...  # noqa: D102
   @property
   def step(self) -> int: ...  # noqa: D102
-  @property
-  def c_steps(self) -> int: ...  # noqa: D102
-  @property
-  def norms(self) -> Sequence[float]: ...  # noqa: D102
   @property
   def epoch(self) -> int: ...  # noqa: D102
   @property

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import chores as chores_lib
-from diloco.syncer import core, protocol
+from diloco.syncer import core, cutting, protocol
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +37,6 @@ class Content(NamedTuple):
   digest: str
   codec: str = "f32"
   delta_codec: str = ""
-
-
-class Cuts(Protocol):
-  """Takes the syncer's part in cuts; `cutting.CutKeeper`."""
-
-  def recover(self, heads: Sequence[records.Head]) -> operations.Procedure[int]:
-    """Learns what there is; gives the last cut these heads are after."""
-    ...
 
 
 class Heads:
@@ -102,7 +94,10 @@ class Heads:
     self.held = yield from self._each(fences)
 
   def take_over(
-    self, num_fragments: int, cuts: Cuts | None, chores: chores_lib.Chores
+    self,
+    num_fragments: int,
+    cuts: cutting.CutKeeper | None,
+    chores: chores_lib.Chores,
   ) -> operations.Procedure[int]:
     """Does what comes between taking the lease and leading.
 

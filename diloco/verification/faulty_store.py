@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
@@ -18,46 +18,12 @@ Handler = Callable[[Any, Any], Any]
 NOTHING = (None, 0)  # what a read gives where no record is
 
 
-class Observer(Protocol):
-  """Who is told what happens to the store, at the instant it happens."""
-
-  def contribution_written(self, key: str, record: Any, life: Any) -> None:
-    """A commit record is there."""
-
-  def contribution_deleted(self, name: str, record: Any, life: Any) -> None:
-    """A commit record is gone."""
-
-  def board_written(self, record: records.Board) -> None:
-    """The board is there."""
-
-  def head_moved(self, old: Any, new: Any, life: Any) -> None:
-    """A head is about to move."""
-
-  def lease_moved(self, new: records.Lease, life: Any) -> None:
-    """A lease is about to move."""
-
-  def epoch_moved(self, old: Any, new: records.Epoch, life: Any) -> None:
-    """The epoch record is about to be replaced."""
-
-  def payload_deleted(self, prefix: str, content: Any) -> None:
-    """A payload is about to go."""
-
-  def record_lost(self, record: Any) -> None:
-    """The store has lost a record."""
-
-  def merge(
-    self, operation: operations.Merge, contents: list[Any], life: Any
-  ) -> values.Version:
-    """Gives the values of a merge, from those of its contributions."""
-    ...
-
-
 class FaultyStore:
   """Records and symbolic payloads."""
 
   def __init__(self) -> None:
     """An empty store; `observer` must be set before it is used."""
-    self.observer: Observer
+    self.observer: Any = None  # hears of all at the instant it happens
     self.records: dict[str, tuple[Any, int]] = {}
     self.payloads: dict[str, Any] = {}
     self.directories: dict[str, dict[str, None]] = collections.defaultdict(dict)

@@ -33,7 +33,8 @@ class Disk:
     )
     self.folder = checkpoint.directory(tmp_path, 0)
 
-  def _write(self, writer, path, arrays):
+  def _write(self, writer, path, snapshot, plan, positions, **who):
+    arrays = checkpoints.content_of(snapshot, plan, positions)
     path.mkdir(parents=True)
     (path / "arrays").write_bytes(
       b"".join(np.asarray(a).tobytes() for a in arrays.values())
@@ -42,7 +43,14 @@ class Disk:
       raise self.failures.pop()
     self.done.append("written")
     self.written.set()
-    return dict.fromkeys(arrays, "digest")
+    return checkpoint.Checkpoint(
+      **who,
+      step=snapshot.step,
+      positions=[list(p) for p in positions],
+      leaves=dict.fromkeys(arrays, "digest"),
+      files=checkpoint.file_sizes(path),
+      num_bytes=sum(a.nbytes for a in arrays.values()),
+    )
 
   # Of the tape
 
