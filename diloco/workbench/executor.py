@@ -3,6 +3,7 @@
 What a point is done by is the same: a process that any of them starts.
 """
 
+import abc
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from diloco import config as config_lib
 from diloco import process
@@ -23,37 +24,63 @@ _BUSY = f"exit {worker.EXIT_BUSY}"
 _LEAVE_SECS = 10.0  # for a process that has written its outcome
 
 
-class Executor(Protocol):
+class Executor(abc.ABC):
   """Runs points, each by `worker`, which writes what became of it."""
 
-  def adopt(self, name: str) -> bool:
-    """Takes over a point that somebody does already; False: nobody does."""
+  def __init__(self, workdir: pathlib.Path):
+    """Args: the sweep's directory."""
+    self._workdir = workdir
+    self._running: dict[str, tuple[base.Handle, Any]] = {}  # with its cores
 
+  @abc.abstractmethod
+  def adopt(self, name: str) -> bool:
+    """Takes over a point of a sweep that was killed; False: nobody does it."""
+
+  @abc.abstractmethod
   def start(self, name: str, cores: int) -> bool:
     """Begins a point; False while there is no room for it."""
 
   def running(self) -> Sequence[str]:
-    """Names of the points that run."""
+    """Names of the points that run, or wait for their turn."""
+    return list(self._running)
 
+  @abc.abstractmethod
   def ended(self) -> dict[str, str]:
     """Points that ended since the last call, and how; "": begin it again."""
 
+  @abc.abstractmethod
   def stop(self) -> None:
     """Asks all to save and end; asked again, to end at once."""
 
-  def close(self) -> None:
+  def close(self) -> None:  # noqa: B027
     """Lets go of what it holds; points go on."""
 
+  def _arguments(self, name: str, cores: Sequence[int] | int) -> list[str]:
+    return [str(self._workdir), name, json.dumps(cores), os.getcwd()]
 
-class Local:
+  def _env(self) -> dict[str, str]:
+    # All points share what XLA compiled.
+    cache = str(self._workdir / "compilation_cache")
+    return {"JAX_COMPILATION_CACHE_DIR": cache, **process.ISLAND_ENV}
+
+  def _log(self, name: str) -> pathlib.Path:
+    return self._workdir / "points" / f"{name}.log"
+
+  def _told(self, name: str, cause: str) -> str:
+    """How a point ended, with the last line of its log."""
+    lines = self._log(name).read_text(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"{cause}: {last}"
+
+
+class Local(Executor):
   """Processes of this machine, each on cores of its own."""
 
   def __init__(self, workdir: pathlib.Path, cores: Sequence[int]):
     """Args: the sweep's directory, and the cores that it may use."""
-    self._workdir = workdir
+    super().__init__(workdir)
     self._cores = len(cores)
     self._free = list(cores)
-    self._running: dict[str, tuple[base.Handle, list[int]]] = {}
 
   def adopt(self, name: str) -> bool:
     """Takes over a point of a sweep that was killed."""
@@ -72,24 +99,20 @@ class Local:
     if len(self._free) < number:
       return False
     taken, self._free = self._free[:number], self._free[number:]
-    with _log(self._workdir, name).open("ab") as log:
+    with self._log(name).open("ab") as log:
       started = subprocess.Popen(
         [
           *(sys.executable, "-m", worker.__name__),
-          *_arguments(self._workdir, name, taken),
+          *self._arguments(name, taken),
         ],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**_env(self._workdir), **os.environ},
+        env={**self._env(), **os.environ},
         start_new_session=True,
       )
     self._running[name] = process_engine.ProcessHandle(started), taken
     return True
-
-  def running(self) -> Sequence[str]:
-    """Names of the points that run."""
-    return list(self._running)
 
   def ended(self) -> dict[str, str]:
     """Points that ended since the last call, and how; "": begin it again."""
@@ -99,7 +122,7 @@ class Local:
         self._free = sorted([*self._free, *cores])
         del self._running[name]
         if cause != _BUSY:
-          found[name] = _told(self._workdir, name, cause)
+          found[name] = self._told(name, cause)
         elif not self.adopt(name):
           found[name] = ""
     return found
@@ -108,9 +131,6 @@ class Local:
     """Ends all, in order; at once if called again."""
     for handle, _ in self._running.values():
       handle.signal(signal.SIGTERM)
-
-  def close(self) -> None:
-    """Nothing: what runs, runs on."""
 
 
 def on_ray(address: str) -> config_lib.RunConfig:
@@ -122,7 +142,7 @@ def on_ray(address: str) -> config_lib.RunConfig:
   return config_lib.from_mapping(values)
 
 
-class Ray:
+class Ray(Executor):
   """Processes on the nodes of a Ray cluster that share the sweep's directory.
 
   A node that is lost takes its points with it; they begin again elsewhere.
@@ -130,9 +150,8 @@ class Ray:
 
   def __init__(self, workdir: pathlib.Path, config: config_lib.RunConfig):
     """Takes the sweep's directory, and `on_ray` of the cluster."""
-    self._workdir = workdir
+    super().__init__(workdir)
     self._engine = ray.Engine(workdir, config)
-    self._running: dict[str, tuple[base.Handle, int]] = {}  # with its cores
     self._left: dict[str, base.Survivor] = {}  # by a sweep that was killed
     for name, found in self._engine.survivors().items():
       if frozen.outcome(workdir, name):
@@ -160,18 +179,14 @@ class Ray:
       base.Launch(
         name,
         worker.__name__,
-        _arguments(self._workdir, name, number),
-        _log(self._workdir, name),
-        _env(self._workdir),
+        self._arguments(name, number),
+        self._log(name),
+        self._env(),
         facts={"incarnation": time.time_ns() // 10**6, "cpus": number},
       )
     )
     self._running[name] = handle, number
     return True
-
-  def running(self) -> Sequence[str]:
-    """Names of the points that run, or wait for their turn."""
-    return list(self._running)
 
   def ended(self) -> dict[str, str]:
     """Points that ended since the last call, and how; "": begin it again."""
@@ -180,7 +195,7 @@ class Ray:
       if cause := handle.cause_of_death():
         del self._running[name]
         again = cause in (_BUSY, "node lost")
-        found[name] = "" if again else _told(self._workdir, name, cause)
+        found[name] = "" if again else self._told(name, cause)
     return found
 
   def stop(self) -> None:
@@ -194,26 +209,3 @@ class Ray:
     for found in self._left.values():
       found.handle.wait(_LEAVE_SECS)
     self._engine.close()
-
-
-def _arguments(
-  workdir: pathlib.Path, name: str, cores: Sequence[int] | int
-) -> list[str]:
-  return [str(workdir), name, json.dumps(cores), os.getcwd()]
-
-
-def _env(workdir: pathlib.Path) -> dict[str, str]:
-  # All points share what XLA compiled.
-  cache = str(workdir / "compilation_cache")
-  return {"JAX_COMPILATION_CACHE_DIR": cache, **process.ISLAND_ENV}
-
-
-def _log(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  return workdir / "points" / f"{name}.log"
-
-
-def _told(workdir: pathlib.Path, name: str, cause: str) -> str:
-  """How a point ended, with the last line of its log."""
-  lines = _log(workdir, name).read_text(errors="replace").split("\n")
-  last = next((line for line in reversed(lines) if line.strip()), "")
-  return f"{cause}: {last}"
