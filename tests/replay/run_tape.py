@@ -1,7 +1,7 @@
 """The tape of a run written by hand, as a replay needs it."""
 
 from diloco.replay import plan
-from diloco.replay.script import LifeId
+from diloco.snapshots import keys
 from diloco.tape import events, reader
 
 
@@ -47,7 +47,7 @@ class RunTape:
       first_step=first,
       step=step,
     )
-    return plan.contribution_key(fragment, LifeId(*life), step)
+    return keys.contribution_name(fragment, *life, step)
 
   def adopt(self, life, step, version, kept_from=0, fragment=0, **fields):
     self._island(

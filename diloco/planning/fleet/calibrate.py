@@ -1,6 +1,6 @@
 """Finds the unpublished times from the ten published single-job cells.
 
-Five times are fitted by Levenberg-Marquardt on their logarithms, to the
+Five times are fitted by least squares on their logarithms, to the
 goodput of one rigid and one elastic job at five sizes, in points. All trials
 see the same failures, so the fit is smooth enough to differentiate. The cell
 of 8 islands that is printed beside them repeats the one of 150k chips: islands
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from scipy import optimize
 
 from diloco import arguments
 from diloco.planning.fleet import defaults, failures, jobs
@@ -44,6 +45,7 @@ ALTERNATIVES: dict[str, dict[str, float]] = {
 }
 _FAILURES = 40_000  # in each trial of a cell
 _STEP = 0.05  # of a logarithm, for derivatives
+_SMALLEST_GAIN = 1e-3  # of the sum of squares, for which to go on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,40 +128,22 @@ def fit(
     return found - target
 
   logs = np.log([getattr(start, name) for name in FITTED])
-  logs, residuals, jacobian = _minimise(residuals_of, logs, rounds)
-  spread = residuals @ residuals / (len(target) - len(FITTED))
-  covariance = spread * np.linalg.pinv(jacobian.T @ jacobian)
+  found = optimize.least_squares(
+    residuals_of,
+    logs,
+    jac=lambda x: _derive(residuals_of, x),
+    ftol=_SMALLEST_GAIN,
+    max_nfev=rounds,
+  )
+  spread = 2 * found.cost / (len(target) - len(FITTED))
+  covariance = spread * np.linalg.pinv(found.jac.T @ found.jac)
   spreads = np.sqrt(np.diag(covariance)).tolist()
   return Fit(
-    times_of(logs),
-    residuals,
+    times_of(found.x),
+    found.fun,
     dict(zip(FITTED, spreads, strict=True)),
     covariance,
   )
-
-
-def _minimise(
-  function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, rounds: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Levenberg-Marquardt; returns (x, residuals, jacobian)."""
-  value, damping = function(x), 0.1
-  jacobian = _derive(function, x)
-  for _ in range(rounds):
-    normal = jacobian.T @ jacobian
-    step = np.linalg.solve(
-      normal + damping * np.diag(np.diag(normal)), -jacobian.T @ value
-    )
-    trial = x + np.clip(step, -0.5, 0.5)
-    found = function(trial)
-    if found @ found < value @ value:
-      gain = 1 - (found @ found) / (value @ value)
-      x, value, damping = trial, found, damping / 5
-      jacobian = _derive(function, x)
-      if gain < 1e-3:
-        break
-    else:
-      damping *= 8
-  return x, value, jacobian
 
 
 def _derive(
