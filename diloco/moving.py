@@ -14,16 +14,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from typing import TypeVar
 
 from diloco import config as config_lib
 from diloco import errors, logbook, process, timing
 from diloco.controller import restorer, roles, tenure
 from diloco.fragments import partition
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import keys, operations, records, store
 from diloco.tape import events, fates, folding, history, reader, recorder
-
-R = TypeVar("R", bound=records.Record)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,10 +152,13 @@ def _refuse_living(
 
 def _signs(snapshots: store.SnapshotStore) -> dict[str, object]:
   """The last sign of life of every role."""
-  signs: dict[str, object] = {
-    "controller": _sound(snapshots, keys.CONTROLLER_LEASE, records.Lease),
-    "syncer": _sound(snapshots, keys.SYNCER_LEASE, records.Lease),
-  }
+  signs: dict[str, object] = {}
+  for role, key in (
+    ("controller", keys.CONTROLLER_LEASE),
+    ("syncer", keys.SYNCER_LEASE),
+  ):
+    lease = operations.sound(key, records.Lease)
+    signs[role], _ = snapshots.perform(lease)
   for member in _members(snapshots):
     signs[f"island {member.island}"] = member
   return signs
@@ -167,15 +167,9 @@ def _signs(snapshots: store.SnapshotStore) -> dict[str, object]:
 def _members(snapshots: store.SnapshotStore) -> Iterator[records.Member]:
   for name in filter(keys.is_member_name, snapshots.names("members")):
     key = keys.member_key(int(name))
-    if member := _sound(snapshots, key, records.Member):
+    member, _ = snapshots.perform(operations.sound(key, records.Member))
+    if member:
       yield member
-
-
-def _sound(snapshots: store.SnapshotStore, key: str, kind: type[R]) -> R | None:
-  try:
-    return snapshots.read(key, kind)
-  except errors.CorruptSnapshotError:
-    return None
 
 
 def _copy_files(url: str, run_dir: pathlib.Path) -> None:

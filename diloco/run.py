@@ -105,13 +105,9 @@ def conduct(
 ) -> Result:
   """As `train`, but leaves modes of files to the caller; in any thread.
 
-  Args:
-    values: as for `train`, like the others.
-    workdir: of which others see nothing, if it is made now.
-    quiet: as for `train`.
-    cut: as for `train`.
-    begun: is given the controller before its first turn. Other threads may call
-      its `interrupt`, and signal its roles.
+  Others see nothing of `workdir`, if it is made now. `begun` is given the
+  controller before its first turn: other threads may call its `interrupt`, and
+  signal its roles.
   """
   config = config_lib.from_mapping(values)
   run_dir = pathlib.Path(workdir).absolute()

@@ -268,30 +268,25 @@ class Island(hands.Hands):
     incarnation = self.life.incarnation
     name = f"{fragment:04d}.{island:04d}.{incarnation:04d}.{step:09d}"
     c_steps = step - action.first_step
-    record = _new(records.Contribution)
-    _set(
-      record,
-      "__dict__",
-      {
-        "island": island,
-        "incarnation": incarnation,
-        "fragment": fragment,
-        "base_version": action.base_version,
-        "first_step": action.first_step,
-        "step": step,
-        "c_tokens": c_steps * arithmetic.tokens_per_step(island),
-        "codec": "f32",
-        "plan_hash": "plan",
-        "payload": "payloads/" + name,
-        "chunks": _CHUNKS,
-        "num_bytes": 4,
-        "norms": [content.norm],
-        "epoch": self.epoch,
-        "cut": action.cut,
-        "key": name,
-      },
+    return values.quick(
+      records.Contribution,
+      island=island,
+      incarnation=incarnation,
+      fragment=fragment,
+      base_version=action.base_version,
+      first_step=action.first_step,
+      step=step,
+      c_tokens=c_steps * arithmetic.tokens_per_step(island),
+      codec="f32",
+      plan_hash="plan",
+      payload="payloads/" + name,
+      chunks=[[1]],
+      num_bytes=4,
+      norms=[content.norm],
+      epoch=self.epoch,
+      cut=action.cut,
+      key=name,
     )
-    return record
 
   # Adopter
 
@@ -358,21 +353,13 @@ class Island(hands.Hands):
       yield self.world.heartbeat_secs
 
   def _member(self, beat: int, step: int) -> records.Member:
-    member = _new(records.Member)
-    fields = {
-      "island": self.index,
-      "incarnation": self.life.incarnation,
-      "beat": beat,
-      "step": step,
-      "step_secs": self.step_secs,
-      "present": beat > 0 and not self.draining,
-      "nonce": self.life.incarnation,
-    }
-    _set(member, "__dict__", fields)
-    return member
-
-
-# What frozen dataclasses check while they are made costs too much here.
-_new = object.__new__
-_set = object.__setattr__
-_CHUNKS = [[1]]
+    return values.quick(
+      records.Member,
+      island=self.index,
+      incarnation=self.life.incarnation,
+      beat=beat,
+      step=step,
+      step_secs=self.step_secs,
+      present=beat > 0 and not self.draining,
+      nonce=self.life.incarnation,
+    )

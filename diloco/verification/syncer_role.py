@@ -13,7 +13,7 @@ from diloco.snapshots import records
 from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, leader, leadership, weighting
 from diloco.syncer import heads as heads_lib
-from diloco.verification import arithmetic
+from diloco.verification import arithmetic, values
 from diloco.verification import kernel as kernel_lib
 
 _RENEWAL_SECS = 0.6
@@ -73,9 +73,7 @@ class Syncer(leadership.Leadership):
 
   def make_head(self, **fields: Any) -> records.Head:
     """See `Leadership`; not checked, for that costs too much here."""
-    head = _new(records.Head)
-    _set(head, "__dict__", fields)
-    return head
+    return values.quick(records.Head, **fields)
 
 
 class _Leader(leader.Leader):
@@ -152,13 +150,9 @@ class _Leader(leader.Leader):
   def board(self) -> records.Board:
     opened = self.core.open_rounds
     rounds = {str(p): m for p, m in opened.items()} if opened else opened
-    board = _new(records.Board)
-    fields = {"versions": self.core.versions, "open_rounds": rounds}
-    _set(board, "__dict__", fields)
-    return board
+    return values.quick(
+      records.Board, versions=self.core.versions, open_rounds=rounds
+    )
 
 
-# What frozen dataclasses check while they are made costs too much here.
-_new = object.__new__
-_set = object.__setattr__
 _CONTENT = heads_lib.Content([[1]], {}, "")

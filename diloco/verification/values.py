@@ -10,9 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 Span = tuple[int, int]  # steps (first, last]
 Vector = tuple[float, float]
+T = TypeVar("T")
+
+
+def quick(kind: type[T], **fields: Any) -> T:
+  """A frozen dataclass, without the checks that cost too much here."""
+  made = object.__new__(kind)
+  object.__setattr__(made, "__dict__", fields)
+  return made
 
 
 @dataclasses.dataclass(eq=False, slots=True)
