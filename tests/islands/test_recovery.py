@@ -331,7 +331,7 @@ def _training_on(island):
 
 def test_optimizer_comes_from_a_peer_on_another_mesh(tmp_path, run_dir):
   config = make_config(tmp_path, slices=("1x2", "1"), optimizer="muon")
-  patient = dataclasses.replace(config.controller, heartbeat_secs=0.5)
+  patient = dataclasses.replace(config.controller, heartbeat_secs=0.4)
   config = dataclasses.replace(config, controller=patient)
   healthy = make_island(config, run_dir, island=0)
   lost = make_island(config, run_dir, island=1)
