@@ -61,13 +61,14 @@ def _give_way() -> None:
   """Has this process run while no other wants to.
 
   A session may be scheduled as a group, within which alone that would count;
-  so the group gives way too.
+  so the group gives way too, if it is this process's own.
   """
   os.nice(19)
   with contextlib.suppress(OSError):  # a container may forbid it
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-  with contextlib.suppress(OSError):
-    pathlib.Path("/proc/self/autogroup").write_text("19")
+  if os.getsid(0) == os.getpid():
+    with contextlib.suppress(OSError):
+      pathlib.Path("/proc/self/autogroup").write_text("19")
 
 
 def live(run_dir: pathlib.Path, incarnation: int) -> None:
@@ -101,7 +102,12 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
     requests.EVERY_SECS,
     "requests",
   )
-  pace = Pace(lambda: not channel.inbox.empty())
+
+  def awaited() -> bool:
+    alone = channel.alone_secs() > times.orphan_secs
+    return alone or not channel.inbox.empty()
+
+  pace = Pace(awaited)
   measure = _measure(run_dir, config, progress, pace)
   evaluator = Evaluator(snapshots, tape, measure)
   _serve(channel, times.orphan_secs, evaluator, progress)

@@ -1,6 +1,7 @@
 """The run's evaluator: what it reads, measures, records and answers."""
 
 import os
+import pathlib
 import queue
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from diloco.islands import evaluator as evaluator_lib
 from diloco.islands import heartbeat
 from diloco.snapshots import arrays, keys
 from diloco.tape import reader, recorder
+
+AUTOGROUP = pathlib.Path("/proc/self/autogroup")  # of some Linux kernels
 
 
 @pytest.fixture
@@ -135,6 +138,25 @@ def test_it_rests_nine_times_as_long_as_it_works_unless_somebody_waits():
   worked[0] += 0.25
   pace.rest()
   assert sum(slept) == pytest.approx(2.25)
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="sessions are no groups")
+@pytest.mark.parametrize("alone", [True, False])
+def test_others_of_its_session_do_not_give_way_with_it(alone):
+  code = (
+    "from diloco.islands import evaluator; evaluator._give_way();"
+    f"print(open({str(AUTOGROUP)!r}).read())"
+  )
+  before = AUTOGROUP.read_text().split()
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
+    start_new_session=alone,
+  )
+  assert AUTOGROUP.read_text().split() == before
+  assert done.stdout.split()[-1] == ("19" if alone else before[-1])
 
 
 @pytest.mark.parametrize("cores", [[], sorted(os.sched_getaffinity(0))[:1]])
