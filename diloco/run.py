@@ -161,12 +161,14 @@ def conduct(
       hint="Ctrl-C drains and saves; once more kills",
       exposed_secs=config.controller.openmetrics_secs,
     )
+    server = channel.Server(config.controller.port, engine.host)
+    ending.callback(server.close)
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,
       outside.Outside(
         engine,
-        channel.Server(config.controller.port, engine.host),
+        server,
         on_tick=view.tick,
         set_back=lambda end: restorer_with(end).set_back(),
         tenure=held,

@@ -65,6 +65,29 @@ def test_many_kills_leave_sixteen_islands_with_balanced_books(tmp_path, seed):
   assert not names()
 
 
+def test_session_that_cannot_begin_listens_no_more(tmp_path, monkeypatch):
+  servers = []
+
+  class Server(channel.Server):
+    def __init__(self, *args):
+      super().__init__(*args)
+      servers.append(self)
+
+  def refuse(*_, **__):
+    raise ZeroDivisionError
+
+  monkeypatch.setattr(channel, "Server", Server)
+  monkeypatch.setattr(controller_lib, "Controller", refuse)
+  before = set(threading.enumerate())
+  with pytest.raises(ZeroDivisionError):
+    run_lib.conduct(make_config(1), tmp_path / "run", quiet=True)
+  assert len(servers) == 1
+  with pytest.raises(OSError, match="Bad file descriptor"):
+    servers[0]._listener.getsockname()
+  left = {t.name for t in set(threading.enumerate()) - before}
+  assert "channels" not in left
+
+
 def test_islands_have_meshes_of_their_own(tmp_path):
   faults = [{"target": "island-1", "at_fraction": 0.3}]
   config = make_config(3, faults=faults)
