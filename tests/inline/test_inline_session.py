@@ -87,7 +87,12 @@ def interrupted(run):
     yield lambda: signal.raise_signal(signal.SIGINT)
 
   run._screen = screen
-  run.watch()  # it would never return
+  # A shell has what it starts in the background ignore interrupts.
+  handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    run.watch()  # it would never return
+  finally:
+    signal.signal(signal.SIGINT, handler)
   del run._screen
   before = len(lines(run, "merged"))
   return until(lambda: len(lines(run, "merged")) - before)

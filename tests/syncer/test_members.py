@@ -10,12 +10,12 @@ def _member(beat, island=0, incarnation=1):
 
 def test_island_is_alive_while_its_beat_moves_by_the_observers_clock():
   watch = members.MemberWatch(ttl_secs=2.0)
-  assert set(watch.live([_member(1)], 1000.0)) == {0}
-  assert set(watch.live([_member(1)], 1001.9)) == {0}
-  assert set(watch.live([_member(2)], 1002.5)) == {0}
-  assert set(watch.live([_member(2)], 1004.4)) == {0}
-  assert watch.live([_member(2)], 1004.5) == {}
-  assert set(watch.live([_member(2, incarnation=2)], 1010.0)) == {0}
+  assert set(watch.present([_member(1)], 1000.0)) == {0}
+  assert set(watch.present([_member(1)], 1001.9)) == {0}
+  assert set(watch.present([_member(2)], 1002.5)) == {0}
+  assert set(watch.present([_member(2)], 1004.4)) == {0}
+  assert watch.present([_member(2)], 1004.5) == {}
+  assert set(watch.present([_member(2, incarnation=2)], 1010.0)) == {0}
 
 
 def test_rounds_wait_for_islands_that_live_and_say_they_are_there():

@@ -276,8 +276,8 @@ PLANTS: dict[str, wrong_pieces.Plant] = {
   "round_stays_open": wrong_pieces.Plant(
     "a round whose fresh contributions were all refused stays open",
     syncer_core.SyncerCore,
-    "_is_fresh",
-    wrong_pieces.constant(True),
+    "_keep_open",
+    wrong_pieces.constant(None),
   ),
   "gate_open": wrong_pieces.Plant(
     "the norm gate lets everything in",
