@@ -35,7 +35,9 @@ def test_short_campaign_leaves_balanced_books(tmp_path):
   assert code == 0, result
   assert result["passed"] and result["done"] == 2
   (run,) = result["runs"]
-  assert run["broken"] == [] and run["rows_unmerged"] == {}
+  assert run["broken"] == []
+  # A slow machine's steps may come too late for the round that is open then.
+  assert set(run["rows_unmerged"]) <= {"too_stale"}
   lines = (tmp_path / "campaign/run-000/chaos.jsonl").read_text().splitlines()
   assert [json.loads(line)["serial"] for line in lines] == [0, 1]
 
