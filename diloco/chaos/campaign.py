@@ -26,7 +26,7 @@ from diloco.tape import reader
 
 FAULTS_PER_RUN = 12
 _SECS_PER_FAULT = 6.0
-_SECS_PER_RUN = 8.0
+_SECS_PER_RUN = 20.0
 _PACE_SECS = 0.1
 _SPEEDS = (1.0, 0.6, 0.4)
 # Tiny, so that what is measured is the protocol and not the model.
