@@ -1,11 +1,11 @@
 """Decoupled islands against one synchronous job, at equal tokens.
 
 Question: how much held-out loss do 2, 4 and 8 islands cost, with K = M and with
-K = 1, also with half of H, against one data-parallel job? Settings are those
-that `tuning.py` found.
+K = 1, also with a half and a quarter of H, against one data-parallel job?
+Settings are those that `tuning.py` found.
 
 Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 45 runs of 4 to 5 minutes of one core.
+then `diloco compare DIR`. Cost: 55 runs of 4 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`. Expected: published models of
 35 M parameters pay 0.6, 2 and 4 % (arXiv 2503.09799).
 """
@@ -49,8 +49,22 @@ def get_sweep() -> list[hyper.Point]:
       "outer.count_absent": True,
     }
   ]
+  # Steps of as many tokens as four islands make, and a quarter of H.
+  oftener = [
+    {
+      "fleet.slices": base.slices(m),
+      **base.TOGETHER,
+      "sync.quorum": m,
+      "task.options.batch_size": 16 // m,
+      "sync.every": 3,
+      "sync.num_fragments": 3,
+    }
+    for m in (4, 8)
+  ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
   arms = hyper.product(
-    seeds, [base.MUON], hyper.chain(job, eager, islands, counted, often)
+    seeds,
+    [base.MUON],
+    hyper.chain(job, eager, islands, counted, often, oftener),
   )
   return base.named(arms)

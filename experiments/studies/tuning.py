@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 39 runs of 3 to 5 minutes of one core.
+then `diloco compare DIR`. Cost: 43 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 
@@ -77,7 +77,26 @@ def get_sweep() -> list[hyper.Point]:
       )
     ],
   )
-  return base.named(hyper.chain(job, alone, together, whole))
+  return base.named(hyper.chain(job, alone, together, whole, _near()))
+
+
+def _near() -> list[hyper.Point]:
+  """Muon: do islands come nearer that exchange more often?"""
+  settings = ((4, 4, 3), (2, 8, 6), (8, 2, 6), (8, 2, 3))
+  return [
+    {
+      "name": f"muon.m{islands}.rows-{rows}.every-{every}",
+      **base.MUON,
+      **base.TOGETHER,
+      "fleet.slices": base.slices(islands),
+      "sync.quorum": islands,
+      "task.options.batch_size": rows,  # a step and island
+      "sync.merge": "mean",
+      "sync.every": every,
+      "sync.num_fragments": every,
+    }
+    for islands, rows, every in settings
+  ]
 
 
 def _rates(*rates: float) -> list[hyper.Point]:
