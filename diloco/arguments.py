@@ -55,11 +55,14 @@ class Parser(argparse.ArgumentParser):
     raise errors.UserError(self.prog, message, f"see '{self.prog} --help'")
 
 
-def answer(args: argparse.Namespace, facts: Any, text: str) -> None:
-  """Prints facts as one JSON object if that is asked for, else the text."""
+def answer(
+  args: argparse.Namespace, facts: Any, text: str | None = None
+) -> None:
+  """Prints facts as one JSON object if that is asked for, else any text."""
   if args.json:
     text = json.dumps(facts, indent=2)
-  print(text.removesuffix("\n"))
+  if text is not None:
+    print(text.removesuffix("\n"))
 
 
 def words(kind: type) -> dict[str, str]:

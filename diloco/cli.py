@@ -104,8 +104,7 @@ def change(args: argparse.Namespace) -> int:
   values = ml_collections.ConfigDict(process.read_config(args.dir).to_dict())
   launch.override(values, args.overrides)
   changes = change_lib.request(args.dir, values)
-  if args.json:
-    arguments.answer(args, changes, "")
+  arguments.answer(args, changes)
   for name, (before, after) in changes.items():
     print(f"config.{name}: {before} -> {after}", file=sys.stderr)
   return 0
@@ -119,8 +118,7 @@ def cut(args: argparse.Namespace) -> int:
   facts = cut_command.run(
     args.dir, told=lambda text: print(text, file=sys.stderr)
   )
-  if args.json:
-    arguments.answer(args, facts, "")
+  arguments.answer(args, facts)
   return 0 if facts["status"] == "complete" else process.EXIT_FAILED
 
 
@@ -145,7 +143,7 @@ def status(args: argparse.Namespace) -> int:
   if args.watch:
     live.watch(args.dir, logbook.refresher(args.dir))
   elif args.json:
-    arguments.answer(args, live.status(args.dir), "")
+    arguments.answer(args, live.status(args.dir))
   else:
     live.render_status(args.dir)
   return 0
@@ -267,8 +265,7 @@ def simulate_protocol(args: argparse.Namespace) -> int:
   from diloco.verification import command
 
   code, facts = command.run(args)
-  if args.json:
-    arguments.answer(args, facts, "")
+  arguments.answer(args, facts)
   return code
 
 

@@ -26,6 +26,7 @@ from diloco.islands import (
   exchange,
   fetching,
   heartbeat,
+  inner_step,
   own,
   protocol,
   publisher,
@@ -321,6 +322,11 @@ class Island:
     """
     return self.perform(self.training(num_steps, interrupted))
 
+  def _do_step(self) -> inner_step.Metrics:
+    # A loop of the user's own does its steps itself; see `go_on`.
+    assert isinstance(self.learner, trainer_lib.Trainer)
+    return self.learner.next_step()
+
   def training(
     self, num_steps: int, interrupted: Callable[[], bool]
   ) -> operations.Script[dict[str, Any]]:
@@ -330,7 +336,7 @@ class Island:
     slot = self._clock()
     for _ in range(num_steps):
       dispatched_secs = self._clock()
-      metrics = yield operations.Step(self.learner.next_step)
+      metrics = yield operations.Step(self._do_step)
       self._exchange.between_steps()
       self._log.dispatched(self.learner.step, metrics, dispatched_secs)
       self.progress.moved()

@@ -108,14 +108,6 @@ class Learner(abc.ABC):
   def _initial_optimizer(self, params: inner_step.FlatParams) -> Any:
     """The inner optimizer's state before the first step."""
 
-  def next_step(self) -> inner_step.Metrics:
-    """Dispatches an inner step; returns its metrics, not waiting for them.
-
-    Raises:
-      NotImplementedError: somebody else does the steps.
-    """
-    raise NotImplementedError
-
   def compile(self) -> None:
     """Compiles everything that steps will call."""
     self.swap.rehearse()

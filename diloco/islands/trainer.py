@@ -88,7 +88,7 @@ class Trainer(learner_lib.Learner):
     return metrics
 
   def next_step(self) -> inner_step.Metrics:
-    """See `learner.Learner`."""
+    """As `do_step`, with the next batch."""
     return self.do_step(self.take_batch())
 
   def _seek(self, step: int) -> None:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     compare_page.write(args.html, comparison)
     print(f"wrote {args.html}", file=sys.stderr)
   if args.json:
-    arguments.answer(args, comparison.to_json(), "")
+    arguments.answer(args, comparison.to_json())
     return 0
   heads, rows = cells(comparison, _MAX_FIGURES)
   _print(heads, rows)

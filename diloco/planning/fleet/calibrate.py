@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
       for name, change in ALTERNATIVES.items()
     }
   if args.json:
-    arguments.answer(args, facts, "")
+    arguments.answer(args, facts)
   else:
     _print(facts)
   return 0
