@@ -120,7 +120,7 @@ def acquire(
   if lease:
     above = max(lease.token, above or 0)
   elif above is None:
-    above = yield from _newest_of_heads()
+    above = yield from _newest_of_heads(key)
   token: int = yield from draw(key, above)
   if not token:
     return 0
@@ -156,10 +156,23 @@ def drawn(key: str) -> operations.Procedure[int]:
   return found.token if found else 0
 
 
-def _newest_of_heads() -> operations.Procedure[int]:
+def _newest_of_heads(key: str) -> operations.Procedure[int]:
+  """The newest token that heads have, for a lease that cannot tell.
+
+  A head that is damaged too says nothing. Then that lease's newest drawn token,
+  which none is above, will do.
+
+  Raises:
+    CorruptSnapshotError: neither can be read.
+  """
   tokens = [0]
   for name in filter(str.isdecimal, (yield _HEADS)):
-    head, _ = yield operations.read_head(int(name))
+    try:
+      head, _ = yield operations.read_head(int(name))
+    except errors.CorruptSnapshotError:
+      if not (yield from drawn(key)):
+        raise
+      continue
     tokens.append(head.token if head else 0)
   return max(tokens)
 

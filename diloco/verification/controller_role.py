@@ -20,6 +20,7 @@ from diloco.controller import orders
 from diloco.snapshots import cut_parts, operations
 from diloco.tape import events
 from diloco.verification import kernel as kernel_lib
+from diloco.verification import rollback
 
 _TICK_SECS = 0.4
 _NOTICE_SECS = 0.1  # until it hears of a death
@@ -46,6 +47,7 @@ class Controller:
     self.random = life.role.random
     schedule = world.schedule
     self._supervises = schedule.supervised
+    self._returns = schedule.within
     times = world.times
     if not schedule.supervised:
       times = dataclasses.replace(
@@ -72,6 +74,8 @@ class Controller:
     """The main thread."""
     self.thread = self.life.threads[0]
     yield 0.0
+    if self._returns:
+      yield from self._prepare()
     for name in self.fleet.names.all:
       found = self.world.by_name[name].life
       if found is not None:
@@ -123,8 +127,38 @@ class Controller:
         yield from self._tell(
           orders.Hello(name, life.incarnation, said[0], said[1], step=0)
         )
-      if self._supervises:
+      if self._returns and name in self.fleet.seats:
+        damaged = tuple(shell.damaged)
+        yield from self._tell(orders.Status(name, damaged=damaged))
+      elif self._supervises:
         yield from self._tell(orders.Status(name))
+
+  def _prepare(self) -> kernel_lib.Script:
+    """What `diloco resume` does first."""
+
+    def end_roles() -> kernel_lib.Script:
+      yield from ()
+      return rollback.kill_roles(self.world, self.life.role)
+
+    while True:
+      try:
+        return (yield from rollback.set_back(self.world, self.life, end_roles))
+      except OSError:
+        yield _TICK_SECS
+
+  def _go_back(self, order: orders.Order) -> kernel_lib.Script:
+    def end_roles() -> kernel_lib.Script:
+      yield from self._tell(orders.Ending())
+      living = rollback.kill_roles(self.world, self.life.role)
+      while self._deaths:
+        yield from self._tell(self._deaths.pop(0))
+      return living
+
+    try:
+      done = yield from rollback.set_back(self.world, self.life, end_roles)
+    except OSError as error:
+      return orders.Failed(order, str(error))
+    return orders.SetBack(done, self.world.refused)
 
   def _tell(self, event: orders.Event) -> kernel_lib.Script:
     """Does what the core orders then; it may die before each order."""
@@ -143,6 +177,8 @@ class Controller:
           if self.cutter is not None:
             clock = self.kernel.clock(self.life)
             yield from self.cutter.look(clock, lives)
+        case orders.GoBack() if self._returns:
+          yield from self._tell((yield from self._go_back(order)))
         case _:
           raise kernel_lib.Violation(f"the controller orders {order}")
 

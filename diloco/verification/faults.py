@@ -348,6 +348,18 @@ def draw_deposing(rng: random.Random) -> tuple[Fault, ...]:
   return (Fault(kind, role, at, round(2.0 + 8.0 * uniform(), 3)),)
 
 
+def draw_returning(rng: random.Random) -> tuple[Fault, ...]:
+  """Draws what meets a controller while it goes back to a cut by itself."""
+  uniform = rng.random
+  kinds = (KILL_BEFORE, KILL_AFTER, KILL_LATE, FAIL_BEFORE, FAIL_AFTER, STOP)
+  found = []
+  for _ in range(int(3 * uniform())):
+    kind = kinds[int(uniform() * len(kinds))]
+    secs = round(8.0 * uniform(), 3) if kind in (KILL_LATE, STOP) else 0.0
+    found.append(Fault(kind, "restorer", float(1 + int(uniform() * 60)), secs))
+  return tuple(found)
+
+
 def draw_long_spoiling(
   rng: random.Random, fragments: int, horizon_secs: float
 ) -> tuple[Fault, ...]:

@@ -289,6 +289,7 @@ COUNTED = {
   "refused_starts": "the machine refused to start a role",
   "killed_for_silence": "a controller killed a role that said nothing",
   "set_back": "a run went back to a cut",
+  "set_back_within": "a controller itself took its run back to a cut",
   "mended": "a run went back because a newest version was spoiled",
   "healed": "a damaged head was written anew by whoever held it",
   "spoiled_cuts": "a cut was passed over that points to what is spoiled",

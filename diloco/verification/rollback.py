@@ -15,6 +15,7 @@ the next restore must pass over every cut that points to it.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from diloco import errors
@@ -32,6 +33,7 @@ from diloco.verification import kernel as kernel_lib
 NAME = "restorer"
 _LATE_SECS = 4.0  # until the last write of a dead process lands
 _AGAIN_SECS = 0.5  # until a restore that died is started again
+_RETURN_SECS = 20.0  # for which a run may stand still for its return
 _LOOK_SECS = 0.3  # between two looks at the lease, and two renewals
 
 
@@ -112,19 +114,9 @@ class Restorer:
 
   def _go_back(self) -> kernel_lib.Script:
     world = self.world
-    choice = yield from restore.choose(
-      self._check, self._check_sent, token=self.token
-    )
-    name = self.life.role.name
-    if choice.parts is None and world.spoiled and name in world.store.stale:
-      raise OSError("an old listing has no cut: somebody resumes again later")
-    if not world.restored:  # else what it chose comes to nothing
-      world.checker.passed_over(choice.passed_over, choice.begun)
-      world.checker.left_out(choice.left_out)
+    choice = yield from choose(world, self.life, self.token)
     if choice.parts is None and world.spoiled:
-      world.checker.refused(choice.passed_over)
-      world.refused = "no cut can be restored"
-      world.kernel.done = True
+      refuse(world, choice)
     if choice.parts is None:
       return None
     facts = yield from restore.restore(
@@ -132,15 +124,38 @@ class Restorer:
     )
     return choice.parts, facts
 
-  def _check(self, parts: cut_parts.Parts) -> str:
-    return damage(self.world, parts)
 
-  def _check_sent(self, sent: records.Contribution) -> str:
+def choose(world: Any, life: kernel_lib.Life, token: int) -> kernel_lib.Script:
+  """Chooses the cut to go back to; the checker hears of it."""
+
+  def check(parts: cut_parts.Parts) -> str:
+    return damage(world, parts)
+
+  def check_sent(sent: records.Contribution) -> str:
     try:
-      self.world.store.content(sent.payload)
+      world.store.content(sent.payload)
     except errors.CorruptSnapshotError as error:
       return str(error)
     return ""
+
+  choice = yield from restore.choose(check, check_sent, token=token)
+  stale = life.role.name in world.store.stale
+  if choice.parts is None and world.spoiled and stale:
+    raise OSError("an old listing has no cut: somebody resumes again later")
+  roles = (*world.islands, *world.seats)
+  living = any(role.life is not None for role in roles)
+  # Else what it chose comes to nothing, or the living have deleted a cut of it.
+  if not world.restored and not living:
+    world.checker.passed_over(choice.passed_over, choice.begun)
+    world.checker.left_out(choice.left_out)
+  return choice
+
+
+def refuse(world: Any, choice: restore.Choice) -> None:
+  """The run is damaged, and no cut will do."""
+  world.checker.refused(choice.passed_over)
+  world.refused = "no cut can be restored"
+  world.kernel.done = True
 
 
 def damage(world: Any, parts: cut_parts.Parts) -> str:
@@ -159,15 +174,100 @@ def damage(world: Any, parts: cut_parts.Parts) -> str:
   return ""
 
 
+def set_back(
+  world: Any, life: kernel_lib.Life, end_roles: Callable[[], kernel_lib.Script]
+) -> kernel_lib.Script:
+  """What a controller does that finds its own run damaged.
+
+  The simulated world's `diloco.controller.restorer.Restorer.set_back`.
+
+  Args:
+    world: the world.
+    life: of the controller.
+    end_roles: ends all roles; gives whether any lived.
+
+  Returns:
+    Whether it was damaged.
+  """
+
+  def tell(facts: restore.Restored) -> None:
+    world.told = choice.parts, facts
+
+  while True:
+    begun = yield from restore.unfinished()
+    if not begun and not (yield from is_damaged(world)):
+      _finished(world)  # by one that died, or did not hear of it
+      return False
+    world.restored = False
+    _strike(world, life.role)
+    choice = yield from choose(world, life, 0)
+    if choice.parts is not None and (yield from end_roles()):
+      # They may have gone on meanwhile, and deleted an old cut.
+      choice = yield from choose(world, life, 0)
+    if choice.parts is None:
+      refuse(world, choice)
+      return False
+    try:
+      yield from restore.restore(choice, lambda name, record: None, tell)
+    except restore.ChangedError:
+      continue
+    _finished(world)
+    return True
+
+
+def _finished(world: Any) -> None:
+  """The checker hears of a return, once it has taken effect."""
+  if world.told:
+    world.checker.restored(*world.told)
+    world.checker.seen["set_back_within"] += 1
+    world.told, world.spoiled = (), ""
+  world.restored = world.restoring
+
+
+def _strike(world: Any, role: kernel_lib.Role) -> None:
+  """Who sets the run back is struck by what was meant for a restorer."""
+  restorer: kernel_lib.Role = world.restorer
+  for fault in restorer.strikes:
+    role.strikes.append(fault._replace(at=fault.at + role.operations))
+  role.strikes.sort(key=lambda fault: -fault.at)
+  restorer.strikes = []
+  role.arm()
+
+
+def is_damaged(world: Any) -> kernel_lib.Script:
+  """Whether a fragment's newest version cannot be read."""
+  for fragment in range(world.schedule.fragments):
+    try:
+      head, _ = yield operations.Read(keys.head_key(fragment), records.Head)
+      if head is None:
+        return True
+      world.store.content(head.payload)
+    except errors.CorruptSnapshotError:
+      return True
+  return False
+
+
+def stands(world: Any) -> bool:
+  """Whether a version is damaged now, whoever could know."""
+  found: bool = operations.perform(is_damaged(world), _execute(world))
+  return found
+
+
+def _execute(world: Any) -> Callable[[Any], Any]:
+  """Performs operations at once, undisturbed."""
+  nobody = kernel_lib.Life(world.restorer, 1.0, 0.0)
+
+  def execute(operation: Any) -> Any:
+    return world.store.handlers[type(operation)](operation, nobody)
+
+  return execute
+
+
 def may_spoil(world: Any, fault: faults.Fault) -> bool:
   """Whether the run can go back to a cut without what is to be spoiled."""
   if world.restorer is None or world.restoring or world.spoiled:
     return False
   spoiled = _target(world, fault)
-  nobody = kernel_lib.Life(world.restorer, 1.0, 0.0)
-
-  def execute(operation: Any) -> Any:
-    return world.store.handlers[type(operation)](operation, nobody)
 
   def check(parts: cut_parts.Parts) -> str:
     if any(head.payload == spoiled for head in parts.heads):
@@ -175,7 +275,7 @@ def may_spoil(world: Any, fault: faults.Fault) -> bool:
     return damage(world, parts)
 
   choice: restore.Choice = operations.perform(
-    restore.choose(check, lambda sent: ""), execute
+    restore.choose(check, lambda sent: ""), _execute(world)
   )
   return choice.parts is not None
 
@@ -191,11 +291,16 @@ def spoil(world: Any, fault: faults.Fault) -> None:
     world.store.swap(spoiled, keys.head_key(other))
   else:
     world.store.spoil(spoiled, lost=lost)
-  fragment = int(fault.role.partition("-")[2])
-  delays.watch_bystanders(world, fragment, fault.secs)
-  if not fault.kind.startswith("head"):
-    delays.watch_leader(world, fragment, spoiled, fault.secs)
   kernel: kernel_lib.Kernel = world.kernel
+  secs = fault.secs
+  if world.schedule.within:
+    secs = min(secs, world.damage_secs)
+    world.disturbed(world.damage_secs + _RETURN_SECS)
+  delays.watch_bystanders(world, fragment, secs)
+  if not fault.kind.startswith("head"):
+    delays.watch_leader(world, fragment, spoiled, secs)
+  if world.schedule.within:
+    return
 
   def end() -> None:
     if not world.restoring:
@@ -216,16 +321,24 @@ def begin(world: Any) -> None:
   """Kills everything, lets late writes fly, and starts the restore."""
   kernel: kernel_lib.Kernel = world.kernel
   kernel.log("", "everything is killed")
+  kill_roles(world)
+  for role in world.restorers:
+    world.start(role)
+
+
+def kill_roles(world: Any, spared: kernel_lib.Role | None = None) -> bool:
+  """Kills all for a return to a cut, but one; says whether any lived."""
   for role in world.islands:
     # Who goes on as it is starts islands that would meet what flies for long.
     if role.life is not None and len(world.restorers) == 1:
       _let_fly(world, role.life)
   world.restoring = True
-  for role in world.roles:
-    if role.life is not None:
-      kernel.kill(role.life, "everything is killed")
-  for role in world.restorers:
-    world.start(role)
+  living = [
+    role for role in world.roles if role.life is not None and role is not spared
+  ]
+  for role in living:
+    world.kernel.kill(role.life, "everything is killed")
+  return bool(living)
 
 
 def again(world: Any, role: kernel_lib.Role) -> None:

@@ -40,6 +40,9 @@ class Schedule:
     set_back: how often everything is killed once the rounds are done, and the
       run goes back to its last complete cut, if there is one, and goes on.
     resumers: controllers that then go on with the run; one of them may.
+    within: nobody kills everything: the run's own controller goes back to a
+      cut when a version is spoiled. A restorer's faults at operations strike it
+      then, counted from its return's first.
     supervised: whether the controller kills who is silent for long.
     faults: what goes wrong.
   """
@@ -62,6 +65,7 @@ class Schedule:
   cuts: float = 0.0
   set_back: int = 0
   resumers: int = 1
+  within: bool = False
   supervised: bool = False
   faults: tuple[faults_lib.Fault, ...] = ()
 
@@ -141,13 +145,23 @@ def _checked(schedule: Schedule) -> Schedule:
     raise ValueError("set_back cannot be negative")
   if schedule.resumers not in (1, 2):
     raise ValueError("resumers must be 1 or 2")
+  if schedule.within and (schedule.resumers > 1 or not schedule.set_back):
+    raise ValueError("within needs set_back, and one resumer")
   if schedule.fragments > schedule.sync_every:
     raise ValueError("more fragments than steps between two syncs")
   return schedule
 
 
-def draw(seed: int, *, may_wait: bool = True) -> Schedule:
-  """Draws the schedule of a seed; islands that wait only if they may."""
+def draw(
+  seed: int, *, may_wait: bool = True, may_return: bool = True
+) -> Schedule:
+  """Draws the schedule of a seed.
+
+  Args:
+    seed: whose.
+    may_wait: whether islands that wait are drawn.
+    may_return: whether returns to a cut from within are.
+  """
   rng = random.Random(seed)
   uniform = rng.random
   islands = 4 if uniform() < 0.7 else 1 + int(uniform() * 4)
@@ -217,4 +231,10 @@ def draw(seed: int, *, may_wait: bool = True) -> Schedule:
   if rng.random() < 0.15:
     base = base.replace(supervised=True)
     drawn += faults_lib.draw_hanging(rng, base.roles, horizon)
+  rng = random.Random(seed + (1 << 43))
+  alone = base.set_back and base.resumers == 1
+  if alone and may_return and rng.random() < 0.3:
+    base = base.replace(within=True, rounds=30)
+    drawn += faults_lib.draw_long_spoiling(rng, base.fragments, horizon)
+    drawn += faults_lib.draw_returning(rng)
   return dataclasses.replace(base, merge=method, faults=drawn)

@@ -46,6 +46,13 @@ class Syncer(leadership.Leadership):
     )
     self.renewal_secs = _RENEWAL_SECS
     self.thread: kernel_lib.Thread | None = None
+    self._leads = False
+    self._standing: set[int] = set()  # see production
+
+  @property
+  def damaged(self) -> list[int]:
+    """Fragments whose newest version cannot be read, as far as it knows."""
+    return sorted(self.heads.standing if self._leads else self._standing)
 
   def forget(self) -> None:
     """Lets go of everything."""
@@ -57,6 +64,7 @@ class Syncer(leadership.Leadership):
     parts = yield from self.taking_over(lambda: True)
     if parts is not None:
       self.world.checker.took_over(self)
+      self._leads = True
       yield from _Leader(self, parts).lead()
 
   def hold(self, renewing: kernel_lib.Script) -> None:
@@ -69,7 +77,8 @@ class Syncer(leadership.Leadership):
     return self.world.schedule.fragments
 
   def stands_still(self, found: heads_lib.Standstill) -> None:
-    """See `Leadership`; the checker knows."""
+    """See `Leadership`."""
+    self._standing.add(found.fragment)
 
   def make_head(self, **fields: Any) -> records.Head:
     """See `Leadership`; not checked, for that costs too much here."""

@@ -33,6 +33,7 @@ from diloco.verification import kernel as kernel_lib
 _DEADLINE_SECS = 90.0  # of training under faults
 _ROUNDS_AFTER = 8  # versions to commit after a return to a cut
 _RESTORE_SECS = 10.0  # it may take, deaths included
+_RETURN_SECS = 60.0  # until damage is mended, deaths of the controller included
 _SUSPENDED_SECS = 40.0  # by a gate, as often as schedules offend
 _RESOLVE_SECS = 60.0  # of calm, until all is resolved
 
@@ -108,6 +109,7 @@ class World:
     drain_secs=60.0,
     foreign_secs=60.0,
   )
+  damage_secs = 14.0  # damage stands for less before the controller acts
   save_every = 9
 
   def __init__(
@@ -155,10 +157,13 @@ class World:
     self.controller = self.by_name["controller"]
     self.seats = [r for r in self.roles if r.name in ("syncer", "standby")]
     self.restorers = [r for r in self.roles if r.name.startswith(rollback.NAME)]
+    if self.schedule.within:
+      self.restorers = [self.controller]
     self.restorer = self.by_name.get(rollback.NAME)
     self.restoring = self.restored = False
     self.spoiled = ""  # key or payload of a newest version that is
     self.refused = ""  # why the run cannot go back
+    self.told: tuple[Any, ...] = ()  # of a return to a cut that is not over
     self.start(self.controller)  # which starts the others
 
   def _make_heads(self) -> None:
@@ -212,10 +217,11 @@ class World:
       self.checker.seen["fenced"] += 1
     if role.name[0] == "i":
       self.checker.died(life.shell)
-    if role in self.restorers:
+    within = self.schedule.within
+    if role in self.restorers and not within:
       rollback.again(self, role)
       return
-    if self.restoring and not self.restored:
+    if self.restoring and not self.restored and not within:
       return
     if role is self.controller:
       delay = controller_role.outside_secs(role.random)
@@ -225,7 +231,8 @@ class World:
       self.controller.life.shell.died(life)
 
   def _revive(self, role: kernel_lib.Role) -> None:
-    if role.life is None and self.restoring == self.restored:
+    free = self.restoring == self.restored or self.schedule.within
+    if role.life is None and free:
       self.start(role)
 
   def nudge_syncers(self) -> None:
@@ -333,7 +340,10 @@ class World:
     kernel.done = False
     checker.look()
     for _ in range(schedule.set_back):
-      self._go_back()
+      if schedule.within:
+        self._await_return()
+      else:
+        self._go_back()
       if self.refused:
         return
     self.calm()
@@ -363,10 +373,31 @@ class World:
     self.spoiled = ""  # no cut that is left points to it
     checker.look()
 
+  def _await_return(self) -> None:
+    """A version that is damaged must be mended from within."""
+    kernel, checker = self.kernel, self.checker
+    if not self.spoiled:
+      return
+    last = kernel.now + _RETURN_SECS
+    while (damaged := rollback.stands(self)) and kernel.now < last:
+      kernel.run(kernel.now + 0.5)
+      kernel.done = False
+      if self.refused:
+        return
+    if damaged:
+      raise kernel_lib.Violation(
+        f"nobody has mended {self.spoiled} in {_RETURN_SECS:.0f} s"
+      )
+    checker.wanted = checker.rounds + _ROUNDS_AFTER
+    kernel.run(kernel.now + _DEADLINE_SECS)
+    kernel.done = False
+    checker.look()
+
   def calm(self) -> None:
     """From now on nothing goes wrong, and islands drain."""
     self.kernel.log("", "calm: no more faults, islands drain")
     self.draining = True
+    self.checker.wanted = 0  # no version is one too many now
     for role in self.roles:
       role.strikes = []
       role.arm()

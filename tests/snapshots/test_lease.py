@@ -219,6 +219,25 @@ def test_token_is_above_all_that_the_store_still_knows(case, clock):
   assert store.read(KEY) == records.Lease("next", token, 0)
 
 
+@pytest.mark.parametrize("hurt", ["lose", "damage"])
+def test_damaged_head_keeps_nobody_from_an_unreadable_lease(hurt, clock):
+  store, watch = Records(head_tokens=(3, 7)), lease.LeaseWatch(TTL_SECS)
+  for _ in range(2):
+    store.acquire("leader", clock)
+  getattr(store, hurt)(KEY)
+  store.damage(keys.head_key(1))
+  while not store.acquire("next", clock, watch):
+    clock.now += TTL_SECS
+  assert store.read(KEY).token == 10
+  # Unless nothing tells how far tokens have come.
+  getattr(store, hurt)(KEY)
+  store.damage(f"{KEY}.token")
+  with pytest.raises(errors.CorruptSnapshotError):
+    for _ in range(2):
+      store.acquire("another", clock, watch)
+      clock.now += TTL_SECS
+
+
 def test_every_renewal_moves_the_beat(clock):
   store = Records()
   token = store.acquire("me", clock)

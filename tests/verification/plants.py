@@ -15,7 +15,8 @@ import wrong_judgement
 import wrong_pieces
 
 from diloco import workers
-from diloco.controller import fleet, supervisor
+from diloco.controller import core as controller_core
+from diloco.controller import damage, fleet, supervisor
 from diloco.islands import comeback, outbox, peer_protocol, saving, watching
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
@@ -57,6 +58,18 @@ PLANTS: dict[str, Plant] = {
     supervisor.Supervisor,
     "died",
     wrong_control.death_in_its_start_forgotten,
+  ),
+  "damage_unheard": Plant(
+    "the controller does not hear that a fragment stands still",
+    damage.DamageWatch,
+    "told",
+    wrong_pieces.constant(None),
+  ),
+  "failed_return_forgotten": Plant(
+    "a return to a cut that the store refused is not tried again",
+    controller_core.ControllerCore,
+    "_failed",
+    wrong_control.failed_return_forgotten,
   ),
   "hanging_borne": Plant(
     "the controller kills nobody for its silence",

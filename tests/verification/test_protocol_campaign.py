@@ -16,6 +16,7 @@ from diloco.verification import (
 )
 
 SCHEDULES = rare.ENOUGH
+RETURNED_WITHIN = 195_544
 # Other ones every day. A failure tells which; the variable plays them again.
 FIRST_SEED = int(
   os.environ.get("DILOCO_FIRST_SEED")
@@ -128,13 +129,17 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     40_336,  # sent again after its refusal, and let in by then
     33_097,  # a leader deposed while it took over
     102_329,  # one that takes part in a cut, the lease damaged
+    RETURNED_WITHIN,  # a damaged head kept everybody from a damaged lease
     6_004_721,  # a return is finished by who sees nothing of its cut listed
     6_007_024,  # read as damaged, and deleted before that was told
   ],
 )
 def test_seed_that_broke_a_rule_once_does_not_any_more(seed):
-  # No island waited then.
-  assert not world.run(schedules.draw(seed, may_wait=False)).violation
+  # No island waited then, and no run went back by itself but for one.
+  schedule = schedules.draw(
+    seed, may_wait=False, may_return=seed == RETURNED_WITHIN
+  )
+  assert not world.run(schedule).violation
 
 
 def test_what_a_deposed_leader_deletes_spoils_no_cut():
@@ -192,7 +197,7 @@ def test_run_goes_back_again_and_again():
   for seed in range(500):
     schedule = schedules.draw(seed)
     if schedule.set_back:
-      outcome = world.run(schedule.replace(set_back=3))
+      outcome = world.run(schedule.replace(set_back=3, within=False))
       assert not outcome.violation, (outcome.violation, schedule.to_json())
       seen.update(outcome.seen)
   assert seen["set_back"] > 100
@@ -218,6 +223,20 @@ def test_a_schedule_survives_being_printed():
   for seed in range(50):
     schedule = schedules.draw(seed)
     assert schedules.Schedule.from_json(schedule.to_json()) == schedule
+
+
+@pytest.mark.parametrize("kind", [faults.FAIL_AFTER, faults.KILL_AFTER])
+def test_return_from_within_may_fail_or_end_anywhere(kind):
+  spoiled = faults.Fault(faults.GLOBAL_LOST, "fragment-0", 6.0)
+  run = schedules.Schedule(
+    3, islands=2, fragments=1, sync_every=1, cuts=1.5, set_back=1, within=True
+  )
+  for at in range(1, 60):
+    struck = faults.Fault(kind, "restorer", float(at))
+    outcome = world.run(run.replace(faults=(spoiled, struck)))
+    assert not outcome.violation, at
+    assert outcome.struck[kind] == 1
+    assert outcome.seen["set_back_within"]
 
 
 @pytest.mark.parametrize("kind", [faults.STOP, faults.KILL_AFTER])

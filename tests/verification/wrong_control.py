@@ -1,6 +1,6 @@
 """Wrong pieces of the controller's core; see `plants`."""
 
-from diloco.controller import fleet, supervisor
+from diloco.controller import core, fleet, supervisor
 from diloco.controller import orders as orders_lib
 
 
@@ -30,5 +30,16 @@ def death_in_its_start_forgotten(died):
   def wrong(self: supervisor.Supervisor, role, now):
     starting = self.state(role) == "starting"
     return (1, 0.0) if starting else died(self, role, now)
+
+  return wrong
+
+
+def failed_return_forgotten(failed):
+  """A return to a cut that the store refused counts as under way for ever."""
+
+  def wrong(self: core.ControllerCore, order, error):
+    going_back = self._going_back
+    failed(self, order, error)
+    self._going_back = going_back
 
   return wrong

@@ -375,7 +375,7 @@ def token_must_be_readable(right: Any) -> Any:
 def heads_without_tokens(right: Any) -> Any:
   """After a lost or damaged lease tokens start from 1 again."""
 
-  def newest() -> Any:
+  def newest(key: str) -> Any:
     yield from ()
     return 0
 
