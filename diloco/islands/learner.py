@@ -225,16 +225,17 @@ def _mended(opt_state: Any, healthy: Any | None) -> tuple[Any, int]:
   """Replaces leaves that are not finite; returns how many as well."""
   replaced = 0
 
-  def mend(value: jax.Array, spare: jax.Array) -> jax.Array:
+  def mend(value: jax.Array, spare: jax.Array | None = None) -> jax.Array:
     nonlocal replaced
     if _finite(value):
       return value
     replaced += 1
-    return spare if _finite(spare) else jnp.zeros_like(value)
+    if spare is not None and _finite(spare):
+      return spare
+    return jnp.zeros_like(value)
 
-  if healthy is None:
-    healthy = jax.tree.map(jnp.zeros_like, opt_state)
-  return jax.tree.map(mend, opt_state, healthy), replaced
+  spares = () if healthy is None else (healthy,)
+  return jax.tree.map(mend, opt_state, *spares), replaced
 
 
 def _finite(value: jax.Array) -> bool:

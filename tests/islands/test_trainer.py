@@ -197,6 +197,20 @@ def test_optimizer_is_mended_from_a_healthy_one_or_with_zeros():
     step(made)
 
 
+def test_optimizer_that_is_sound_costs_no_second_one(monkeypatch):
+  made = make(quadratic.Task(0.5))
+  shapes, zeros_like = [], jnp.zeros_like
+  monkeypatch.setattr(
+    jnp, "zeros_like", lambda x: (shapes.append(x.shape), zeros_like(x))[1]
+  )
+  assert made.mend_optimizer() == 0 and shapes == []
+  bad = jax.tree.map(
+    lambda x: x * jnp.nan if x.shape == (2,) else x, made.state.opt_state
+  )
+  made.state = made.state._replace(opt_state=bad)
+  assert made.mend_optimizer() == 1 and shapes == [(2,)]
+
+
 def test_spare_that_is_not_finite_either_gives_zeros():
   made = make(quadratic.Task(0.5))
   bad = jax.tree.map(lambda x: x * jnp.nan, made.state.opt_state)
