@@ -15,7 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from diloco import workers
+from diloco import errors, workers
 from diloco.islands import core, outbox
 from diloco.snapshots import checkpoint, cuts, operations, records
 
@@ -133,11 +133,15 @@ class Saves(abc.ABC):
   def _add_part(
     self, job: Job, part: records.CutPart
   ) -> operations.Script[None]:
-    retry = workers.Retry(_RETRY_SECS, operations.FAILURES)
+    retry = workers.Retry(_RETRY_SECS)
     while not self._stopped:
       try:
         yield from self.keep(job)
         yield from cuts.add_part(part)
+        return
+      except errors.CorruptSnapshotError as error:
+        # It stays so: the cut is given up, and the next ones wait for this.
+        logger.warning("no_part cut=%d error=%s", part.cut, error)
         return
       except Exception as error:
         pause_secs = retry.failed(error)

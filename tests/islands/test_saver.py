@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 import quadratic
-from cut_builder import CutRun
+from cut_builder import CutRun, spoil
 
 from diloco.islands import checkpoints, core, outbox, publisher, saver, saving
 from diloco.snapshots import checkpoint, cuts, keys, records, states
@@ -317,6 +317,22 @@ def test_part_of_a_cut_that_has_ended_is_a_plain_save(disk):
   disk.run.perform(cuts.abandon(cut, "for a test"))
   assert disk.save(1, cut=cut, part=True)
   assert disk.part(cut) is None and disk.saved() == [1]
+
+
+@pytest.mark.parametrize("damaged", ["its request", "a part that is there"])
+def test_cut_that_nobody_can_read_holds_no_later_save_up(
+  disk, damaged, monkeypatch
+):
+  monkeypatch.setattr(saving, "_RETRY_SECS", (0.0, 0.0))
+  cut = disk.ask()
+  key = keys.cut_request_key(cut)
+  if damaged != "its request":
+    key = keys.cut_part_key(cut, 0)
+    part = records.CutPart(cut, 0, 0, 2, 8, "checkpoints/x", 7, [])
+    disk.run.store.write(key, part)
+  spoil(disk.run, key)
+  assert disk.save(1, cut=cut, part=True)
+  assert disk.save(2, cut=cut) and disk.saved() == [2, 1]
 
 
 def test_island_that_leaves_waits_for_no_store(disk, monkeypatch):
