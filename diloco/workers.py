@@ -25,7 +25,10 @@ class WorkerError(errors.PlainError):
 
 
 class Worker:
-  """A thread whose owner hears of it when an exception ends it."""
+  """A thread whose owner hears of it when an exception ends it.
+
+  Of work that has returned nothing is kept: it may have held many tensors.
+  """
 
   def __init__(self, name: str, work: Callable[[], None]):
     """Starts the thread.
@@ -35,14 +38,15 @@ class Worker:
       work: what it does; to return is its right end.
     """
     self._name = name
-    self._work = work
     self._failure: BaseException | None = None
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread = threading.Thread(
+      target=self._run, args=(work,), name=name, daemon=True
+    )
     self._thread.start()
 
-  def _run(self) -> None:
+  def _run(self, work: Callable[[], None]) -> None:
     try:
-      self._work()
+      work()
     except BaseException as error:
       logger.exception("worker_failed worker=%s", self._name)
       self._failure = error

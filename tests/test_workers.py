@@ -1,6 +1,7 @@
 """Background threads whose end does not go unseen."""
 
 import threading
+import weakref
 
 import pytest
 
@@ -27,6 +28,24 @@ def test_worker_that_goes_on_or_returns_is_fine():
   worker.check()
   go_on.set()
   worker.join()
+  worker.check()
+
+
+def test_worker_that_is_done_keeps_nothing_of_its_work():
+  go_on = threading.Event()
+
+  class Tensors:
+    def write(self):
+      go_on.wait()
+
+  held = Tensors()
+  alive = weakref.ref(held)
+  worker = workers.Worker("answerer", held.write)
+  del held
+  assert alive() is not None
+  go_on.set()
+  worker.join()
+  assert alive() is None
   worker.check()
 
 

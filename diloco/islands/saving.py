@@ -108,6 +108,7 @@ class Saves(abc.ABC):
         outcome = error
       yield from self.ended(job, outcome)
       self._busy = None
+      del job, outcome  # a state is large, and the next one may be far off
 
   def _save(self, job: Job) -> operations.Script[checkpoint.Checkpoint]:
     marker = yield from self.write(job)

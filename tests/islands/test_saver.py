@@ -1,7 +1,9 @@
 """When a saved state counts, and what is left of one that does not."""
 
+import gc
 import threading
 import types
+import weakref
 
 import jax
 import numpy as np
@@ -333,6 +335,20 @@ def test_cut_that_nobody_can_read_holds_no_later_save_up(
   spoil(disk.run, key)
   assert disk.save(1, cut=cut, part=True)
   assert disk.save(2, cut=cut) and disk.saved() == [2, 1]
+
+
+def test_nothing_of_a_state_is_kept_once_it_is_saved(disk, monkeypatch):
+  # Whoever collects what is logged keeps errors, and all that these have seen.
+  monkeypatch.setattr(saver.logger, "disabled", True)
+  for failures in ([], [OSError("No space left on device")]):
+    disk.failures = failures
+    job = disk.job(1)
+    alive = [weakref.ref(x) for x in jax.tree.leaves(job.snapshot.opt_state)]
+    disk.saver.save(job)
+    del job
+    disk.saver.wait(1, 20)
+    gc.collect()
+    assert [found() for found in alive] == [None] * len(alive)
 
 
 def test_island_that_leaves_waits_for_no_store(disk, monkeypatch):
