@@ -1,8 +1,9 @@
 """What a line of the record must be, so that whoever reads it can go on.
 
 Listed is what readers look at, not all that is written: fields they take for
-granted, and fields they ask for with a default, which may be missing or null
-but not of another kind. A line that breaks this is a broken line. So a reader
+granted; fields that a tape of an older version may lack, and that are never
+null; and fields they ask for with a default, which may be missing or null but
+not of another kind. A line that breaks this is a broken line. So a reader
 need not doubt the type of anything it finds.
 """
 
@@ -66,6 +67,27 @@ def _is_answer(value: Any) -> bool:
   )
 
 
+def _is_change(value: Any) -> bool:
+  """What a setting was, and what it is."""
+  return isinstance(value, list) and len(value) == 2
+
+
+def _is_changes(value: Any) -> bool:
+  return isinstance(value, dict) and all(map(_is_change, value.values()))
+
+
+def _are_scalars(value: Any) -> bool:
+  """A task's own, by name; what is no number is nobody's."""
+  return isinstance(value, dict) and all(
+    type(one) is not int or _is_number(one) for one in value.values()
+  )
+
+
+def _are_grace_facts(value: Any) -> bool:
+  return isinstance(value, dict) and not (value and _lacks(value, _GRACE))
+
+
+_GRACE = dict.fromkeys(("step_secs", "quorum_secs", "sync_secs"), _is_number)
 _STEPS = {"first_step": _is_count, "step": _is_count}
 _SENT = {"fragment": _is_fragment, **_STEPS}
 _CONTRIBUTION = {"island": _is_island, "incarnation": _is_life, **_STEPS}
@@ -99,7 +121,7 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   events.SLICES_CHANGED: {"island": _is_island, "present": _is_list},
   events.REATTACHED: {"peer": _is_text},
   events.FAULT_INJECTED: {"kind": _is_text, "target": _is_text},
-  events.CONFIG_CHANGED: {"changes": _is_object},
+  events.CONFIG_CHANGED: {"changes": _is_changes},
   events.CUT_COMPLETED: {"cut": _is_count},
   events.RESTORED: {
     "version_from": _list_of(_is_count),
@@ -171,30 +193,42 @@ _OPTIONAL: Mapping[str, Kinds] = {
       _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
     ),
   },
-  events.EVALUATED: {"skipped": _is_count},
-  events.PUBLISHED: {"base_version": _is_count},
+  events.EVALUATED: {
+    "bits_per_token": _is_number,
+    **dict.fromkeys(("skipped", "tokens", "version"), _is_count),
+  },
   events.ADOPTED: {"version": _is_count, **_GIVEN_UP},
   events.MERGED: {
-    "grace_facts": _is_object,
+    "grace_facts": _are_grace_facts,
     "learning_rate": _is_number,
-    "token": _is_count,
-    "absent": _list_of(_is_island),
     "cosine": _is_number,
   },
   events.QUARANTINED: {"suspended_secs": _is_secs},
 }
-_ITEMS: Mapping[str, tuple[str, Kinds, Kinds]] = {
-  events.MERGED: (
-    "contributions",
-    _CONTRIBUTION,
-    {
-      "key": _is_text,
-      "c_tokens": _is_count,
-      "staleness": _is_count,
-      "weight": _is_number,
-    },
-  ),
-  events.RESYNCED: ("fragments", {"fragment": _is_fragment}, _GIVEN_UP),
+# Of these, a field that is missing is no fault.
+_NOT_NULL: Mapping[str, Kinds] = {
+  events.PUBLISHED: {"key": _is_text, "base_version": _is_count},
+  events.DISCARDED: {"key": _is_text, "arrived_at": _or_none(_is_number)},
+  events.MERGED: {
+    "token": _is_count,
+    "absent": _list_of(_is_island),
+    **dict.fromkeys(
+      ("quorum_secs", "grace_secs", "grace_spent_secs", "merge_secs"),
+      _is_number,
+    ),
+    "outer_grad_norm": _is_number,
+    **dict.fromkeys(("opened_at", "closed_at"), _or_none(_is_number)),
+  },
+}
+_MERGED_PART: Kinds = {
+  "key": _is_text,
+  **dict.fromkeys(("c_tokens", "staleness"), _is_count),
+  **dict.fromkeys(("weight", "waited_secs"), _is_number),
+  "arrived_at": _or_none(_is_number),
+}
+_ITEMS: Mapping[str, tuple[str, Kinds, Kinds, Kinds]] = {
+  events.MERGED: ("contributions", _CONTRIBUTION, _MERGED_PART, {}),
+  events.RESYNCED: ("fragments", {"fragment": _is_fragment}, {}, _GIVEN_UP),
 }
 _METRIC: Kinds = {"step": _is_count, "incarnation": _is_life}
 _METRIC_OPTIONAL: Kinds = {
@@ -204,6 +238,10 @@ _METRIC_OPTIONAL: Kinds = {
   "gap_secs": _is_secs,
 }
 METRICS = (*_METRIC, *_METRIC_OPTIONAL)  # what any line of metrics may have
+_SCALARS: Kinds = {
+  **dict.fromkeys(("grad_norm", "update_norm", "learning_rate"), _is_number),
+  "task": _are_scalars,
+}
 
 
 def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
@@ -232,16 +270,19 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
     or _lacks(line, kinds)
     or _strange(line, _ANYWHERE)
     or _strange(line, _OPTIONAL.get(event, {}))
+    or _wrong(line, _NOT_NULL.get(event, {}))
   ):
     return why
-  name, needed, optional = _ITEMS.get(event, ("", {}, {}))
+  name, *kinds_of_item = _ITEMS.get(event, ("", {}, {}, {}))
   for item in line[name] if name else ():
-    if why := _fault_of_item(item, needed, optional):
+    if why := _fault_of_item(item, *kinds_of_item):
       return f"in {name!r}: {why}"
   if event == events.RESTORED:
     spans = line["version_from"], line["version_to"]
     if len({len(versions) for versions in spans}) > 1:
       return "its versions do not pair"
+    if any(first >= last for first, last in zip(*spans, strict=True)):
+      return "its versions do not rise"
   return ""
 
 
@@ -252,13 +293,18 @@ def fault_of_metric(line: dict[str, Any]) -> str:
     _fault_of_wall(line)
     or _lacks(line, _METRIC)
     or _strange(line, _METRIC_OPTIONAL)
+    or _strange(line, _SCALARS)
   )
 
 
-def _fault_of_item(item: Any, needed: Kinds, optional: Kinds) -> str:
+def _fault_of_item(
+  item: Any, needed: Kinds, not_null: Kinds, optional: Kinds
+) -> str:
   if not isinstance(item, dict):
     return "it is no object"
-  return _lacks(item, needed) or _strange(item, optional)
+  return (
+    _lacks(item, needed) or _wrong(item, not_null) or _strange(item, optional)
+  )
 
 
 def _is_island_role(role: str) -> bool:
@@ -277,6 +323,13 @@ def _lacks(line: Mapping[str, Any], kinds: Kinds) -> str:
     if name not in line:
       return f"its {name!r} is missing"
     if not kind(line[name]):
+      return f"its {name!r} is {_shown(line[name])}"
+  return ""
+
+
+def _wrong(line: Mapping[str, Any], kinds: Kinds) -> str:
+  for name, kind in kinds.items():
+    if name in line and not kind(line[name]):
       return f"its {name!r} is {_shown(line[name])}"
   return ""
 

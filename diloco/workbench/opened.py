@@ -227,9 +227,14 @@ class Run:
     """What the tape says of a version's values."""
     for line in self._events({events.MERGED, events.STARTED}):
       if line["event"] == events.STARTED:
-        numbers, told = line.get("base_versions"), line.get("base_digests")
-        if numbers and told and numbers[fragment] == version:
-          return str(told[fragment])
+        bases = zip(
+          line.get("base_versions") or (),
+          line.get("base_digests") or (),
+          strict=False,
+        )
+        for number, (held, told) in enumerate(bases):
+          if (number, held) == (fragment, version):
+            return str(told)
       elif (line["fragment"], line["version"]) == (fragment, version):
         return str(line.get("digest") or "")
     return ""

@@ -1,22 +1,117 @@
 """Whatever a damaged tape says, status, summary and report are made."""
 
+import contextlib
 import copy
+import functools
+import itertools
 import json
+import operator
 import random
 
 import pytest
 import run_builder
 
-from diloco.report import dashboard, html, summary, view
+from diloco import config as config_lib
+from diloco import errors, process
+from diloco.report import dashboard, explain_text, html, summary, view
 from diloco.report import status as status_lib
-from diloco.tape import explain, reader
+from diloco.tape import events, explain, reader
+from diloco.workbench import metrics, opened
 
 _VALUES = [
   *(None, True, -1, 0, 7, 10**9, 10**40, 1.5, float("nan"), float("inf")),
   *("", "x", "\ud800", "island-0", [], [None], ["a", 1], [[1]], {}, {"a": 1}),
   [{"island": "0"}],
-  1e300,
+  *(1e300, 10**400),
 ]
+_KINDS = (None, True, -1, 10**400, float("nan"), "x", [None], {"a": 1})
+# Lines with all that is read of them, and whose they are.
+_WHOLE = {
+  "tape/controller-0001.jsonl": [
+    {"event": events.CONFIG_CHANGED, "changes": {"sync.every": [4, 8]}},
+    {"event": events.RESTORED, "version_from": [1, 1], "version_to": [9, 9]},
+  ],
+  "tape/island-0-0001.jsonl": [
+    {
+      "event": events.STARTED,
+      "step": 0,
+      "tokens_per_step": 8,
+      "base_versions": [0, 0],
+      "base_digests": ["a", "b"],
+    },
+    {
+      "event": events.PUBLISHED,
+      "fragment": 0,
+      "key": "a",
+      "base_version": 0,
+      "first_step": 0,
+      "step": 8,
+    },
+    {
+      "event": events.EVALUATED,
+      "target": "global",
+      "step": 8,
+      "loss": 1.5,
+      "tokens": 64,
+      "bits_per_token": 2.1,
+      "version": 1,
+    },
+  ],
+  "tape/syncer-0001.jsonl": [
+    {
+      "event": events.DISCARDED,
+      "fragment": 0,
+      "key": "b",
+      "island": 1,
+      "island_incarnation": 1,
+      "first_step": 0,
+      "step": 8,
+      "reason": "too_stale",
+      "arrived_at": 10.0,
+    },
+    {
+      "event": events.MERGED,
+      "fragment": 0,
+      "version": 1,
+      "token": 1,
+      "contributions": [
+        {
+          "key": "a",
+          "island": 0,
+          "incarnation": 1,
+          "first_step": 0,
+          "step": 8,
+          "c_tokens": 64,
+          "staleness": 0,
+          "weight": 1.0,
+          "waited_secs": 0.5,
+          "arrived_at": 10.5,
+        }
+      ],
+      "absent": [1],
+      "opened_at": 10.0,
+      "closed_at": 11.0,
+      "quorum_secs": 0.2,
+      "grace_secs": 0.5,
+      "grace_spent_secs": 0.7,
+      "grace_facts": {"step_secs": 0.5, "quorum_secs": 0.2, "sync_secs": 0.1},
+      "merge_secs": 0.1,
+      "outer_grad_norm": 0.125,
+      "digest": "a",
+    },
+  ],
+  "metrics/island-0.jsonl": [
+    {
+      "step": 1,
+      "loss": 1.5,
+      "tokens": 8,
+      "grad_norm": 0.5,
+      "update_norm": 0.5,
+      "learning_rate": 0.5,
+      "task": {"nll": 1.5},
+    }
+  ],
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +200,50 @@ def test_a_strange_value_in_any_field_is_borne(files, tmp_path):
     path.write_text(good + "".join(strange))
     _make_everything(tmp_path, pictures=False)
     path.write_text(good)
+
+
+def _strange():
+  """Every line of `_WHOLE` with every field, also of its items, in turn."""
+  for name, lines in _WHOLE.items():
+    for number, line in enumerate(lines):
+      places = [(), *((k,) for k, v in line.items() if isinstance(v, dict))]
+      places += [("contributions", 0)] if "contributions" in line else []
+      for path in places:
+        place = functools.reduce(operator.getitem, path, line)
+        for field, value in itertools.product(place, _KINDS):
+          other = copy.deepcopy(line)
+          functools.reduce(operator.getitem, path, other)[field] = value
+          yield name, number, other
+
+
+def test_a_strange_value_in_a_whole_line_is_borne_by_whoever_reads_it(
+  tmp_path, monkeypatch
+):
+  """Rounds are explained, points are made, and versions told."""
+  process.write_config(config_lib.RunConfig(), tmp_path)
+  run = opened.Run(tmp_path)
+  monkeypatch.setattr(opened, "_table", lambda rows, _: list(rows))
+  sync = config_lib.SyncConfig()
+  for name, number, line in _strange():
+    lines = [*_WHOLE[name]]
+    lines[number] = line
+    _write(tmp_path, {**_WHOLE, name: lines})
+    record = reader.read(tmp_path)
+    for point in metrics.Points().of(record):
+      json.dumps(point)
+    run.metrics()
+    run.merged_tokens([9, 9])
+    run._digest(1, 1)
+    with contextlib.suppress(errors.UserError):
+      explain_text.render(explain.explain(record, 0, 1), sync)
+
+
+def test_strange_values_in_whole_lines_are_no_end_of_a_report(tmp_path):
+  files = {name: [*lines] for name, lines in _WHOLE.items()}
+  for name, _, line in _strange():
+    files[name].append(line)
+  _write(tmp_path, files)
+  _make_everything(tmp_path, pictures=True)
 
 
 def test_broken_lines_of_a_file_are_one_problem_with_their_number(
