@@ -8,6 +8,7 @@ they are of no one moment either; a cut is.
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -75,12 +76,13 @@ class Versions:
     return sorted(set.intersection(*found))
 
   def cuts(self) -> list[int]:
-    """Numbers of the complete cuts, in order."""
-    looks = [
-      self._store.perform(cuts.look(cut))
-      for cut in self._store.perform(cuts.numbers())
-    ]
-    return [one.cut for one in looks if one.is_complete]
+    """Numbers of the complete cuts, in order; of those that can be read."""
+    found = []
+    for cut in self._store.perform(cuts.numbers()):
+      with contextlib.suppress(errors.CorruptSnapshotError):
+        if self._store.perform(cuts.look(cut)).is_complete:
+          found.append(cut)
+    return found
 
   def read(self, version: int | None = None, cut: int | None = None) -> Values:
     """Reads parameters.

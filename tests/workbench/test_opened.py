@@ -7,13 +7,14 @@ import sys
 
 import numpy as np
 import pytest
-from cut_builder import PLAN, filled
+from cut_builder import PLAN, filled, spoil
 
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.fragments import partition
 from diloco.snapshots import (
   arrays,
+  cuts,
   keys,
   portable,
   records,
@@ -47,6 +48,15 @@ def test_version_that_is_gone_names_those_that_are_there(run):
     assert "versions 0, 6, 7 and cuts 1" in str(refused.value)
   with pytest.raises(errors.UserError, match="exclude"):
     run.params(version=6, cut=1)
+
+
+def test_cut_that_nobody_can_read_hides_no_other(made, run):
+  made.perform(cuts.request([0], 2))
+  spoil(made, keys.cut_request_key(2))
+  assert run.cuts() == [1]
+  assert fills(run.params(cut=1)) == {"a": {5.0}, "b": {4.0}}
+  with pytest.raises(errors.UserError, match="cuts 1"):
+    run.params(cut=2)
 
 
 def test_version_left_by_a_deposed_leader_is_not_taken_for_the_committed(
