@@ -270,16 +270,6 @@ class ArrayStore:
     """Opens an array and reads a box; see `StoredArray.read`."""
     return self.open(prefix, name).read(index, out)
 
-  def delete(self, prefix: str) -> None:
-    """Deletes everything under a prefix; deleting nothing is no error."""
-    if not prefix:
-      raise ValueError("prefix is empty; that would delete the whole store")
-    try:
-      directory = self._kvstore / f"{prefix}/"
-      directory.delete_range(ts.KvStore.KeyRange()).result()
-    except (ValueError, OSError) as error:
-      raise errors.StoreError(f"deleting {prefix} failed: {error}") from error
-
   def _at(self, prefix: str, name: str) -> ts.KvStore:
     component = urllib.parse.quote(name, safe="")
     if component in ("", ".", ".."):

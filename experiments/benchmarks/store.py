@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import shutil
 import statistics
 import tempfile
 import time
@@ -80,8 +81,9 @@ class _Bench:
     self._tensors = _views(self.buffer, shapes)
     self._targets = _views(self.warm, shapes)
     self._plain = root / "plain"
-    self._store = arrays.ArrayStore(root / "store")
-    self._mapped = arrays.ArrayStore(root / "store", mapped=True)
+    self._folder = root / "store"
+    self._store = arrays.ArrayStore(self._folder)
+    self._mapped = arrays.ArrayStore(self._folder, mapped=True)
 
   def operations(self) -> dict[str, Callable[[], Any]]:
     """What is timed, in the order of one trial."""
@@ -99,7 +101,7 @@ class _Bench:
   def clear(self) -> None:
     """Removes the files, so that every write meets the same state."""
     self._plain.unlink(missing_ok=True)
-    self._store.delete(_PREFIX)
+    shutil.rmtree(self._folder, ignore_errors=True)
 
   def _plain_write(self) -> None:
     with open(self._plain, "wb", buffering=0) as file:

@@ -245,19 +245,6 @@ def test_store_out_of_reach_is_not_corruption(tmp_path):
     store.write("p", [arrays.Tensor.whole("x", np.ones(3, np.float32))])
 
 
-def test_delete_spares_prefixes_that_begin_alike(store):
-  tensor = arrays.Tensor.whole("x", np.ones(3, np.float32))
-  for prefix in ["a/1", "a/10"]:
-    store.write(prefix, [tensor])
-  store.delete("a/1")
-  store.delete("a/1")
-  with pytest.raises(errors.CorruptSnapshotError):
-    store.read("a/1", "x")
-  assert_same_bits(store.read("a/10", "x"), np.ones(3, np.float32))
-  with pytest.raises(ValueError, match="empty"):
-    store.delete("")
-
-
 def test_opening_arrays_for_ever_needs_no_more_memory():
   """A syncer opens arrays of new names with every merge, for months."""
   shelf = arrays.ArrayStore("memory://")
