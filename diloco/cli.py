@@ -54,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The reader has left; nothing may be flushed to it at exit either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+  except OSError as error:
+    place = error.filename if error.filename2 is None else error.filename2
+    process.print_error(
+      f"{place or f'diloco {args[0]}'}: {error.strerror or error}; see that it"
+      " is there and may be read and written, and that the disk has room"
+    )
+    return process.EXIT_USER_ERROR
 
 
 def resume(args: argparse.Namespace) -> int:

@@ -30,11 +30,12 @@ from diloco import run as run_lib
 from diloco.commands import table
 from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
-from diloco.report import liveness
+from diloco.report import liveness, summary
 from diloco.snapshots import keys, locations, records, store
 from diloco.tasks import registry
 
 ROOT = pathlib.Path(cli.__file__).parent.parent
+SWEEP = ROOT / "experiments" / "sweeps" / "quorum.py"
 CONFIG = """
 import ml_collections
 
@@ -332,6 +333,12 @@ BAD_INPUT = {
     ["--seed", "'x'"],
   ),
   "ls of nowhere": (["ls", "nowhere"], ["nowhere", "holds runs"]),
+  "ls of no name": (["ls", "x" * 5000], ["xxx", "File name too long"]),
+  "comparison of no name": (["compare", "x" * 5000], ["File name too long"]),
+  "sweep below a file": (
+    ["sweep", f"--sweep={SWEEP}", "--workdir=file/sweep"],
+    ["file/sweep", "Not a directory"],
+  ),
   "plan without a fleet": (["plan"], ["diloco plan", "--fleet"]),
   "plan of a fleet that is not there": (
     ["plan", "--fleet=nowhere.py", "--params=1e9"],
@@ -918,6 +925,24 @@ def test_reader_that_leaves_early_is_no_error(run_dir, place):
   )
   os.close(writer)
   assert (result.returncode, result.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+  ("argv", "told"),
+  [
+    (["report", "run"], "report.html"),
+    (["compare", "run", "--html=."], "--html=."),
+    (["compare", "run", "--html=data"], "--html=data"),
+    (["metrics", "run", "--format=openmetrics", "--out=data"], "data"),
+    (["metrics", "run", "--format=openmetrics", "--out=no/x"], "no/x"),
+  ],
+)
+def test_file_that_cannot_be_written_is_one_line(
+  run_dir, place, capsys, argv, told
+):
+  summary.write_summary(run_dir)
+  (run_dir / "report.html").mkdir()
+  check_refused(place, capsys, argv, told)
 
 
 def test_config_json_is_what_resume_reads(run_dir):

@@ -1,10 +1,12 @@
 """The summary of a run: one JSON object of figures, exact where they count."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
 import pathlib
+import threading
 from typing import Any
 
 from diloco.report import costs, liveness, totals, waste
@@ -122,11 +124,25 @@ def set_aside(run_dir: str | os.PathLike[str], run: Run) -> None:
 
 
 def replace(path: pathlib.Path, text: str) -> None:
-  """Writes a file whole or not at all."""
-  temporary = path.with_suffix(".tmp")
-  # Half a surrogate pair in a name is no reason to have no report.
-  temporary.write_text(text, encoding="utf-8", errors="replace")
-  temporary.replace(path)
+  """Writes a file whole or not at all.
+
+  Raises:
+    OSError: it cannot be written; nothing is left of the attempt.
+  """
+  if path.is_dir():
+    raise IsADirectoryError(
+      errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path)
+    )
+  # Whoever writes the same file at this moment has one of its own.
+  writer = f"{os.getpid()}-{threading.get_ident()}"
+  temporary = path.with_name(f"{path.name}.{writer}.tmp")
+  try:
+    # Half a surrogate pair in a name is no reason to have no report.
+    temporary.write_text(text, encoding="utf-8", errors="replace")
+    temporary.replace(path)
+  except OSError:
+    temporary.unlink(missing_ok=True)
+    raise
 
 
 def summary_of(run: Run) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 from diloco import errors
 from diloco.tape import recorder, schema
@@ -33,18 +33,18 @@ _METRICS_NAME = re.compile(r"island-(?P<island>\d{1,4})\.jsonl")
 
 
 class BrokenLinesError(errors.UserError):
-  """A file of the record with broken lines.
+  """A file of the record with broken lines, or one that cannot be read.
 
   Attributes:
     path: of the file.
-    count: how many lines are broken.
+    count: how many lines are known to be broken.
   """
 
   def __init__(self, path: pathlib.Path, number: int, why: str, count: int):
-    """Names one broken line, of `count`."""
+    """Names one broken line, of `count`; 0: the whole file."""
     more = f" (one of {count} broken lines)" if count > 1 else ""
     super().__init__(
-      f"{path}, line {number}{more}",
+      f"{path}, line {number}{more}" if number else f"{path}",
       why,
       "what is broken is left out; restore the file or delete such lines",
     )
@@ -355,27 +355,39 @@ class _File:
     if _size(self.path) <= self.offset:
       return
     try:
-      file = open(self.path, "rb")  # noqa: SIM115, closed below
-    except OSError:
+      with open(self.path, "rb") as file:
+        yield from self._left(file, found, end, needles)
+    except FileNotFoundError:
       return  # gone since it was listed
-    with file:
-      file.seek(self.offset)
-      while text := file.readline():
-        if not text.endswith(b"\n") or (
-          end is not None and self.offset + len(text) > end
-        ):
-          break
-        self.offset += len(text)
-        self.count += 1
-        if needles and not any(needle in text for needle in needles):
-          continue
-        line, why = self._parse(text)
-        if why:
-          self._tell(why, found)
-        else:
-          yield line
+    except OSError as error:
+      why = f"it cannot be read ({error.strerror})"
+      found.broken(BrokenLinesError(self.path, 0, why, self.broken))
+      return
     if not needles:
       found.sound[self.name] = self.count - self.broken
+
+  def _left(
+    self,
+    file: BinaryIO,
+    found: _Found,
+    end: int | None,
+    needles: tuple[bytes, ...],
+  ) -> Iterator[Line]:
+    file.seek(self.offset)
+    while text := file.readline():
+      if not text.endswith(b"\n") or (
+        end is not None and self.offset + len(text) > end
+      ):
+        break
+      self.offset += len(text)
+      self.count += 1
+      if needles and not any(needle in text for needle in needles):
+        continue
+      line, why = self._parse(text)
+      if why:
+        self._tell(why, found)
+      else:
+        yield line
 
   def _tell(self, why: str, found: _Found) -> None:
     self.broken += 1

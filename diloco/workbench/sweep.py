@@ -107,10 +107,11 @@ def _check_directory(args: argparse.Namespace) -> None:
       "--retry", f"there is no sweep in {args.workdir}", "leave it out"
     )
   # A sweep killed before its first file was whole has left only these.
-  begun = {"points", "sweep.lock", "sweep.tmp"}
+  begun = ("points", "sweep.lock", f"{frozen.FILE}.*.tmp")
   folder = args.workdir
   if folder.exists() and (
-    not folder.is_dir() or {path.name for path in folder.iterdir()} - begun
+    not folder.is_dir()
+    or not all(any(map(path.match, begun)) for path in folder.iterdir())
   ):
     raise errors.UserError(
       what, "it is not empty and holds no sweep", "name a new directory"

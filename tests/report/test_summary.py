@@ -1,6 +1,8 @@
 """The summary of finished, crashed and empty runs."""
 
 import json
+import pathlib
+import threading
 
 import pytest
 import run_builder
@@ -201,3 +203,26 @@ def test_run_that_has_ended_has_no_starting_islands(tmp_path, status, state):
   tape.close()
   islands = summary.summarise(run_dir)["islands"]
   assert [island["state"] for island in islands.values()] == [state] * 2
+
+
+def test_two_who_write_a_file_at_once_do_not_meet(tmp_path, monkeypatch):
+  path, write = tmp_path / "report.html", pathlib.Path.write_text
+
+  def meet(self, text, **options):
+    write(self, text, **options)
+    monkeypatch.undo()
+    other = threading.Thread(target=summary.replace, args=(path, "theirs"))
+    other.start()
+    other.join()
+
+  monkeypatch.setattr(pathlib.Path, "write_text", meet)
+  summary.replace(path, "mine")
+  assert path.read_text() == "mine"
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
+  (tmp_path / "folder").mkdir()
+  with pytest.raises(IsADirectoryError):
+    summary.replace(tmp_path / "folder", "text")
+  assert [path.name for path in tmp_path.iterdir()] == ["folder"]

@@ -175,3 +175,17 @@ def test_follower_goes_on_from_where_another_was(tmp_path):
   assert _names(record) == ["c"]
   assert "line 4" in str(record.problems[0])
   assert record.sound == {"tape/syncer-0001.jsonl": 3}
+
+
+def test_file_that_cannot_be_read_is_named_and_the_rest_read(tmp_path):
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  tape.record("a")
+  tape.close()
+  recorder.tape_path(tmp_path, "island-0", 1).mkdir()
+  for record in (reader.read(tmp_path), reader.stream(tmp_path)):
+    assert [line["event"] for line in record.events] == ["a"]
+    (problem,) = record.problems
+    assert "island-0-0001.jsonl: it cannot be read (Is a dir" in str(problem)
+    assert list(record.sound) == ["tape/syncer-0001.jsonl"]
+  with pytest.raises(errors.UserError, match="cannot be read"):
+    reader.read(tmp_path, strict=True)
