@@ -6,7 +6,7 @@ versions: the peer's own hold progress that is not published yet, which would
 count twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,17 +47,19 @@ def answer(
     ValueError: the state holds what the store cannot.
   """
   scalars: dict[str, int] = {}
-  tensors = []
+  tensors: list[arrays.Tensor] = []
+  all_held: list[shards.HostTensor] = []
   for name, leaf in _named(offer.opt_state).items():
-    if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.integer):
+    if leaf.ndim == 0 and not jnp.issubdtype(leaf.dtype, jnp.inexact):
       scalars[name] = int(leaf)
       continue
     held = shards.to_host(name, leaf)
-    whole = held.whole()
-    if not np.isfinite(whole.astype(np.float32)).all():
-      return  # it would make the caller as ill as this island is
+    for _, piece in held.pieces:
+      if not np.isfinite(piece.astype(np.float32, copy=False)).all():
+        return  # it would make the caller as ill as this island is
     layout = arrays.Layout.of(leaf.shape, leaf.dtype, held.shard_shape)
-    tensors.append((arrays.Tensor(name, layout, held.pieces), whole))
+    tensors.append(arrays.Tensor(name, layout, held.pieces))
+    all_held.append(held)
   payload = keys.peer_payload_prefix(
     request.island,
     request.incarnation,
@@ -74,8 +76,8 @@ def answer(
     versions=list(offer.versions),
     payload=payload,
     scalars=scalars,
-    chunks={t.name: list(t.layout.chunk_shape) for t, _ in tensors},
-    digest=digest.tensors((t.name, whole) for t, whole in tensors),
+    chunks={t.name: list(t.layout.chunk_shape) for t in tensors},
+    digest=digest.tensors((held.name, held.whole()) for held in all_held),
   )
 
   def execute(operation: operations.Operation) -> Any:
@@ -83,8 +85,7 @@ def answer(
       return snapshots.arrays.write(operation.prefix, operation.content)
     return snapshots.execute(operation)
 
-  content = [tensor for tensor, _ in tensors]
-  operations.perform(peer_protocol.answer(request, state, content), execute)
+  operations.perform(peer_protocol.answer(request, state, tensors), execute)
 
 
 def read(
@@ -104,15 +105,17 @@ def read(
     CorruptSnapshotError: it is damaged, or of another optimizer.
   """
   leaves: dict[str, jax.Array] = {}
-  wholes = []
-  for name, leaf in _named(like).items():
-    if name in state.scalars and leaf.ndim == 0:
-      leaves[name] = jnp.asarray(state.scalars[name], leaf.dtype)
-      continue
-    held = _read_leaf(snapshots, state, name, leaf)
-    leaves[name] = shards.put(held, shards.in_host_memory(leaf.sharding))
-    wholes.append((name, held.whole()))
-  if digest.tensors(wholes) != state.digest:
+
+  def tensors() -> Iterator[tuple[str, np.ndarray]]:
+    for name, leaf in _named(like).items():
+      if name in state.scalars and leaf.ndim == 0:
+        leaves[name] = jnp.asarray(state.scalars[name], leaf.dtype)
+        continue
+      held = _read_leaf(snapshots, state, name, leaf)
+      leaves[name] = shards.put(held, shards.in_host_memory(leaf.sharding))
+      yield name, held.whole()
+
+  if digest.tensors(tensors()) != state.digest:
     raise errors.CorruptSnapshotError(
       f"the optimizer state of island {state.from_island} is not what it sent"
     )

@@ -336,7 +336,7 @@ class PeerState(Record):
   step: int  # of the sender
   versions: list[int]  # [P], the sender's base versions then
   payload: str
-  scalars: dict[str, int]  # leaf -> value, of integers such as Adam's count
+  scalars: dict[str, int]  # leaf -> value, of an integer or bool
   chunks: dict[str, list[int]]  # leaf -> chunk shape in the store
   digest: str  # of all tensors, in the order of their names
 

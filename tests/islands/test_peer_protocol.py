@@ -1,9 +1,14 @@
 """Calls for a peer's optimizer, and verdicts, one look at a time."""
 
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from diloco import errors
-from diloco.islands import peer_protocol, protocol
+from diloco.islands import peer_protocol, peers, protocol, shards
 from diloco.snapshots import keys, operations, records, store
 
 WAIT_SECS = 2.0
@@ -283,3 +288,51 @@ def test_who_is_alone_asks_nobody(snapshots):
   caller = Caller(snapshots, lambda now: None)
   assert caller.ask() is None and caller.now == 0.0
   assert snapshots.names(keys.PEER_REQUESTS) == []
+
+
+# The tensors of an answer
+
+
+def sent(state):
+  """An optimizer's state on its way through a store, and what arrives."""
+  snapshots = store.SnapshotStore("memory://")
+  snapshots.perform(peer_protocol.call(CALL))
+  offer = peers.Offer(0, 1, 8, CALL.versions, state)
+  peers.answer(snapshots, CALL, offer)
+  key = keys.peer_state_key(CALL.island, CALL.incarnation)
+  answer = snapshots.read(key, records.PeerState)
+  return peers.read(snapshots, answer, jax.tree.map(jnp.zeros_like, state))
+
+
+def test_state_with_scalars_of_any_kind_arrives():
+  # As of `optax.apply_if_finite`, which notes whether the last one was.
+  state = {
+    "count": jnp.int32(7),
+    "last_finite": jnp.asarray(True),
+    "mu": jnp.arange(6.0).reshape(2, 3),
+    "rate": jnp.float32(0.5),
+  }
+  found = sent(state)
+  assert found.keys() == state.keys()
+  for name, value in state.items():
+    assert found[name].dtype == value.dtype
+    np.testing.assert_array_equal(found[name], value)
+
+
+def test_of_divided_leaves_one_at_a_time_is_put_together(monkeypatch):
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("model",))
+  spec = jax.sharding.PartitionSpec("model")
+  divided = jax.sharding.NamedSharding(mesh, spec)
+  state = [jax.device_put(jnp.full(4, i, float), divided) for i in range(5)]
+  whole, alive, most = shards.HostTensor.whole, [], []
+
+  def counted(self):
+    found = whole(self)
+    alive.append(weakref.ref(found))
+    most.append(sum(held() is not None for held in alive))
+    return found
+
+  monkeypatch.setattr(shards.HostTensor, "whole", counted)
+  for was, found in zip(state, sent(state), strict=True):
+    np.testing.assert_array_equal(found, was)
+  assert max(most) <= 2  # one is made while the one before is still at hand
