@@ -248,7 +248,7 @@ class Leader(Witness, abc.ABC):
     fails is offered again by the core, the rest done by `Chores.tidy`.
 
     Raises:
-      OSError: the store failed in some of it.
+      OSError, CorruptSnapshotError: the store failed in some of it.
       FencedError: another syncer leads.
     """
     actions = self.core.handle(event, self._clock())
@@ -258,13 +258,13 @@ class Leader(Witness, abc.ABC):
   def _do_all(
     self, actions: Sequence[core_lib.Action]
   ) -> operations.Script[None]:
-    failure: OSError | None = None
+    failure: Exception | None = None
     for action in actions:
       self.check()
       self.acts(action)
       try:
         yield from self._do(action)
-      except OSError as error:
+      except operations.FAILURES as error:
         failure = error
     if failure is not None:
       raise failure

@@ -7,7 +7,7 @@ import pytest
 from cut_builder import PLAN, CutRun, lead, spoil
 
 from diloco import errors
-from diloco.snapshots import keys, operations, records
+from diloco.snapshots import cuts, keys, operations, records
 from diloco.syncer import (
   chores,
   core,
@@ -139,6 +139,19 @@ def test_merge_of_a_damaged_fragment_ends_nobody_elses_turn(leader):
   leader.look()  # raises nothing, so its loop goes on at once
   assert [h.version for h in leader.run.heads()] == [0, 1]
   assert [e["fragment"] for e in leader.events("global_damaged")] == [0]
+
+
+def test_round_is_merged_although_the_request_of_its_cut_is_damaged(leader):
+  leader.run.perform(cuts.request([0], 2))
+  spoil(leader.run, keys.cut_request_key(1))
+  sent = dataclasses.replace(leader.publish(8), cut=1)
+  leader.run.store.write(keys.contribution_key(sent.key), sent)
+  with pytest.raises(errors.CorruptSnapshotError, match="CutRequest"):
+    leader.look()
+  assert leader.run.head(0).version == 1
+  assert leader.run.waiting() == {}
+  leader.send(16, first=8, base=1)
+  assert leader.run.head(0).version == 2
 
 
 def test_merged_record_that_could_not_be_deleted_is_deleted_later(leader):
