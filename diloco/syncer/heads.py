@@ -224,15 +224,15 @@ class Heads:
       doubted = fragment in self._unsettled
       try:
         found = yield from protocol.heal(held, doubted=doubted)
+        if found is held:
+          yield from self._read_if_it_stays(held.head)
+          continue
       except errors.CorruptSnapshotError as error:
         self.standing.setdefault(fragment, str(error))
         continue
-      if found is not held:
-        self.held[fragment] = found
-        self.standing.pop(fragment, None)
-        healed.append(found.head)
-      else:
-        yield from self._read_if_it_stays(held.head)
+      self.held[fragment] = found
+      self.standing.pop(fragment, None)
+      healed.append(found.head)
     return healed
 
   def _read_if_it_stays(self, head: _Head) -> operations.Procedure[None]:
@@ -244,6 +244,7 @@ class Heads:
 
     Raises:
       OSError: the store failed.
+      CorruptSnapshotError: it cannot be read.
       FencedError: another syncer leads, and may have deleted this version.
     """
     fragment = head.fragment
@@ -259,9 +260,8 @@ class Heads:
         raise errors.FencedError(
           f"the lease of token {self.token} was taken over"
         ) from error
-      self.standing.setdefault(fragment, str(error))
-    else:
-      self.standing.pop(fragment, None)
+      raise
+    self.standing.pop(fragment, None)
 
   def _settle(self, fragment: int) -> operations.Procedure[None]:
     """Leaves nothing of earlier tries, before there is another one."""

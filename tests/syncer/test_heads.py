@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from cut_builder import CutRun
+from cut_builder import CutRun, spoil
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
@@ -220,6 +220,16 @@ def test_version_that_stays_and_cannot_be_read_is_told(leader):
   leader.run.commit(1, 5, {}, 5.0)  # the store has it again
   _looks(leader, 4)
   assert leader.heads.standing == {}
+
+
+def test_version_that_cannot_be_read_is_told_although_the_lease_is_damaged(
+  leader,
+):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", 7, 1))
+  spoil(leader.run, keys.SYNCER_LEASE)
+  leader.run.store.delete_tree(leader.heads.records[1].payload)
+  _looks(leader, 2)
+  assert list(leader.heads.standing) == [1]
 
 
 def test_version_that_stays_is_read_at_every_doubling_of_its_looks(leader):
