@@ -230,11 +230,13 @@ def abandon(
 ) -> operations.Procedure[bool]:
   """Gives a cut up, unless it is complete; says whether it did.
 
+  One whose completion nobody can read is not.
+
   Raises:
     FencedError: the run has another controller.
   """
   key = keys.cut_complete_key(cut)
-  complete, _ = yield operations.Read(key, records.CutComplete)
+  complete, _ = yield from operations.sound(key, records.CutComplete)
   if complete is not None:
     return False
   yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)

@@ -296,6 +296,17 @@ def test_damaged_part_ends_the_cut_and_not_the_syncer(tmp_path):
   assert "damaged" in run.perform(cuts.reason(1))
 
 
+def test_cut_of_which_nothing_can_be_read_is_given_up(tmp_path):
+  run, seat, _, asked = cut_under_way(tmp_path)
+  save_all(run, 1, published=8)
+  seat.look()
+  run.perform(cuts.complete(asked))
+  spoil(run, keys.cut_request_key(1))
+  spoil(run, keys.cut_complete_key(1))
+  seat.look()
+  assert "damaged" in run.perform(cuts.reason(1))
+
+
 def test_part_that_the_store_refused_is_written_at_the_next_look(
   tmp_path, monkeypatch
 ):
