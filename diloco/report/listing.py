@@ -3,6 +3,7 @@
 No tape is read whole, so a folder of long runs is listed at once.
 """
 
+import contextlib
 import datetime
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 from diloco import errors, process
 from diloco.report import figures, liveness, sessions, summary
-from diloco.tape import events, recorder
+from diloco.tape import events, recorder, schema
 
 _TAIL_BYTES = 1 << 16
 
@@ -42,16 +43,20 @@ def _found(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   for place, below, _ in os.walk(folder):
     run_dir = pathlib.Path(place)
     # Others have a config.json too.
-    if process.holds_run(run_dir) and (run_dir / process.STORE).is_dir():
+    if _is_run(run_dir):
       below.clear()
       yield run_dir
     below[:] = sorted(name for name in below if not name.startswith("."))
 
 
+def _is_run(folder: pathlib.Path) -> bool:
+  try:
+    return process.holds_run(folder) and (folder / process.STORE).is_dir()
+  except OSError:
+    return False  # not ours to look into
+
+
 def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
-  tapes = list(run_dir.glob(f"{recorder.TAPE_DIR}/*.jsonl"))
-  logs = list(run_dir.glob(f"{recorder.METRICS_DIR}/*.jsonl"))
-  times = [path.stat().st_mtime for path in (*tapes, *logs)]
   facts: dict[str, Any] = {
     "dir": str(run_dir),
     "name": None,
@@ -59,19 +64,21 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
     "tokens": None,
     "tokens_budget": None,
     "final_eval_loss": None,
-    "wall_secs": max(times, default=None),
+    "wall_secs": None,
   }
-  try:
+  with contextlib.suppress(OSError, errors.UserError):
+    tapes = list(run_dir.glob(f"{recorder.TAPE_DIR}/*.jsonl"))
+    logs = list(run_dir.glob(f"{recorder.METRICS_DIR}/*.jsonl"))
+    times = [path.stat().st_mtime for path in (*tapes, *logs)]
+    facts["wall_secs"] = max(times, default=None)
     config = process.read_config(run_dir)
-  except errors.UserError:
-    return facts
-  facts |= {
-    "name": config.name,
-    "status": _status(run_dir, tapes),
-    "tokens": sum(map(_tokens, logs)),
-    "tokens_budget": config.total_tokens,
-  }
-  if facts["status"] not in ("running", sessions.CRASHED):
+    facts |= {
+      "name": config.name,
+      "tokens": sum(map(_tokens, logs)),
+      "tokens_budget": config.total_tokens,
+      "status": _status(run_dir, tapes),
+    }
+  if facts["status"] not in ("unreadable", "running", sessions.CRASHED):
     facts |= _result(run_dir / summary.FILE_NAME)
   return facts
 
@@ -80,9 +87,11 @@ def _status(run_dir: pathlib.Path, tapes: Sequence[pathlib.Path]) -> str:
   if liveness.controller_alive(run_dir):
     return "running"
   own = sorted(path for path in tapes if path.name.startswith("controller-"))
+  if not own:
+    return "empty"
   ends = [
     line
-    for line in (_last_lines(own[-1]) if own else ())
+    for line in _last_lines(own[-1])
     if line.get("event") == events.RUN_FINISHED
   ]
   return str(ends[-1].get("status")) if ends else sessions.CRASHED
@@ -91,9 +100,9 @@ def _status(run_dir: pathlib.Path, tapes: Sequence[pathlib.Path]) -> str:
 def _tokens(log: pathlib.Path) -> int:
   """What an island has trained, by its last step."""
   for line in reversed(_last_lines(log)):
-    step, tokens = line.get("step"), line.get("tokens")
-    if isinstance(step, int) and isinstance(tokens, int):
-      return step * tokens
+    tokens = line.get("tokens")
+    if tokens is not None and not schema.fault_of_metric(line):
+      return int(line["step"] * tokens)
   return 0
 
 
@@ -106,7 +115,7 @@ def _last_lines(path: pathlib.Path) -> list[dict[str, Any]]:
   for text in texts:
     try:
       line = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
       continue
     if isinstance(line, dict):
       found.append(line)
@@ -116,11 +125,12 @@ def _last_lines(path: pathlib.Path) -> list[dict[str, Any]]:
 def _result(path: pathlib.Path) -> dict[str, Any]:
   try:
     told = json.loads(path.read_text())
+    loss = told["final_eval_loss"]
     return {
-      "tokens": told["tokens_trained"],
-      "final_eval_loss": told["final_eval_loss"],
+      "tokens": int(told["tokens_trained"]),
+      "final_eval_loss": None if loss is None else float(loss),
     }
-  except (OSError, ValueError, KeyError, TypeError):
+  except (*process.UNREADABLE, OverflowError):
     return {}
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from diloco import config as config_lib
-from diloco import errors, hyper, typed
+from diloco import errors, hyper, process, typed
 from diloco.planning.fleet import flags, sweeps
 from diloco.report import summary
 
@@ -237,7 +237,7 @@ def read(workdir: pathlib.Path) -> Sweep:
     return Sweep(**told, points=tuple(points))
   except errors.UserError:
     raise
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (*process.UNREADABLE, AttributeError) as error:
     raise errors.UserError(
       what,
       f"its {FILE} cannot be read ({errors.one_line(error)})",

@@ -84,9 +84,9 @@ class Run:
       ):
         return None
       found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except process.UNREADABLE:
       return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and "status" in found else None
 
   def metrics(self) -> "pd.DataFrame":
     """Every inner step of every island: loss, norms, times, task scalars.

@@ -2,13 +2,14 @@
 
 import json
 import os
+import pathlib
 
 import pytest
 import run_builder
 
 from diloco import cli, process
 from diloco import config as config_lib
-from diloco.report import listing, liveness, summary
+from diloco.report import listing, liveness, status, summary
 
 
 @pytest.fixture
@@ -70,3 +71,63 @@ def test_no_file_is_read_whole(make, monkeypatch):
   assert max(sizes) > 4096
   (found,) = listing.runs(run_dir.parent)
   assert found["status"] == "finished" and found["tokens"] > 0
+
+
+def test_run_that_never_started_is_what_status_calls_it(tmp_path):
+  process.write_config(config_lib.RunConfig(), tmp_path / "new")
+  (tmp_path / "new" / "snapshots").mkdir(exist_ok=True)
+  (found,) = listing.runs(tmp_path)
+  assert found["status"] == status.status(tmp_path / "new")["status"] == "empty"
+
+
+DEEP = "[" * 50_000
+STRANGE = {
+  "deep": ("metrics/island-0.jsonl", DEEP),
+  "large": ("metrics/island-0.jsonl", f'{{"step": 1, "tokens": {9**999}}}'),
+  "words": (
+    "summary.json",
+    '{"status": "finished", "tokens_trained": "x", "final_eval_loss": "y"}',
+  ),
+  "no number": (
+    "summary.json",
+    f'{{"status": "x", "tokens_trained": 1e999, "final_eval_loss": {9**999}}}',
+  ),
+  "deep summary": ("summary.json", DEEP),
+  "another summary": ("summary.json", "{}"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strange_files_change_nothing_of_what_is_listed(tmp_path, make, name):
+  run_dir = make("one", finish=name not in ("deep", "large"))
+  before = listing.runs(tmp_path)
+  file, text = STRANGE[name]
+  with open(run_dir / file, "a") as out:
+    out.write(text + "\n")
+  found = listing.runs(tmp_path)
+  assert [one["tokens"] for one in found] == [one["tokens"] for one in before]
+  listing.show(found)
+
+
+def test_folder_that_is_closed_to_us_hides_no_other(
+  tmp_path, make, monkeypatch
+):
+  make("one")
+  make("two")
+  (tmp_path / "theirs").mkdir()
+  holds_run, open_ = process.holds_run, pathlib.Path.open
+
+  def refuse(path, *args, **options):
+    if "two" in path.parts and path.name.startswith("controller"):
+      raise PermissionError(path)
+    return open_(path, *args, **options)
+
+  def closed(folder):
+    if folder.name == "theirs":
+      raise PermissionError(folder)
+    return holds_run(folder)
+
+  monkeypatch.setattr(process, "holds_run", closed)
+  monkeypatch.setattr(pathlib.Path, "open", refuse)
+  found = listing.runs(tmp_path)
+  assert [one["status"] for one in found] == ["finished", "unreadable"]

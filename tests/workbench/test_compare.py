@@ -183,16 +183,29 @@ def test_what_cannot_be_compared_is_refused_in_one_line(six, capsys, tmp_path):
   other = make(tmp_path / "other", task={"name": "bigram:Bigram"})
   old = run_builder.simulate(tmp_path / "old")
   (tmp_path / "empty").mkdir()
+  (tmp_path / "sweep").mkdir()
+  (tmp_path / "sweep" / "sweep.json").write_text(
+    '{"format": "diloco-sweep-1", "points": ["x"]}'
+  )
   for args, why in (
     ([six[0], other], "of different tasks, 'language_model' and"),
     ([six[0], old], "its run has format 'diloco-run-2'"),
     ([six[0], tmp_path / "empty"], "config.json cannot be read"),
     ([tmp_path / "nowhere"], "config.json cannot be read"),
+    ([tmp_path / "sweep"], "its sweep.json cannot be read"),
     ([six[0], f"--html={tmp_path}/no/page.html"], "cannot be written"),
   ):
     code, out, err = run(capsys, *args)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert why in err
+
+
+@pytest.mark.parametrize("text", ['{"of": "others"}', "[" * 50_000])
+def test_summary_that_is_none_is_made_again(tmp_path, text):
+  run_dir = make(tmp_path / "one")
+  (run_dir / "summary.json").write_text(text)
+  (entry,) = compare.compare([run_dir]).groups[0].entries
+  assert entry.status == "finished" and entry.results["wall_secs"] > 0
 
 
 def test_fleets_of_other_sizes_are_one_field_in_words(tmp_path):
