@@ -119,7 +119,10 @@ def _island(
     "staleness_mean": island.staleness_mean,
     "restarts": island.restarts,
     "quarantines": view.quarantines[number],
-    "suspended_secs": max(view.suspended_secs(number, now), 0.0),
+    # One that has crashed may have left its syncer at work.
+    "suspended_secs": view.suspended_secs(number, now)
+    if run_state in ("running", "empty", sessions.CRASHED)
+    else 0.0,
   }
 
 

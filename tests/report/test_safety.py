@@ -63,6 +63,14 @@ def test_suspension_ends_with_the_life_it_was_told_to():
   assert status["islands"]["1"]["suspended_secs"] == 0.0
 
 
+def test_run_that_has_ended_refuses_nobody():
+  begun = line("run_started", "controller", wall_secs=0.0)
+  ended = line("run_finished", "controller", status="failed")
+  status = state(begun, STARTED, TOLD, ended)
+  assert status["islands"]["1"]["suspended_secs"] == 0.0
+  assert "refused unseen" not in text_of(status)
+
+
 def test_takeovers_roll_backs_and_the_age_of_the_last_cut_are_told():
   leads = [line("lease_acquired", token=n) for n in (1, 2)]
   cut = line("cut_completed", "controller", wall_secs=3.0, cut=4)
