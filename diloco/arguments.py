@@ -79,9 +79,9 @@ def number(low: float, *, above: bool = False) -> Any:
   return _checked(lambda text: float(typed.number(text)), low, above)
 
 
-def whole(low: int) -> Any:
-  """A whole number of at least `low`; 1e9 and 7B are."""
-  return _checked(typed.whole, low, False)
+def whole(low: int, high: float = math.inf) -> Any:
+  """A whole number of at least `low`, at most `high`; 1e9 and 7B are."""
+  return _checked(typed.whole, low, False, high)
 
 
 def numbers(low: float, *, above: bool = False) -> Any:
@@ -94,7 +94,12 @@ def numbers(low: float, *, above: bool = False) -> Any:
   return convert
 
 
-def _checked(kind: Callable[[str], float], low: float, above: bool) -> Any:
+def _checked(
+  kind: Callable[[str], float],
+  low: float,
+  above: bool,
+  high: float = math.inf,
+) -> Any:
   what = "a whole number" if kind is typed.whole else "a number"
 
   def convert(text: str) -> float:
@@ -102,9 +107,10 @@ def _checked(kind: Callable[[str], float], low: float, above: bool) -> Any:
       value = kind(text)
     except (ValueError, OverflowError):
       value = math.nan
-    good = low < value if above else low <= value
+    good = low < value if above else low <= value <= high
     if not good or not math.isfinite(value):
       rule = f"must be {what} {'above' if above else 'of at least'} {low:g}"
+      rule += "" if high == math.inf else f" and at most {high}"
       raise argparse.ArgumentTypeError(f"{text!r} {rule}")
     return value
 

@@ -332,6 +332,10 @@ BAD_INPUT = {
     ["simulate-protocol", "--seed=x"],
     ["--seed", "'x'"],
   ),
+  "sample with too large a seed": (
+    ["sample", "other", "--seed=4294967296"],
+    ["--seed", "of at least 0 and at most 4294967295"],
+  ),
   "ls of nowhere": (["ls", "nowhere"], ["nowhere", "holds runs"]),
   "ls of no name": (["ls", "x" * 5000], ["xxx", "File name too long"]),
   "comparison of no name": (["compare", "x" * 5000], ["File name too long"]),

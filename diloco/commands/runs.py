@@ -248,7 +248,10 @@ AWAY: tuple[entry.Command, ...] = (
         default=0.8,
       ),
       entry.flag(
-        "--seed=N", "of the draws", type=arguments.whole(0), default=0
+        "--seed=N",
+        "of the draws",
+        type=arguments.whole(0, 2**32 - 1),
+        default=0,
       ),
       *entry.WHICH,
       entry.TASK,
