@@ -48,12 +48,15 @@ class Controller:
     schedule = world.schedule
     self._supervises = schedule.supervised
     self._returns = schedule.within
+    self._gives_up = schedule.restarts > 0
     times = world.times
     if not schedule.supervised:
       times = dataclasses.replace(
         times, hang_secs=_NEVER, start_secs=_NEVER, lease_ttl_secs=_NEVER
       )
-    config = _config(schedule.islands, schedule.standby)
+    config = _config(
+      schedule.islands, schedule.standby, schedule.restarts, schedule.quorum
+    )
     self.core = core_lib.ControllerCore(config, times, 1)
     self.fleet = self.core.fleet
     self.cutter: _Cutter | None = None
@@ -87,13 +90,13 @@ class Controller:
     while True:
       while self._deaths:
         yield from self._tell(self._deaths.pop(0))
-      if self._supervises or self.cutter:
+      if self._supervises or self.cutter or self._gives_up:
         yield from self._listen()
       yield from self._tell(orders.Tick())
       if self._deaths:
         continue
       missed = len(self.fleet.lives) < len(self.fleet.names.all)
-      if self._supervises or self.cutter or missed:
+      if self._supervises or self.cutter or self._gives_up or missed:
         yield operations.Nap(_TICK_SECS * (0.5 + self.random()))
       else:
         yield None
@@ -124,14 +127,24 @@ class Controller:
       said = ready, 0 if name[0] == "i" else shell.token
       if said != self._said.get(life):
         self._said[life] = said
+        step = self._status(life).step
         yield from self._tell(
-          orders.Hello(name, life.incarnation, said[0], said[1], step=0)
+          orders.Hello(name, life.incarnation, said[0], said[1], step=step)
         )
-      if self._returns and name in self.fleet.seats:
-        damaged = tuple(shell.damaged)
-        yield from self._tell(orders.Status(name, damaged=damaged))
-      elif self._supervises:
-        yield from self._tell(orders.Status(name))
+      if self._supervises or self._returns or self._gives_up:
+        yield from self._tell(self._status(life))
+
+  def _status(self, life: kernel_lib.Life) -> orders.Status:
+    name, shell = life.role.name, life.shell
+    step = merges = 0
+    if self._gives_up and name[0] != "i":
+      merges = shell.num_merges
+    elif self._gives_up and shell.present:
+      step = shell.core.step
+    self.world.checker.told_progress(life, merges or step)
+    seen = self._returns and name[0] != "i"
+    damaged = tuple(shell.damaged) if seen else ()
+    return orders.Status(name, step=step, merges=merges, damaged=damaged)
 
   def _prepare(self) -> kernel_lib.Script:
     """What `diloco resume` does first."""
@@ -177,6 +190,9 @@ class Controller:
           if self.cutter is not None:
             clock = self.kernel.clock(self.life)
             yield from self.cutter.look(clock, lives)
+        case orders.End() if self._gives_up:
+          self.world.ended()
+          return
         case orders.GoBack() if self._returns:
           yield from self._tell((yield from self._go_back(order)))
         case _:
@@ -266,18 +282,20 @@ class _NobodyWishes:
 
 
 @functools.cache
-def _config(islands: int, standby: bool) -> config_lib.RunConfig:
-  """A run that never ends by itself, and gives nobody up."""
+def _config(
+  islands: int, standby: bool, restarts: int, quorum: int
+) -> config_lib.RunConfig:
+  """A run that never ends by itself; 0 restarts give nobody up."""
   return config_lib.from_mapping(
     {
       "total_tokens": 10**15,
       "fleet": {"slices": [{}] * islands},
-      "sync": {"quorum": 1},
+      "sync": {"quorum": quorum if restarts else 1},
       "controller": {
         "standbys": int(standby),
         "restart_base_secs": 0.3,
         "restart_max_secs": 1.0,
-        "max_restarts": 10**9,
+        "max_restarts": restarts or 10**9,
         "gather_secs": 0.0,
       },
     }

@@ -348,6 +348,23 @@ def draw_deposing(rng: random.Random) -> tuple[Fault, ...]:
   return (Fault(kind, role, at, round(2.0 + 8.0 * uniform(), 3)),)
 
 
+def draw_fatal(
+  rng: random.Random, roles: Sequence[str], restarts: int, horizon_secs: float
+) -> tuple[Fault, ...]:
+  """Draws roles that die so often in a row that they may be given up."""
+  uniform = rng.random
+  islands = [role for role in roles if role.startswith("island-")]
+  victims = rng.sample(islands, min(len(islands), 1 + int(2 * uniform())))
+  if uniform() < 0.3:
+    victims = [role for role in roles if role in ("syncer", "standby")]
+  at = uniform() * horizon_secs
+  found = []
+  for _ in range(restarts + 1 + int(3 * uniform())):
+    found += [Fault(KILL, role, round(at + uniform(), 3)) for role in victims]
+    at += 1.0 + uniform()
+  return tuple(found)
+
+
 def draw_returning(rng: random.Random) -> tuple[Fault, ...]:
   """Draws what meets a controller while it goes back to a cut by itself."""
   uniform = rng.random

@@ -12,6 +12,7 @@ from diloco import errors
 from diloco.snapshots import keys, records
 from diloco.verification import (
   cut_judge,
+  deaths,
   fates,
   rare,
   refusals,
@@ -42,6 +43,13 @@ class Checker(fates.Fates):
     # by life of a syncer: when, and the average time to commit from then on
     self._sync_secs: dict[Any, list[tuple[float, float]]] = {}
     self._spoiled: dict[int, records.Head] = {}  # heads as they were
+    self._deaths = deaths.Deaths(world)
+    self.starts = self._deaths.starts
+    self.told_progress = self._deaths.told
+    self.role_died = self._deaths.died
+    self.may_be_given_up = self._deaths.may_be_given_up
+    self.may_be_over = self._deaths.may_be_over
+    self.is_over = self._deaths.is_over
     self.moved_at: dict[int, float] = {}  # by fragment, when its head last was
 
   def board_written(self, record: records.Board) -> None:
@@ -448,6 +456,9 @@ class Checker(fates.Fates):
   def finish(self) -> None:
     """Balances the rows of all islands and fragments."""
     for role in self._world.islands:
+      if role.life is None:
+        self.seen["given_up"] += 1
+        continue
       # Rows of an earlier life beyond its step are read again when it goes on.
       for fragment in range(self._schedule.fragments):
         self.balance(role.life.shell, fragment)

@@ -290,6 +290,8 @@ COUNTED = {
   "killed_for_silence": "a controller killed a role that said nothing",
   "set_back": "a run went back to a cut",
   "set_back_within": "a controller itself took its run back to a cut",
+  "failed": "a controller ended a run, for too few roles were left",
+  "given_up": "a run went on without a role that had died too often",
   "mended": "a run went back because a newest version was spoiled",
   "healed": "a damaged head was written anew by whoever held it",
   "spoiled_cuts": "a cut was passed over that points to what is spoiled",

@@ -44,6 +44,7 @@ class Schedule:
       cut when a version is spoiled. A restorer's faults at operations strike it
       then, counted from its return's first.
     supervised: whether the controller kills who is silent for long.
+    restarts: in a row, after which the controller gives a role up; 0 for never.
     faults: what goes wrong.
   """
 
@@ -67,6 +68,7 @@ class Schedule:
   resumers: int = 1
   within: bool = False
   supervised: bool = False
+  restarts: int = 0
   faults: tuple[faults_lib.Fault, ...] = ()
 
   def to_json(self) -> str:
@@ -145,6 +147,8 @@ def _checked(schedule: Schedule) -> Schedule:
     raise ValueError("set_back cannot be negative")
   if schedule.resumers not in (1, 2):
     raise ValueError("resumers must be 1 or 2")
+  if schedule.restarts and schedule.set_back:
+    raise ValueError("restarts and set_back exclude each other")
   if schedule.within and (schedule.resumers > 1 or not schedule.set_back):
     raise ValueError("within needs set_back, and one resumer")
   if schedule.fragments > schedule.sync_every:
@@ -160,7 +164,7 @@ def draw(
   Args:
     seed: whose.
     may_wait: whether islands that wait are drawn.
-    may_return: whether returns to a cut from within are.
+    may_return: whether returns to a cut from within are, and roles given up.
   """
   rng = random.Random(seed)
   uniform = rng.random
@@ -237,4 +241,8 @@ def draw(
     base = base.replace(within=True, rounds=30)
     drawn += faults_lib.draw_long_spoiling(rng, base.fragments, horizon)
     drawn += faults_lib.draw_returning(rng)
+  rng = random.Random(seed + (1 << 44))
+  if may_return and not base.set_back and rng.random() < 0.04:
+    base = base.replace(restarts=1 + int(2 * rng.random()))
+    drawn += faults_lib.draw_fatal(rng, base.roles, base.restarts, horizon)
   return dataclasses.replace(base, merge=method, faults=drawn)

@@ -47,6 +47,7 @@ class Syncer(leadership.Leadership):
     self.renewal_secs = _RENEWAL_SECS
     self.thread: kernel_lib.Thread | None = None
     self._leads = False
+    self.num_merges = 0
     self._standing: set[int] = set()  # see production
 
   @property
@@ -153,6 +154,7 @@ class _Leader(leader.Leader):
         checker.forgotten(syncer, contribution)
 
   def committed(self, close: core_lib.Close) -> None:
+    self._syncer.num_merges += 1
     ready_at = close.closed_at - close.queued_secs
     self._checker.committed(self._syncer, close, self._clock() - ready_at)
 

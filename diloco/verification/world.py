@@ -193,6 +193,7 @@ class World:
 
   def start(self, role: kernel_lib.Role) -> None:
     """Starts a new process for a role."""
+    self.checker.starts(role)
     role.lives += 1
     uniform = role.random
     life = kernel_lib.Life(role, 0.97 + 0.06 * uniform(), 1000 * uniform())
@@ -215,6 +216,7 @@ class World:
     self.disturbed(3.0)
     if why.startswith("fenced"):
       self.checker.seen["fenced"] += 1
+    self.checker.role_died(life)
     if role.name[0] == "i":
       self.checker.died(life.shell)
     within = self.schedule.within
@@ -339,6 +341,8 @@ class World:
     kernel.run(_DEADLINE_SECS)
     kernel.done = False
     checker.look()
+    if self.refused:
+      return
     for _ in range(schedule.set_back):
       if schedule.within:
         self._await_return()
@@ -350,6 +354,8 @@ class World:
     last = kernel.now + _RESOLVE_SECS
     while not (resolved := self.resolved()) and kernel.now < last:
       kernel.run(kernel.now + 0.5)
+      if self.refused:
+        return
     if not resolved:
       raise kernel_lib.Violation(
         f"{_RESOLVE_SECS:.0f} s after the last fault: {self.unresolved}"
@@ -393,6 +399,14 @@ class World:
     kernel.done = False
     checker.look()
 
+  def ended(self) -> None:
+    """The controller's core has ended the run: too few are left."""
+    if not self.checker.may_be_over():
+      raise kernel_lib.Violation("the controller ends a run that can go on")
+    self.checker.seen["failed"] += 1
+    self.refused = "too few roles are left"
+    self.kernel.done = True
+
   def calm(self) -> None:
     """From now on nothing goes wrong, and islands drain."""
     self.kernel.log("", "calm: no more faults, islands drain")
@@ -425,13 +439,17 @@ class World:
     self.unresolved = ""
     for role in self.islands:
       shell = role.life.shell if role.life else None
+      if shell is None and self.checker.may_be_given_up(role):
+        continue
       if shell is None or not shell.draining:
         self.unresolved = f"{role.name} has not drained"
       elif shell.outbox.waiting or shell.outbox.busy:
         self.unresolved = f"{role.name} has not published all"
     for role in self.seats:
-      if role.life is None:
+      if role.life is None and not self.checker.may_be_given_up(role):
         self.unresolved = f"{role.name} is not started again"
+    if self.checker.is_over():
+      self.unresolved = "too few are left, and the run has not ended"
     waiting: dict[int, set[int]] = {}
     for name in self.store.directories["contributions"]:
       fragment, island = map(int, name.split(".")[:2])

@@ -71,6 +71,30 @@ PLANTS: dict[str, Plant] = {
     "_failed",
     wrong_control.failed_return_forgotten,
   ),
+  "gives_nobody_up": Plant(
+    "a role that dies again and again is started for ever",
+    supervisor.Supervisor,
+    "died",
+    wrong_control.gives_nobody_up,
+  ),
+  "too_few_go_on": Plant(
+    "a run of which too few are left is not ended",
+    controller_core.ControllerCore,
+    "_check_anybody_left",
+    wrong_pieces.constant(None),
+  ),
+  "ends_with_the_first": Plant(
+    "a run ends with the first role that is given up",
+    controller_core.ControllerCore,
+    "_check_anybody_left",
+    wrong_control.ends_with_the_first,
+  ),
+  "merges_settle_nobody": Plant(
+    "deaths before a merge count with those after it",
+    supervisor.Supervisor,
+    "settled",
+    wrong_pieces.constant(None),
+  ),
   "hanging_borne": Plant(
     "the controller kills nobody for its silence",
     supervisor.Supervisor,

@@ -1,6 +1,6 @@
 """Wrong pieces of the controller's core; see `plants`."""
 
-from diloco.controller import core, fleet, supervisor
+from diloco.controller import core, fleet, outcome, supervisor
 from diloco.controller import orders as orders_lib
 
 
@@ -41,5 +41,24 @@ def failed_return_forgotten(failed):
     going_back = self._going_back
     failed(self, order, error)
     self._going_back = going_back
+
+  return wrong
+
+
+def gives_nobody_up(died):
+  """Restarts in a row are not counted."""
+
+  def wrong(self: supervisor.Supervisor, role, now):
+    self.settled(role)
+    return died(self, role, now)
+
+  return wrong
+
+
+def ends_with_the_first(check):
+  """Whoever is given up, nobody is left."""
+
+  def wrong(self: core.ControllerCore, death):
+    self._end(outcome.Outcome("failed", "died too often"))
 
   return wrong
