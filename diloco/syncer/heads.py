@@ -294,9 +294,13 @@ class Standstill(NamedTuple):
 def standstills(num_fragments: int) -> operations.Procedure[list[Standstill]]:
   """Finds fragments without a head that had one.
 
+  Whoever publishes has seen all heads.
+
   Raises:
     OSError: the store failed.
   """
+  sent = yield operations.Names("contributions")
+  begun = any(map(keys.is_contribution_name, sent))
   found = []
   for fragment in range(num_fragments):
     key = keys.head_key(fragment)
@@ -307,6 +311,6 @@ def standstills(num_fragments: int) -> operations.Procedure[list[Standstill]]:
     except errors.CorruptSnapshotError as error:
       found.append(Standstill(fragment, newest, f"{key}: {error}"))
       continue
-    if head is None and newest:
+    if head is None and (newest or begun):
       found.append(Standstill(fragment, newest, f"{key} is lost"))
   return found

@@ -255,3 +255,14 @@ def test_standstills_are_heads_that_were_there_and_cannot_be_read(tmp_path):
   assert lost.reason == f"{keys.head_key(0)} is lost"
   assert (damaged.fragment, damaged.version) == (1, 0)
   assert damaged.reason.startswith(f"{keys.head_key(1)}: ")
+
+
+def test_first_version_that_is_lost_is_a_standstill_once_somebody_publishes(
+  tmp_path,
+):
+  run = CutRun(tmp_path)
+  run.store.delete(keys.head_key(0))
+  assert run.perform(heads.standstills(2)) == []  # it may never have been
+  run.publish(1, 0, 0, 0, 8)
+  (lost,) = run.perform(heads.standstills(2))
+  assert (lost.fragment, lost.version) == (0, 0)
