@@ -93,8 +93,6 @@ def live(
       requests.EVERY_SECS,
       "requests",
     )
-  with contextlib.suppress(OSError, errors.CorruptSnapshotError):
-    snapshots.read_plan()  # now, so that nothing is done first when it leads
   syncer = syncer_lib.Syncer(
     snapshots,
     config,
@@ -103,6 +101,8 @@ def live(
     stranger=functools.partial(process.is_stranger, run_dir),
     threads=threads,
   )
+  with contextlib.suppress(OSError, errors.CorruptSnapshotError):
+    syncer.read_plan()  # now, so that nothing is done first when it leads
   reason = "stopped"
   if syncer.take_over(lambda: waiting.wanted(syncer.configure)):
     waiting.ready(syncer.token)

@@ -121,9 +121,18 @@ class Syncer(leadership.Leadership):
     )
     self._renewals.start()
 
+  def read_plan(self) -> None:
+    """Reads the fragment plan, if it is there yet; it will not change.
+
+    Raises:
+      OSError, CorruptSnapshotError: it cannot be read.
+    """
+    self._plan = self._store.read_plan()
+
   def num_fragments(self) -> operations.Procedure[int]:
     """See `Leadership`."""
-    self._plan = yield operations.Compute(self._store.read_plan)
+    if self._plan is None:
+      yield operations.Compute(self.read_plan)
     return self._plan.num_fragments if self._plan else 0
 
   def stands_still(self, found: heads_lib.Standstill) -> None:

@@ -85,6 +85,18 @@ def test_standby_leads_whatever_single_operation_fails_as_it_takes_over(
   assert number > 10  # heads, cuts, payloads and what else there is
 
 
+def test_standby_that_has_read_the_plan_leads_although_it_is_damaged(tmp_path):
+  run = CutRun(tmp_path)
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  syncer = syncer_lib.Syncer(run.store, _config(), tape, "test")
+  syncer.read_plan()
+  run.store._kvs.write("plan", b"{").result()
+  tries = iter(range(100))
+  assert syncer.take_over(lambda: next(tries, None) is not None)
+  syncer.close()
+  tape.close()
+
+
 def test_every_operation_of_a_leader_shows_that_it_gets_on(
   tmp_path, monkeypatch
 ):
