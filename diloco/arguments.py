@@ -58,9 +58,12 @@ class Parser(argparse.ArgumentParser):
 def answer(
   args: argparse.Namespace, facts: Any, text: str | None = None
 ) -> None:
-  """Prints facts as one JSON object if that is asked for, else any text."""
+  """Prints facts as one JSON object if that is asked for, else any text.
+
+  JSON has no NaN and no infinity; such a number is null.
+  """
   if args.json:
-    text = json.dumps(facts, indent=2)
+    text = json.dumps(typed.finite(facts), indent=2, allow_nan=False)
   if text is not None:
     print(text.removesuffix("\n"))
 

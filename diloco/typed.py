@@ -219,3 +219,14 @@ def _label(name: object) -> str:
   if isinstance(name, str) and name.isprintable() and len(name) <= 80:
     return name
   return show(name)
+
+
+def finite(value: Any) -> Any:
+  """Returns plain JSON values in which what is not finite is None."""
+  if isinstance(value, dict):
+    return {key: finite(item) for key, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [finite(item) for item in value]
+  if isinstance(value, float) and not math.isfinite(value):
+    return None
+  return value

@@ -1,7 +1,9 @@
 """The command line: bad input costs one line and leaves no trace."""
 
+import argparse
 import functools
 import json
+import math
 import os
 import pathlib
 import re
@@ -17,6 +19,7 @@ import pytest
 
 import diloco
 from diloco import (
+  arguments,
   channel,
   cli,
   config_changes,
@@ -947,6 +950,13 @@ def test_file_that_cannot_be_written_is_one_line(
   summary.write_summary(run_dir)
   (run_dir / "report.html").mkdir()
   check_refused(place, capsys, argv, told)
+
+
+def test_answer_is_json_that_any_reader_takes(capsys):
+  facts = {"loss": math.nan, "all": [1, (math.inf, 2.5)]}
+  arguments.answer(argparse.Namespace(json=True), facts)
+  told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+  assert told == {"loss": None, "all": [1, [None, 2.5]]}
 
 
 def test_config_json_is_what_resume_reads(run_dir):

@@ -4,7 +4,8 @@ import os
 import time
 from typing import Any
 
-from diloco.report import figures, liveness, sessions, summary, totals
+from diloco import typed
+from diloco.report import figures, liveness, sessions, totals
 from diloco.report import view as view_lib
 
 _RECENT_SECS = 10.0
@@ -85,7 +86,7 @@ def status_of(
     "damaged": [view.damaged[p] for p in sorted(view.damaged)],
     "problems": view.problems,
   }
-  return summary.finite(facts)
+  return typed.finite(facts)
 
 
 def _wall_secs(view: view_lib.RunView, state: str, now: float) -> float:

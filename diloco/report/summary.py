@@ -9,6 +9,7 @@ import pathlib
 import threading
 from typing import Any
 
+from diloco import typed
 from diloco.report import costs, liveness, totals, waste
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
@@ -198,7 +199,7 @@ def summary_of(run: Run) -> dict[str, Any]:
     "problems": [*view.problems, *ledger.silent],
     "made_from": view.made_from,
   }
-  return finite(facts)
+  return typed.finite(facts)
 
 
 def warnings(run: Run) -> list[str]:
@@ -301,14 +302,3 @@ def _incident(
       str(m): ratio for m, ratio in incident.gap_over_median.items()
     },
   }
-
-
-def finite(value: Any) -> Any:
-  """Returns plain JSON values in which what is not finite is None."""
-  if isinstance(value, dict):
-    return {key: finite(item) for key, item in value.items()}
-  if isinstance(value, list | tuple):
-    return [finite(item) for item in value]
-  if isinstance(value, float) and not math.isfinite(value):
-    return None
-  return value

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from diloco import errors, process
-from diloco.report import summary
+from diloco import errors, process, typed
 from diloco.workbench import frozen, opened, results, worker
 
 SIMULATION = "simulation"  # in place of a task
@@ -130,7 +129,7 @@ class Comparison:
       key: [d and dataclasses.asdict(d) for d in self.differences(key)]
       for key in self.shown
     }
-    return summary.finite(
+    return typed.finite(
       {
         "differing_fields": list(self.fields),
         "level": _LEVEL,

@@ -15,7 +15,7 @@ from typing import Any
 from diloco import arguments, errors, hyper, process
 from diloco import config as config_lib
 from diloco.controller.engines import cluster
-from diloco.report import figures, status, summary
+from diloco.report import figures, status
 from diloco.workbench import executor as executor_lib
 from diloco.workbench import frozen, results, table
 
@@ -280,8 +280,7 @@ def _conclude(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> int:
   hint = "; the same command goes on" if done < len(rows) else ""
   hint = "; --retry does those that failed again" if failed else hint
   _tell(f"{done} of {len(rows)} points done{hint}")
-  facts = summary.finite({"points": rows})
-  arguments.answer(args, facts, str(args.workdir / "table.csv"))
+  arguments.answer(args, {"points": rows}, str(args.workdir / "table.csv"))
   return process.EXIT_FAILED if failed else 0
 
 
