@@ -115,7 +115,7 @@ class Restorer:
   def _go_back(self) -> kernel_lib.Script:
     world = self.world
     choice = yield from choose(world, self.life, self.token)
-    if choice.parts is None and world.spoiled:
+    if choice.parts is None and world.spoiled and not world.restored:
       refuse(world, choice)
     if choice.parts is None:
       return None
@@ -138,8 +138,10 @@ def choose(world: Any, life: kernel_lib.Life, token: int) -> kernel_lib.Script:
       return str(error)
     return ""
 
+  name, listings = life.role.name, world.store.stale
+  stale = name in listings
   choice = yield from restore.choose(check, check_sent, token=token)
-  stale = life.role.name in world.store.stale
+  stale = stale or name in listings  # it may have been stopped meanwhile
   if choice.parts is None and world.spoiled and stale:
     raise OSError("an old listing has no cut: somebody resumes again later")
   roles = (*world.islands, *world.seats)
