@@ -9,7 +9,7 @@ def number(value: float | None, digits: int = 3) -> str:
   """Returns a number with few significant digits, or a dash."""
   if value is None or not math.isfinite(value):
     return DASH
-  if value and abs(value) >= 10**digits:
+  if abs(value) >= 10**digits - 0.5:  # as it would be rounded
     return f"{value:,.0f}"
   return f"{value:.{digits}g}"
 

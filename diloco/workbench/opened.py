@@ -241,7 +241,8 @@ class Run:
 
   def _facts(self) -> dict[str, str]:
     now = status.status(self.dir)
-    loss, progress = now["eval_loss"], now["progress"]
+    bits, progress = now["eval_bits_per_token"], now["progress"]
+    unit = f"bits/{now['token_unit']}"
     return {
       "run": self.name,
       "state": now["status"],
@@ -250,7 +251,7 @@ class Run:
       "tokens": figures.count(now["tokens"])
       + (f", {figures.percent(progress)} of the budget" if progress else ""),
       "merges": f"{now['merges']:,}",
-      "held-out loss": "unknown" if loss is None else f"{loss:.4f} nats",
+      "held-out loss": "unknown" if bits is None else f"{bits:.4f} {unit}",
     }
 
   def __repr__(self) -> str:

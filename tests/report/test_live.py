@@ -256,6 +256,8 @@ def test_watch_ends_with_the_run(tmp_path, capsys):
     (figures.number(float("nan")), figures.DASH),
     (figures.times(1.5), "1.5\N{MULTIPLICATION SIGN}"),
     (figures.number(12345.6), "12,346"),
+    (figures.number(999.6), "1,000"),
+    (figures.number(-999.4), "-999"),
   ],
 )
 def test_figures_are_written_for_people(shown, expected):

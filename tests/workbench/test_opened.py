@@ -191,6 +191,13 @@ def test_reprs_say_what_became_of_it(run):
   assert "state: crashed" in repr(run) and "merges: 14" in repr(run)
   html = run._repr_html_()
   assert html.startswith("<table>") and "mine (run)" in html
+  assert "held-out loss: unknown" in repr(run)
+  tape = recorder.Recorder(run.dir, "evaluator", 1)
+  told = {"target": "global", "step": 1, "tokens": 8}
+  tape.record(events.EVALUATED, **told, loss=2 * np.log(2))
+  tape.close()
+  unit = "byte" if run.settings.task.name == "language_model" else "token"
+  assert f"held-out loss: 2.0000 bits/{unit}" in repr(run)
 
 
 def test_report_can_go_elsewhere(run, tmp_path):
