@@ -155,14 +155,15 @@ def conduct(
       bootstrap.keep_given(snapshots, plan, given)
     times = timing.settle(snapshots, config, anew=not engine.survivors())
     held.renew_within(times.control_ttl_secs)
+    server = channel.Server(config.controller.port, engine.host)
+    ending.callback(server.close)
+    # Only now, for it hides the terminal's cursor.
     view = live.LiveView(
       run_dir,
       quiet=quiet,
       hint="Ctrl-C drains and saves; once more kills",
       exposed_secs=config.controller.openmetrics_secs,
     )
-    server = channel.Server(config.controller.port, engine.host)
-    ending.callback(server.close)
     controller = controller_lib.Controller(
       _without_past_faults(config, run_dir),
       run_dir,

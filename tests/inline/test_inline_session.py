@@ -12,6 +12,7 @@ import pytest
 
 import diloco
 from diloco import errors
+from diloco import run as run_lib
 from diloco.tape import reader
 from diloco.workbench import session
 from tests.inline import test_inline_engine as inline
@@ -156,6 +157,22 @@ def test_refused_run_leaves_nothing(tmp_path):
   with pytest.raises(errors.UserError, match="9999"):
     diloco.start(config, tmp_path / "run")
   assert not (tmp_path / "run").exists()
+
+
+def test_terminal_is_left_alone_by_a_run_that_cannot_listen(
+  tmp_path, monkeypatch
+):
+  def refused(*_):
+    raise OSError("no descriptor is left")
+
+  shown = []
+  monkeypatch.setattr(run_lib.channel, "Server", refused)
+  monkeypatch.setattr(
+    run_lib.live, "LiveView", lambda *_, **__: shown.append(1)
+  )
+  with pytest.raises(OSError, match="no descriptor"):
+    run_lib.conduct(inline.make_config(1, total_tokens=100), tmp_path / "run")
+  assert not shown
 
 
 def test_mistake_of_the_users_own_is_shown_where_they_look(tmp_path):
