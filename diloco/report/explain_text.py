@@ -67,9 +67,8 @@ def _grace(
 
 
 def _parts(facts: explain.Explanation) -> Iterator[str]:
-  rows = [
-    ["in", "steps", "base", "staleness", "tokens", "weight", "share", "waited"]
-  ]
+  named = ["in", "steps", "base", "staleness", "tokens", "weight", "share"]
+  rows = [[*named, "after opening"]]
   rows += [
     [
       f"island {p.island}.{p.incarnation}",

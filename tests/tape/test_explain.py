@@ -267,9 +267,9 @@ fragment 0, version 1: closed because the quorum was there and the grace window 
   committed  by syncer 1, token 1
   digest     00000000000000000000000000000001
 
-  in           steps  base  staleness  tokens  weight   share    waited
-  island 0.1  (0, 8]     0          0      80      30  75.0 %   0.250 s
-  island 1.1  (0, 8]     0          0      80      10  25.0 %  -0.500 s
+  in           steps  base  staleness  tokens  weight   share  after opening
+  island 0.1  (0, 8]     0          0      80      30  75.0 %        0.250 s
+  island 1.1  (0, 8]     0          0      80      10  25.0 %       -0.500 s
 
   absent     island 2, island 3, island 4
   late       island 2.1, steps (0, 8]: 0.750 s after the close; merged in version 2
