@@ -49,6 +49,7 @@ class Controller:
     self._supervises = schedule.supervised
     self._returns = schedule.within
     self._gives_up = schedule.restarts > 0
+    self._hears = self._supervises or self._returns or self._gives_up
     times = world.times
     if not schedule.supervised:
       times = dataclasses.replace(
@@ -90,13 +91,13 @@ class Controller:
     while True:
       while self._deaths:
         yield from self._tell(self._deaths.pop(0))
-      if self._supervises or self.cutter or self._gives_up:
+      if self._hears or self.cutter:
         yield from self._listen()
       yield from self._tell(orders.Tick())
       if self._deaths:
         continue
       missed = len(self.fleet.lives) < len(self.fleet.names.all)
-      if self._supervises or self.cutter or self._gives_up or missed:
+      if self._hears or self.cutter or missed:
         yield operations.Nap(_TICK_SECS * (0.5 + self.random()))
       else:
         yield None
@@ -131,7 +132,7 @@ class Controller:
         yield from self._tell(
           orders.Hello(name, life.incarnation, said[0], said[1], step=step)
         )
-      if self._supervises or self._returns or self._gives_up:
+      if self._hears:
         yield from self._tell(self._status(life))
 
   def _status(self, life: kernel_lib.Life) -> orders.Status:
@@ -141,7 +142,7 @@ class Controller:
       merges = shell.num_merges
     elif self._gives_up and shell.present:
       step = shell.core.step
-    self.world.checker.told_progress(life, merges or step)
+    self.world.checker.deaths.told(life, merges or step)
     seen = self._returns and name[0] != "i"
     damaged = tuple(shell.damaged) if seen else ()
     return orders.Status(name, step=step, merges=merges, damaged=damaged)

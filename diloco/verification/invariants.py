@@ -43,13 +43,7 @@ class Checker(fates.Fates):
     # by life of a syncer: when, and the average time to commit from then on
     self._sync_secs: dict[Any, list[tuple[float, float]]] = {}
     self._spoiled: dict[int, records.Head] = {}  # heads as they were
-    self._deaths = deaths.Deaths(world)
-    self.starts = self._deaths.starts
-    self.told_progress = self._deaths.told
-    self.role_died = self._deaths.died
-    self.may_be_given_up = self._deaths.may_be_given_up
-    self.may_be_over = self._deaths.may_be_over
-    self.is_over = self._deaths.is_over
+    self.deaths = deaths.Deaths(world)
     self.moved_at: dict[int, float] = {}  # by fragment, when its head last was
 
   def board_written(self, record: records.Board) -> None:

@@ -33,7 +33,7 @@ from diloco.verification import kernel as kernel_lib
 NAME = "restorer"
 _LATE_SECS = 4.0  # until the last write of a dead process lands
 _AGAIN_SECS = 0.5  # until a restore that died is started again
-_RETURN_SECS = 20.0  # for which a run may stand still for its return
+_STANDSTILL_SECS = 20.0  # for which a run may stand still for its return
 _LOOK_SECS = 0.3  # between two looks at the lease, and two renewals
 
 
@@ -297,7 +297,7 @@ def spoil(world: Any, fault: faults.Fault) -> None:
   secs = fault.secs
   if world.schedule.within:
     secs = min(secs, world.damage_secs)
-    world.disturbed(world.damage_secs + _RETURN_SECS)
+    world.disturbed(world.damage_secs + _STANDSTILL_SECS)
   delays.watch_bystanders(world, fragment, secs)
   if not fault.kind.startswith("head"):
     delays.watch_leader(world, fragment, spoiled, secs)

@@ -193,7 +193,7 @@ class World:
 
   def start(self, role: kernel_lib.Role) -> None:
     """Starts a new process for a role."""
-    self.checker.starts(role)
+    self.checker.deaths.starts(role)
     role.lives += 1
     uniform = role.random
     life = kernel_lib.Life(role, 0.97 + 0.06 * uniform(), 1000 * uniform())
@@ -216,7 +216,7 @@ class World:
     self.disturbed(3.0)
     if why.startswith("fenced"):
       self.checker.seen["fenced"] += 1
-    self.checker.role_died(life)
+    self.checker.deaths.died(life)
     if role.name[0] == "i":
       self.checker.died(life.shell)
     within = self.schedule.within
@@ -401,7 +401,7 @@ class World:
 
   def ended(self) -> None:
     """The controller's core has ended the run: too few are left."""
-    if not self.checker.may_be_over():
+    if not self.checker.deaths.may_be_over():
       raise kernel_lib.Violation("the controller ends a run that can go on")
     self.checker.seen["failed"] += 1
     self.refused = "too few roles are left"
@@ -439,16 +439,16 @@ class World:
     self.unresolved = ""
     for role in self.islands:
       shell = role.life.shell if role.life else None
-      if shell is None and self.checker.may_be_given_up(role):
+      if shell is None and self.checker.deaths.may_be_given_up(role):
         continue
       if shell is None or not shell.draining:
         self.unresolved = f"{role.name} has not drained"
       elif shell.outbox.waiting or shell.outbox.busy:
         self.unresolved = f"{role.name} has not published all"
     for role in self.seats:
-      if role.life is None and not self.checker.may_be_given_up(role):
+      if role.life is None and not self.checker.deaths.may_be_given_up(role):
         self.unresolved = f"{role.name} is not started again"
-    if self.checker.is_over():
+    if self.checker.deaths.is_over():
       self.unresolved = "too few are left, and the run has not ended"
     waiting: dict[int, set[int]] = {}
     for name in self.store.directories["contributions"]:

@@ -94,10 +94,10 @@ class Leader(leadership.Leadership):
       self.store.perform(self.releasing())
 
   def num_fragments(self):
-    raise NotImplementedError
+    pytest.fail("nobody takes over here")
 
   def stands_still(self, found):
-    raise NotImplementedError
+    pytest.fail("nobody takes over here")
 
 
 @pytest.fixture
