@@ -121,9 +121,9 @@ def cut(args: argparse.Namespace) -> int:
   """Takes a cut of a run that is on; returns the exit code."""
   from diloco.controller import cut_command
 
-  process.read_config(args.dir)
+  patience_secs = process.read_config(args.dir).controller.patience_secs
   facts = cut_command.run(
-    args.dir, told=lambda text: print(text, file=sys.stderr)
+    args.dir, patience_secs, lambda text: print(text, file=sys.stderr)
   )
   arguments.answer(args, facts)
   return 0 if facts["status"] == "complete" else process.EXIT_FAILED

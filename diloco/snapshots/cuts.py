@@ -248,9 +248,8 @@ def abandon(
 
 def reason(cut: int) -> operations.Procedure[str]:
   """Why a cut was given up."""
-  found, _ = yield operations.Read(
-    keys.cut_abandoned_key(cut), records.CutAbandoned
-  )
+  key = keys.cut_abandoned_key(cut)
+  found, _ = yield from operations.sound(key, records.CutAbandoned)
   return found.reason if found else "no reason was left"
 
 

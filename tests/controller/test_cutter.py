@@ -1,14 +1,15 @@
 import dataclasses
+import itertools
 import os
 import types
 
 import pytest
 from cut_builder import ISLANDS, CutRun, spoil
 
-from diloco import channel, process
+from diloco import channel, errors, process
 from diloco.controller import cut_command, cutter
 from diloco.report import liveness
-from diloco.snapshots import cuts, keys, records, restore
+from diloco.snapshots import cuts, keys, records, restore, store
 from diloco.tape import reader, recorder
 
 SETTINGS = cutter.Settings(
@@ -313,11 +314,12 @@ def commanded(tmp_path, monkeypatch):
 
   def command(*follows):
     next_one = iter(follows)
+    waits = itertools.count()
     clock = types.SimpleNamespace(
-      monotonic=lambda: 0.0, sleep=lambda secs: next(next_one)()
+      monotonic=lambda: 10.0 * next(waits), sleep=lambda secs: next(next_one)()
     )
     monkeypatch.setattr(cut_command, "time", clock)
-    facts = cut_command.run(tmp_path, told.append)
+    facts = cut_command.run(tmp_path, 60.0, told.append)
     return facts["cut"], facts["status"], facts["reason"]
 
   yield session, command, told
@@ -354,3 +356,59 @@ def test_cut_on_demand_that_is_given_up_says_why(commanded):
   assert found == (0, "abandoned", "the run ended before it was complete")
   assert told[1] == "cut 2 abandoned: island 1 died"
   assert not cutter.wish_path(session.dir).exists()
+
+
+def test_cut_on_demand_outlives_a_store_that_fails_for_a_moment(
+  commanded, monkeypatch
+):
+  session, command, _ = commanded
+  names = store.SnapshotStore.names
+  failures = iter([OSError("no store"), OSError("no store")])
+
+  def fail(*args):
+    for error in failures:
+      raise error
+    return names(*args)
+
+  def ask_in_an_outage():
+    cutter.wish_path(session.dir).unlink()
+    ask(session)
+    monkeypatch.setattr(store.SnapshotStore, "names", fail)
+
+  found = command(
+    ask_in_an_outage,
+    lambda: None,
+    lambda: None,
+    lambda: session.run.perform(cuts.abandon(2, "island 1 died")),
+  )
+  assert found == (2, "abandoned", "island 1 died")
+  assert next(failures, None) is None
+
+
+def test_cut_on_demand_whose_request_is_damaged_ends_in_one_line(commanded):
+  session, command, _ = commanded
+
+  def ask_in_vain():
+    cutter.wish_path(session.dir).unlink()
+    ask(session)
+    spoil(session.run, keys.cut_request_key(2))
+
+  with pytest.raises(errors.UserError, match="CutRequest record") as raised:
+    command(ask_in_vain, *9 * [lambda: None])
+  assert "\n" not in str(raised.value)
+  assert not cutter.wish_path(session.dir).exists()
+
+
+def test_cut_on_demand_whose_reason_is_damaged_is_given_up_all_the_same(
+  commanded,
+):
+  session, command, _ = commanded
+
+  def give_up():
+    session.run.perform(cuts.abandon(2, "island 1 died"))
+    spoil(session.run, keys.cut_abandoned_key(2))
+
+  found = command(
+    cutter.wish_path(session.dir).unlink, lambda: ask(session), give_up
+  )
+  assert found == (2, "abandoned", "no reason was left")
