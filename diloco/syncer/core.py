@@ -364,6 +364,11 @@ class SyncerCore:
     """Whether no merge runs and nothing waits for one."""
     return not any(f.closing or f.waiting for f in self._fragments)
 
+  @property
+  def quorate(self) -> set[int]:
+    """Fragments whose rounds have their quorum."""
+    return {p for p, f in enumerate(self._fragments) if f.quorum_at is not None}
+
   def next_deadline(self) -> float | None:
     """Earliest time at which a `Tick` can close a round, if any."""
     earliest: float | None = None

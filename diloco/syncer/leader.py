@@ -109,6 +109,8 @@ class Leader(Witness, abc.ABC):
     heads: of all fragments, fenced.
     cuts: takes this syncer's part in cuts; None in a run without.
     chores: what there is to tell and to delete.
+    drained: whether, since it was last set to false, a turn in which the store
+      answered has left no round to close, but of fragments that stand still.
   """
 
   def __init__(self, parts: Parts, clock: Callable[[], float]):
@@ -117,6 +119,7 @@ class Leader(Witness, abc.ABC):
     self.heads = parts.heads
     self.cuts = parts.cuts
     self.chores = parts.chores
+    self.drained = False
     self._parts = parts
     self._clock = clock
     self._aside: operations.Script[None] | None = None  # a round being merged
@@ -188,6 +191,8 @@ class Leader(Witness, abc.ABC):
         deadline = core.next_deadline()
         if self.draining():
           yield from self.handle(core_lib.Drain())
+          left = core.quorate - self.heads.standing.keys()
+          self.drained = not left and not self.is_merging
         elif deadline is not None and clock() >= deadline:
           yield from self.handle(core_lib.Tick())
       except operations.FAILURES as error:

@@ -297,6 +297,8 @@ class Syncer(leadership.Leadership):
       logger.warning("lease_not_released error=%s", error)
 
   def _take_messages(self, channel: channel_lib.Client) -> None:
+    mine = self._rounds
+    assert mine is not None
     while True:
       try:
         message = channel.inbox.get_nowait()
@@ -309,17 +311,15 @@ class Syncer(leadership.Leadership):
         channel.send(_done(message["seq"], {}))
         continue
       if message["name"] == "drain":
+        mine.drained = False
         self._draining = message["seq"]
         channel.set_hello(draining=True)
         self._drain.set()
-        return  # answered after another scan
+        return  # answered after a whole turn
       self._stop.set()
       channel.send(_done(message["seq"], {}))
-    assert self._rounds is not None
-    if self._draining is not None and not self._rounds.is_merging:
-      # A look at the store lies behind: what could be closed is closed.
-      idle = self._rounds.core.idle
-      channel.send(_done(self._draining, {"idle": idle}))
+    if self._draining is not None and mine.drained:
+      channel.send(_done(self._draining, {"idle": mine.core.idle}))
       self._draining = None
 
 

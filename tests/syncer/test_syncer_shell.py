@@ -350,16 +350,66 @@ def test_drain_is_answered_once_no_merge_is_under_way(tmp_path, monkeypatch):
     loop.join(_PATIENCE_SECS)
 
 
-def test_drain_is_answered_once_the_store_was_looked_at_again(tmp_path):
-  run = CutRun(tmp_path)
+def _fails_at_first(works, times=3):
+  """What fails so often before it works."""
+  failures = iter(range(times))
+
+  def fails(*args):
+    if next(failures, None) is not None:
+      raise OSError("no store")
+    return works(*args)
+
+  return fails
+
+
+def _drain(run, leads=lambda syncer: None):
+  """Has a leader drain, until it answers; gives the answer."""
   link = Link({"type": "program", "name": "drain", "seq": 7, "args": {}})
   with _leading(run) as (syncer, _):
-    syncer._channel = link
-    assert not syncer._over()
-    assert syncer._rounds.draining() and not link.sent
-    assert not syncer._over()
-    done = {"type": "done", "seq": 7, "result": {"idle": True}}
-    assert link.sent == [done]
+    leads(syncer)
+    link.send = lambda message: (link.sent.append(message), syncer.stop())
+    assert syncer.run(link) == "stopped"
+  (answer,) = link.sent
+  assert answer["seq"] == 7
+  return answer["result"]
+
+
+def test_drain_is_answered_once_the_store_was_looked_at(tmp_path, monkeypatch):
+  run = CutRun(tmp_path)
+  publish(run, 0)
+
+  def fail(syncer):
+    works, looks = syncer.execute, operations.Names("contributions")
+    fails = _fails_at_first(works)
+    monkeypatch.setattr(
+      syncer, "execute", lambda o: (fails if o == looks else works)(o)
+    )
+
+  assert _drain(run, fail) == {"idle": True}
+  assert [h.version for h in run.heads()] == [1, 0]
+
+
+def test_drain_is_answered_once_a_merge_that_failed_was_done(
+  tmp_path, monkeypatch
+):
+  run = CutRun(tmp_path)
+  publish(run, 0)
+  merge = round_merge.RoundMerger.merge
+  fails = _fails_at_first(merge)
+  monkeypatch.setattr(
+    round_merge.RoundMerger, "merge", lambda *args: fails(*args)
+  )
+  assert _drain(run) == {"idle": True}
+  assert [h.version for h in run.heads()] == [1, 0]
+
+
+def test_drain_waits_for_no_fragment_that_stands_still(tmp_path):
+  run = CutRun(tmp_path)
+  for fragment in (0, 1):
+    publish(run, fragment)
+  run.store.delete_tree(run.head(0).payload)
+  assert _drain(run) == {"idle": False}
+  assert [h.version for h in run.heads()] == [0, 1]
 
 
 def test_islands_that_come_and_go_are_told_of_once(tmp_path):
