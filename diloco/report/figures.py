@@ -19,6 +19,11 @@ def bits(nats: float | None) -> float | None:
   return None if nats is None else nats / math.log(2)
 
 
+def token_unit(task: str) -> str:
+  """Returns what a token is, for the tasks that are built in."""
+  return {"language_model": "byte", "vision": "image"}.get(task, "token")
+
+
 def count(value: float | None) -> str:
   """Returns a count, from a thousand on with k, M, G or T."""
   return _scaled(value, ("", " k", " M", " G", " T"))

@@ -19,7 +19,7 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco import errors, typed
-from diloco.report import island_view, series
+from diloco.report import figures, island_view, series
 from diloco.report import sessions as sessions_lib
 from diloco.tape import events, history, reader
 
@@ -430,8 +430,7 @@ class RunView:
     """What a token is, for the tasks that are built in."""
     task = self.config.get("task")
     name = task.get("name") if isinstance(task, dict) else None
-    units = {"language_model": "byte", "vision": "image"}
-    return units.get(str(name), "token")
+    return figures.token_unit(str(name))
 
   @property
   def total_tokens(self) -> int:

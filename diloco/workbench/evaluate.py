@@ -5,6 +5,7 @@ from typing import Any
 import jax
 
 from diloco.islands import evaluation
+from diloco.report import figures
 from diloco.tasks import task as task_lib
 from diloco.workbench import loaded
 
@@ -20,8 +21,8 @@ def evaluate(model: loaded.Model, num_batches: int = 0) -> dict[str, Any]:
       last evaluation.
 
   Returns:
-    What was evaluated, and by the name of the set `loss` in nats per token,
-    `tokens` and `bits_per_token`.
+    What was evaluated, what a token of it is, and by the name of the set
+    `loss` in nats per token, `tokens` and `bits_per_token`.
   """
   num_batches = num_batches or model.run.settings.programs.final_eval_batches
   splits = {DEFAULT_SET: task_lib.HELDOUT}
@@ -32,6 +33,7 @@ def evaluate(model: loaded.Model, num_batches: int = 0) -> dict[str, Any]:
     "versions": model.versions,
     "merged_tokens": model.run.merged_tokens(model.versions),
     "batches": num_batches,
+    "token_unit": figures.token_unit(model.run.settings.task.name),
     "sets": {
       name: evaluation.held_out_loss(
         model.task, num_batches, lambda b: eval_loss(model.params, b), split
@@ -43,8 +45,9 @@ def evaluate(model: loaded.Model, num_batches: int = 0) -> dict[str, Any]:
 
 def describe(facts: dict[str, Any]) -> str:
   """The losses, in words."""
+  unit = facts["token_unit"]
   return "\n".join(
     f"{name}: {found['loss']:.6f} nats, {found['bits_per_token']:.6f} bits a"
-    f" token, over {found['tokens']:,} tokens"
+    f" {unit}, over {found['tokens']:,} {unit}s"
     for name, found in facts["sets"].items()
   )

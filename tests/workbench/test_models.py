@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import sys
 
 import jax
@@ -14,7 +15,7 @@ from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.snapshots import keys, records, store
 from diloco.tasks import language_model, registry
-from diloco.workbench import loaded, opened, sample
+from diloco.workbench import evaluate, loaded, opened, sample
 
 # Its likeliest next byte is `step` further; the loss of a batch is known.
 COUNTING = """
@@ -149,6 +150,8 @@ def test_language_model_writes_its_likeliest_bytes(tmp_path):
   tokens = np.frombuffer(b"all", np.uint8)[None]
   (likeliest,) = np.argmax(jax.jit(task.logits)(params, tokens)[:, -1], axis=-1)
   assert cold.startswith(sample.shown(bytes([likeliest])))
+  told = evaluate.describe(evaluate.evaluate(model, 2))
+  assert re.fullmatch(r"held_out: .* bits a byte, over 32 bytes", told)
 
 
 def test_every_held_out_set_is_measured_by_name(counting, capsys):
@@ -159,7 +162,10 @@ def test_every_held_out_set_is_measured_by_name(counting, capsys):
   assert losses == {"held_out": 2.0, "far": 20.0}  # 2 (1 + 2 + 3) / 6
   assert facts["versions"] == [0, 0] and facts["batches"] == 3
   assert cli.main(argv) == 0
-  assert "held_out: 2.000000 nats" in capsys.readouterr().out
+  first, *_ = capsys.readouterr().out.splitlines()
+  assert (
+    first == "held_out: 2.000000 nats, 2.885390 bits a token, over 6 tokens"
+  )
   assert cli.main(["evaluate", str(counting), "--version=3"]) == 2
   assert "there are versions 0" in capsys.readouterr().err
 
