@@ -170,7 +170,8 @@ def _longest_gap(
   gaps = island.steps.column("longest_gap")
   # A row of several steps begins where the one before it ended.
   alone = island.steps.column("count") == 1
-  begins = np.where(alone, ends - gaps, np.roll(ends, 1))
+  before = np.concatenate([[-math.inf], ends])[:-1]
+  begins = np.where(alone, ends - gaps, before)
   first = wall_secs - _BEFORE_SECS
   last = wall_secs + max(_AFTER_SECS, _AFTER_MEDIANS * median)
   touching = gaps[(ends >= first) & (begins <= last) & np.isfinite(gaps)]

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from diloco.report import charts, clock, goodput, incidents, island_view
+from diloco.report import (
+  charts,
+  clock,
+  goodput,
+  incidents,
+  island_view,
+  series,
+)
 from diloco.report import view as view_lib
 from diloco.tape import events, ledger, painting, reader
 
@@ -200,6 +207,15 @@ def test_survivor_gap_is_the_longest_around_the_fault():
   assert incident.gap_over_median == {1: pytest.approx(3.0)}
   assert incident.back_secs == pytest.approx(6.0)
   assert incident.injected and incident.cause == "signal 9"
+
+
+def test_gap_in_the_first_steps_of_a_long_run_is_seen(monkeypatch):
+  monkeypatch.setattr(series, "LIMIT", 8)  # then steps share rows
+  lines = _two_islands()
+  lines.metrics[1][2]["gap_secs"] = 9.0  # ends at 4
+  lines.die(2.5)
+  (incident,) = incidents.find(lines.view())
+  assert incident.gap_over_median == {1: pytest.approx(9.0)}
 
 
 def test_survivor_that_never_steps_again_shows_its_open_gap():
