@@ -11,16 +11,19 @@ the simulated one do the same, in the same order.
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from diloco import workers
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import core, protocol
 
 logger = logging.getLogger(__name__)
 
 _MOST_STALE = 8  # versions that pass while one is read
+_RETRY_SECS = (0.2, 10.0)  # pauses after failures, first and longest
 
 
 class Pins(Protocol):
@@ -57,7 +60,8 @@ class Chores:
 
   Attributes:
     known: commit records that were seen and may still be in the store.
-    litter: contributions that could not be deleted.
+    litter: contributions that the store would not delete, and those that were
+      to be deleted since.
     untold: verdicts that could not be written, by island.
   """
 
@@ -81,7 +85,8 @@ class Chores:
     self._retained: list[list[tuple[int, str]]] = []
     self._told: dict[int, records.Verdict] = {}  # by island, the last one
     self.known: set[str] = set()
-    self.litter: list[str] = []
+    self.litter: collections.deque[str] = collections.deque()
+    self._retry = workers.Retry(_RETRY_SECS)  # of litter
     self.untold: dict[int, records.Verdict] = {}
 
   def take_over(
@@ -147,16 +152,21 @@ class Chores:
 
   def delete(self, name: str) -> operations.Procedure[None]:
     """Deletes a contribution that is merged, or never will be."""
+    if self.litter:
+      self.litter.append(name)
+      return
     try:
-      if self._pins.is_pinned(name):
-        # Only the record goes; what a cut needs of it is in the cut's own.
-        yield operations.Delete(keys.contribution_key(name))
-      else:
-        yield from protocol.discard(name)
+      yield from self._delete(name)
     except OSError as error:
       logger.warning("delete_failed name=%s error=%s", name, error)
       self.litter.append(name)
-      return
+
+  def _delete(self, name: str) -> operations.Procedure[None]:
+    if self._pins.is_pinned(name):
+      # Only the record goes; what a cut needs of it is in the cut's own.
+      yield operations.Delete(keys.contribution_key(name))
+    else:
+      yield from protocol.discard(name)
     # Should the store deliver it once more, it is looked at once more.
     self.known.discard(name)
 
@@ -165,12 +175,23 @@ class Chores:
     """Whether `tidy` has something to do."""
     return bool(self.litter or self.untold)
 
-  def tidy(self) -> operations.Procedure[None]:
-    """Does what the store would not take before: verdicts and deletions."""
+  def tidy(self, now: float) -> operations.Procedure[None]:
+    """Does what the store would not take before: verdicts and deletions.
+
+    Args:
+      now: monotonic seconds. What it goes on refusing to delete is tried again
+        after pauses that grow.
+    """
     yield from self.tell()
-    litter, self.litter = self.litter, []
-    for name in litter:
-      yield from self.delete(name)
+    while self.litter and now >= self._retry.due:
+      try:
+        yield from self._delete(self.litter[0])
+      except OSError as error:
+        self._retry.failed(error, now)
+        self.litter.rotate(-1)  # or it would keep the others waiting
+        return
+      self.litter.popleft()
+      self._retry = workers.Retry(_RETRY_SECS)
 
   def clear_up(
     self, head: records.Head, board: records.Board, merged: Iterable[str]

@@ -186,7 +186,7 @@ class Leader(Witness, abc.ABC):
           look_due = now + self._parts.look_every_secs
           yield from self.look_around(now)
         if chores.pending:
-          yield from chores.tidy()
+          yield from chores.tidy(now)
         yield from self.scan()
         deadline = core.next_deadline()
         if self.draining():

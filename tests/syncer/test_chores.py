@@ -160,10 +160,44 @@ def test_record_that_cannot_be_read_is_told_of_once():
   assert not operations.perform(one.look(), execute).broken
   execute.refused = ()
   assert one.pending
-  operations.perform(one.tidy(), execute)
+  operations.perform(one.tidy(0.0), execute)
   assert not one.pending
   # It comes back, delivered twice.
   assert operations.perform(one.look(), execute).broken
+
+
+def test_store_that_refuses_deletions_is_asked_ever_less_often(
+  monkeypatch,
+):
+  execute = Store()
+  execute.refused = ("contributions",)
+  one, asked, said = _leader(execute), [], []
+  monkeypatch.setattr(chores.logger, "warning", lambda *what: said.append(what))
+
+  def counted(operation):
+    asked.append(operation[0])
+    return execute(operation)
+
+  for name in NAMES:
+    operations.perform(one.delete(name), counted)
+  for turn in range(10_000):
+    operations.perform(one.tidy(0.01 * turn), counted)
+  refused = [key for key in asked if key.startswith("contributions")]
+  assert len(refused) < 20
+  assert set(refused) == set(map(keys.contribution_key, NAMES))
+  assert [what[1] for what in said] == NAMES[:1]
+  # One that is refused for ever keeps no other waiting.
+  execute.refused = (keys.contribution_key(NAMES[0]),)
+  for now in (200.0, 300.0):
+    operations.perform(one.tidy(now), execute)
+  assert execute.deleted() == [
+    keys.contribution_key(NAMES[1]),
+    keys.payload_prefix(NAMES[1]),
+  ]
+  execute.refused = ()
+  operations.perform(one.tidy(400.0), execute)
+  assert keys.contribution_key(NAMES[0]) in execute.deleted()
+  assert not one.pending and not one.known
 
 
 def test_verdict_that_got_lost_is_told_again_and_no_other():
@@ -210,12 +244,12 @@ def test_verdict_the_store_refuses_is_told_until_it_takes_it():
   one = _leader(execute)
   execute.refused = ("verdicts",)
   accused = core.Quarantine(3, 1, 0, "not_finite", 2, 20.0)
-  for attempt in (one.accuse(accused), one.tidy(), one.tidy()):
+  for attempt in (one.accuse(accused), one.tidy(0.0), one.tidy(0.0)):
     with pytest.raises(OSError, match="full"):
       operations.perform(attempt, execute)
     assert one.pending
   execute.refused = ()
-  operations.perform(one.tidy(), execute)
+  operations.perform(one.tidy(0.0), execute)
   assert execute.done == [
     operations.Write(
       keys.verdict_key(3), records.Verdict(3, 1, 2, 0, "not_finite", 20.0)

@@ -46,6 +46,7 @@ class Leader:
     self._patch = monkeypatch
     keeper = cutting.CutKeeper()
     outer = outer_optimizer.OuterOptimizer(0.5, 0.0)
+    self.now = 0.0
     self.chores = chores.Chores(keeper, keep_versions=3)
     self.run.store.perform(self.chores.take_over(self.run.heads()))
     held = heads.Heads(1)
@@ -98,7 +99,8 @@ class Leader:
     self.handle(core.Tick())
 
   def tidy(self):
-    self.run.store.perform(self.chores.tidy())
+    self.now += 100.0
+    self.run.store.perform(self.chores.tidy(self.now))
 
   def break_store(self, name, key=""):
     """The named method fails, for one key or all, until mended."""
