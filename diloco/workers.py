@@ -105,7 +105,7 @@ class Loop:
     self._script = script
     self._do = execute
     self._at_once = at_once
-    self._closing = self._woken = False
+    self._closing = self._woken = self._ended = False
     self._worker: Worker | None = None
 
   def start(self) -> None:
@@ -117,6 +117,20 @@ class Loop:
     with self.changed:
       self._woken = True
       self.changed.notify_all()
+
+  def wait_for(self, done: Callable[[], bool], timeout_secs: float) -> bool:
+    """Waits for what the thread does, as long as it lives.
+
+    Args:
+      done: asked under the lock.
+      timeout_secs: how long at most.
+
+    Returns:
+      Whether it is done.
+    """
+    with self.changed:
+      self.changed.wait_for(lambda: self._ended or done(), timeout_secs)
+      return done()
 
   def check(self) -> None:
     """Raises `WorkerError` if the thread has ended by an exception."""
@@ -142,6 +156,7 @@ class Loop:
       except Ended:
         pass
       finally:
+        self._ended = True
         self.changed.notify_all()
 
   def _execute(self, operation: Any) -> Any:

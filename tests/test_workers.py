@@ -139,6 +139,17 @@ def test_number_is_waited_for_though_somebody_wakes():
   assert looped.diary == []
 
 
+def test_who_waits_for_what_a_script_does_hears_of_it():
+  def script(diary):
+    diary.append((yield READ))
+    yield None
+
+  looped = Looped(script)
+  assert looped.loop.wait_for(lambda: looped.diary == ["key"], SECS)
+  assert not looped.loop.wait_for(lambda: False, 0.0)
+  looped.loop.close()
+
+
 def test_owner_takes_the_lock_while_the_script_waits_for_an_operation():
   def script(diary):
     yield READ
@@ -186,6 +197,12 @@ def test_what_an_operation_raises_is_raised_in_the_script():
     yield operations.Compute(lambda: {}["layer_3"])
 
   looped = Looped(script)
+  waiting = threading.Thread(
+    target=looped.loop.wait_for, args=(lambda: False, 1000.0), daemon=True
+  )
+  waiting.start()
+  waiting.join(SECS)
+  assert not waiting.is_alive()
   looped.loop.join()
   assert looped.diary == ["heard"]
   with pytest.raises(workers.WorkerError, match=r"publisher.*layer_3"):

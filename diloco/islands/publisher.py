@@ -83,11 +83,15 @@ class Publisher:
       return self._outbox.ticket(positions)
 
   def flush(self, timeout_secs: float) -> bool:
-    """Waits until everything submitted is committed; False on time-out."""
-    with self._changed:
-      return self._changed.wait_for(
-        lambda: not self._outbox.waiting and not self._outbox.busy, timeout_secs
-      )
+    """Waits until everything submitted is committed; False on time-out.
+
+    Raises:
+      WorkerError: the thread has ended by an exception.
+    """
+    self.check()
+    return self._loop.wait_for(
+      lambda: not self._outbox.waiting and not self._outbox.busy, timeout_secs
+    )
 
   def check(self) -> None:
     """Raises `WorkerError` if the thread has ended by an exception."""

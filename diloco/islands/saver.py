@@ -60,7 +60,7 @@ class Saver(saving.Saves):
   def wait(self, serial: int, timeout_secs: float) -> bool:
     """Waits until all jobs are done; says whether this one is complete."""
     with self._loop.changed:
-      self._loop.changed.wait_for(
+      self._loop.wait_for(
         lambda: not self._jobs and self._busy is None, timeout_secs
       )
       return serial in self._saved

@@ -11,6 +11,7 @@ import pytest
 import quadratic
 from cut_builder import CutRun, spoil
 
+from diloco import workers
 from diloco.islands import checkpoints, core, outbox, publisher, saver, saving
 from diloco.snapshots import checkpoint, cuts, keys, records, states
 
@@ -349,6 +350,23 @@ def test_nothing_of_a_state_is_kept_once_it_is_saved(disk, monkeypatch):
     disk.saver.wait(1, 20)
     gc.collect()
     assert [found() for found in alive] == [None] * len(alive)
+
+
+def test_nobody_waits_for_a_thread_that_has_ended(disk, monkeypatch):
+  def fail(event, **fields):
+    raise TypeError("it cannot be told")
+
+  monkeypatch.setattr(disk, "record", fail)
+  disk.saver.save(disk.job(1))
+  waiting = threading.Thread(
+    target=disk.saver.wait, args=(1, 1000.0), daemon=True
+  )
+  waiting.start()
+  waiting.join(20)
+  assert not waiting.is_alive()
+  disk.saver._loop.join()
+  with pytest.raises(workers.WorkerError, match=r"saver.*cannot be told"):
+    disk.saver.check()
 
 
 def test_island_that_leaves_waits_for_no_store(disk, monkeypatch):
