@@ -25,10 +25,14 @@ MAX_CHUNK_BYTES = 2 << 20
 MIN_CHUNK_BYTES = 1 << 20
 
 _DTYPES = {
-  "float32": np.dtype(np.float32),
-  "bfloat16": np.dtype(ml_dtypes.bfloat16),
-  "int8": np.dtype(np.int8),
-  "uint8": np.dtype(np.uint8),
+  dtype.name: dtype
+  for dtype in map(
+    np.dtype,
+    (
+      *(np.float32, np.float16, ml_dtypes.bfloat16, np.bool_),
+      *(np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32),
+    ),
+  )
 }
 
 
@@ -36,7 +40,7 @@ class Layout(NamedTuple):
   """What the store must know of a tensor; equal on all its writers."""
 
   shape: tuple[int, ...]
-  dtype: str  # float32, bfloat16, int8 or uint8
+  dtype: str  # one of `_DTYPES`
   chunk_shape: tuple[int, ...]
 
   @classmethod
@@ -52,7 +56,7 @@ class Layout(NamedTuple):
 
     Args:
       shape: global shape; `()` is a scalar.
-      dtype: float32, bfloat16, int8 or uint8, by name or as a numpy dtype.
+      dtype: one of `_DTYPES`, by name or as a numpy dtype.
       shard_shape: shape of the piece one device holds; default: all of it.
 
     Returns:
@@ -130,7 +134,7 @@ class Layout(NamedTuple):
         # All chunks in one directory: to make one costs as much as a file.
         "configuration": {"separator": "."},
       },
-      "fill_value": 0,
+      "fill_value": False if self.dtype == "bool" else 0,
       "codecs": [
         {"name": "bytes", "configuration": {"endian": "little"}},
         {"name": "crc32c"},

@@ -304,13 +304,20 @@ def sent(state):
   return peers.read(snapshots, answer, jax.tree.map(jnp.zeros_like, state))
 
 
-def test_state_with_scalars_of_any_kind_arrives():
+def test_state_with_leaves_of_any_kind_arrives():
   # As of `optax.apply_if_finite`, which notes whether the last one was.
   state = {
     "count": jnp.int32(7),
     "last_finite": jnp.asarray(True),
     "mu": jnp.arange(6.0).reshape(2, 3),
     "rate": jnp.float32(0.5),
+    # As `jax.random.key_data`, which a loop's own state may hold.
+    "key": jnp.asarray([7, 2**32 - 1], jnp.uint32),
+    "counts": jnp.asarray([-1, 2**31 - 1], jnp.int32),
+    "places": jnp.asarray([-1, 2**15 - 1], jnp.int16),
+    "steps": jnp.asarray([1, 2**16 - 1], jnp.uint16),
+    "frozen": jnp.asarray([[True], [False]]),
+    "nu": jnp.asarray([0.5, 65504.0], jnp.float16),
   }
   found = sent(state)
   assert found.keys() == state.keys()
