@@ -25,9 +25,9 @@ def get_sweep() -> list[hyper.Point]:
   """Two merges, three M, three learning rates, three seeds."""
   return base.named(
     hyper.product(
+      hyper.sweep("seed", base.CONFIRMING_SEEDS[:3]),  # a whole table by each
       hyper.sweep("fleet.slices", [base.slices(m) for m in (2, 8, 16)]),
       hyper.sweep("sync.merge", ["rda", "mean"]),
       hyper.sweep("task.options.learning_rate", [0.002, 0.004, 0.008]),
-      hyper.sweep("seed", base.CONFIRMING_SEEDS[:3]),
     )
   )
