@@ -50,15 +50,29 @@ def _cache(config):
 
 
 @pytest.fixture(scope="session")
-def s3():
-  """A real S3 server, and credentials that processes inherit."""
-  mine = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "secret"}
-  before = {name: os.environ.get(name) for name in mine}
-  os.environ |= mine
+def credentials():
+  """What an S3 server is asked with; processes inherit it."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+    patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    yield
+
+
+@pytest.fixture(scope="session")
+def s3(credentials):
+  """A real S3 server."""
   with s3_server.serving() as server:
     yield server
-  for name, value in before.items():
-    os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@pytest.fixture(scope="session")
+def far_s3(credentials):
+  """A real S3 server as far away as one is, for whole runs.
+
+  One that answers at once is asked so often that it takes half a core.
+  """
+  with s3_server.serving(delay_secs=0.03) as server:
+    yield server
 
 
 # Two workers take whole files, in this order: whole runs, which wait for their

@@ -66,10 +66,9 @@ class Encoder:
         stored = arrays.Layout.of(spec.shape, dtype, held.shard_shape)
         squares = [norms.sum_of_squares(piece) for _, piece in held.pieces]
         found.chunks.append(list(stored.chunk_shape))
-      # As small as its values: nobody reads the metadata.
-      described = not self.codec.packed
+      # As small as its values: the record says what metadata would.
       found.tensors.append(
-        arrays.Tensor(spec.name, stored, held.pieces, described)
+        arrays.Tensor(spec.name, stored, held.pieces, described=False)
       )
       found.norms.append(sum(squares) ** 0.5)
     return found

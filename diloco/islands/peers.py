@@ -58,7 +58,7 @@ def answer(
       if not np.isfinite(piece.astype(np.float32, copy=False)).all():
         return  # it would make the caller as ill as this island is
     layout = arrays.Layout.of(leaf.shape, leaf.dtype, held.shard_shape)
-    tensors.append(arrays.Tensor(name, layout, held.pieces))
+    tensors.append(arrays.Tensor(name, layout, held.pieces, described=False))
     all_held.append(held)
   payload = keys.peer_payload_prefix(
     request.island,

@@ -13,10 +13,10 @@ from diloco.tape import events, reader
 
 
 @pytest.fixture(scope="module")
-def moved(s3, tmp_path_factory):
+def moved(far_s3, tmp_path_factory):
   """What became of a run that was killed whole, its directory with it."""
   root = tmp_path_factory.mktemp("moved")
-  url = s3.place("moved")
+  url = far_s3.place("moved")
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
     with real_run.Run(

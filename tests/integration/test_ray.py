@@ -49,11 +49,11 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(s3, tmp_path_factory):
+def story(far_s3, tmp_path_factory):
   run = Run(
     tmp_path_factory.mktemp("ray"),
     engine="ray",
-    store=s3.place("ray"),
+    store=far_s3.place("ray"),
     total_tokens=ENDLESS,
     fleet={"slices": [{"kind": "v6e"}] * 2, "pace_step_secs": 0.2},
     # A node that nobody hears of is waited for by a sixth of this.

@@ -133,8 +133,10 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
   run.check_books()
   merged = run.events("merged")
   leaders = [(e["role"], e["token"]) for e in run.events("lease_acquired")]
-  # A machine may be so busy that a leader loses its lease without dying.
-  assert [token for _, token in leaders] == [*range(1, len(leaders) + 1)]
+  # A machine may be so busy that a leader loses its lease without dying, or the
+  # lease to another after it has drawn a token.
+  tokens = [token for _, token in leaders]
+  assert tokens[0] == 1 and tokens == sorted(set(tokens))
   assert {role for role, _ in leaders} == {"syncer", "standby"}
   assert {m["role"] for m in merged} == {"syncer", "standby"}
   assert facts["syncer"]["takeovers"] == len(leaders) - 1

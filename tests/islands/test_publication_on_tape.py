@@ -9,7 +9,7 @@ import pytest
 
 from diloco.fragments import codec, partition
 from diloco.islands import core, encoding, publisher
-from diloco.snapshots import store
+from diloco.snapshots import arrays, store
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "mean")], 1)
 ENCODER = encoding.Encoder(PLAN, codec.of("f32"), {})
@@ -66,5 +66,6 @@ def test_no_commit_record_is_written_before_the_tape_is_safe(
   tape.has_room.set()
   assert thread.flush(30)
   (name,) = snapshots.names("contributions")
-  found = snapshots.arrays.read(f"payloads/{name}", "w")
+  layout = arrays.Layout.of((4,), np.float32)
+  found = snapshots.arrays.open(f"payloads/{name}", "w", layout).read()
   np.testing.assert_array_equal(found, np.ones(4))

@@ -9,7 +9,7 @@ import pytest
 from diloco import workers
 from diloco.fragments import codec, partition
 from diloco.islands import core, encoding, outbox, publisher
-from diloco.snapshots import keys, records, store
+from diloco.snapshots import arrays, keys, records, store
 from diloco.tape import events, reader, recorder
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "rda")], 1)
@@ -132,8 +132,12 @@ def test_outer_gradient_is_stored_as_it_was_handed_over(world):
   gate.opened = True
   made.submit(_publication(0, 4))
   assert made.flush(20)
-  stored = snapshots.arrays.read("payloads/0000.0000.0001.000000004", "w")
-  np.testing.assert_array_equal(stored, np.arange(4.0, dtype=np.float32) * 4)
+  values = np.arange(4.0, dtype=np.float32) * 4
+  payload = "payloads/0000.0000.0001.000000004"
+  assert snapshots.keys(payload) == ["w/c.0"]  # nothing the record says too
+  layout = arrays.Layout.of(values.shape, values.dtype)
+  stored = snapshots.arrays.open(payload, "w", layout).read()
+  np.testing.assert_array_equal(stored, values)
 
 
 def test_record_and_tape_say_of_a_publication_what_it_is(world, tmp_path):
