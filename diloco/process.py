@@ -25,7 +25,7 @@ FORMAT = "diloco-run-3"  # of a run directory
 STORE = "snapshots"  # the store, in a run directory
 _PRIVATE = 0o077  # file mode bits that are not given: those of other users
 ORIGIN = "control/origin.json"  # of a copy, brought from the run's store
-UNFINISHED = "config.tmp"  # a run killed in its very first write has only this
+UNFINISHED = "config.tmp"  # what a run killed in its very first write leaves
 # What to read and parse a file of JSON may raise that anybody has written.
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 EXIT_FAILED = 1

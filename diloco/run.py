@@ -130,6 +130,7 @@ def conduct(
     engine = _engine(config, run_dir, task, ending)  # which may refuse
     held = ending.enter_context(_take(snapshots, config, run_dir, run_id))
     if not resumed:  # the lease names this directory by now
+      held.check()
       process.write_config(config, run_dir, run_id)
     crash.configure(run_dir, "controller")
     if not engine.apart:
@@ -265,6 +266,9 @@ def _take(
     ttl_secs,
     f"--workdir={run_dir}",
     copied=not mine and process.holds_run(run_dir),
+    unused=lambda: (
+      not process.holds_run(run_dir) and tenure.is_unused(snapshots)
+    ),
   )
 
 
@@ -318,7 +322,8 @@ def _check_store(url: str, run_dir: pathlib.Path) -> None:
     snapshots = store.SnapshotStore(url)
     known = process.holds_run(run_dir)
     held = not known and (
-      snapshots.read_plan() is not None or bool(tenure.home(snapshots))
+      snapshots.read_plan() is not None
+      or (bool(tenure.home(snapshots)) and not tenure.is_unused(snapshots))
     )
     moved = known and tenure.home(snapshots) not in (
       *("", process.run_id(run_dir)),
@@ -384,10 +389,7 @@ def _check_directory(
       f"nothing can be written in {existing} ({error.strerror})",
       "choose another directory",
     ) from error
-  # Killed in its very first write, a run has left no more than config.tmp.
-  if not run_dir.exists() or (
-    {path.name for path in run_dir.iterdir()} <= {process.UNFINISHED}
-  ):
+  if not run_dir.exists() or _never_began(run_dir, config):
     return
   if not process.holds_run(run_dir):
     raise errors.UserError(
@@ -407,6 +409,17 @@ def _check_directory(
       what, "a controller of this run is alive", "stop it first"
     )
   config_changes.check_resumable(old, config)
+
+
+def _never_began(run_dir: pathlib.Path, config: config_lib.RunConfig) -> bool:
+  """Whether nothing is there, or what a run has left that was killed at once.
+
+  That is a lease, and a configuration that was not written to its end.
+  """
+  left = {path.name for path in run_dir.iterdir()} - {process.UNFINISHED}
+  if left != {process.STORE} or config.store or process.holds_run(run_dir):
+    return not left
+  return tenure.is_unused(store.SnapshotStore(process.store_url(run_dir)))
 
 
 def _without_past_faults(

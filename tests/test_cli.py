@@ -31,10 +31,11 @@ from diloco import (
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.commands import table
+from diloco.controller import tenure
 from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.report import liveness, summary
-from diloco.snapshots import keys, locations, records, store
+from diloco.snapshots import keys, lease, locations, records, store
 from diloco.tasks import registry
 
 ROOT = pathlib.Path(cli.__file__).parent.parent
@@ -554,6 +555,94 @@ def test_start_that_fails_leaves_directory_and_store_to_the_next(
       assert cli.main(train(f"store={values.store}")) == 2
     assert "it will not do" in capsys.readouterr().err
     run_lib.preflight(config_lib.from_mapping(values), place / "run")
+
+
+class Unbegun:
+  """What a controller leaves that ends between its lease and its first file."""
+
+  def __init__(self, place, elsewhere):
+    self.dir = place / "run"
+    self.args = [f"store={(place / 'far').as_uri()}/"] if elsewhere else []
+    url = self.args[0].partition("=")[2] if elsewhere else None
+    self.store = store.SnapshotStore(url or process.store_url(self.dir))
+    self.dir.mkdir()
+    (self.dir / process.UNFINISHED).write_text("{")  # of its configuration
+    self.owned_by(0)
+
+  def owned_by(self, pid):
+    """A process of this machine has the run; 0 is one that is dead."""
+    ticks = liveness.start_ticks(pid) if pid else 1
+    owner = json.dumps([liveness.machine(), pid or os.getpid(), ticks, ""])
+    key = keys.CONTROLLER_LEASE
+    self.store.write(lease.drawn_key(key), records.DrawnToken(4))
+    self.store.write(key, records.Lease(owner, 4, 9, "an id"))
+    self.store.write(keys.EPOCH, records.Epoch(0, 0, token=4))
+
+
+@pytest.fixture(params=["beside", "elsewhere"])
+def unbegun(place, request):
+  return Unbegun(place, request.param == "elsewhere")
+
+
+def test_run_that_was_killed_before_it_began_begins(
+  unbegun, monkeypatch, capsys
+):
+  def refuse(*_, **__):
+    raise errors.UserError("this machine", "it will not do", "wait")
+
+  monkeypatch.setattr(run_lib.roles, "draw_incarnation", refuse)
+  assert cli.main(train(*unbegun.args)) == 2
+  assert "it will not do" in capsys.readouterr().err
+  assert process.read_config(unbegun.dir).seed == 0
+  assert tenure.home(unbegun.store) == process.run_id(unbegun.dir)
+  assert unbegun.store.read(keys.EPOCH, records.Epoch).token == 5
+
+
+def test_run_that_is_about_to_begin_is_left_to_who_begins_it(
+  unbegun, place, capsys
+):
+  unbegun.owned_by(os.getppid())
+  argv = train(*unbegun.args)
+  check_refused(place, capsys, argv, "a controller of this run is alive")
+
+
+@pytest.mark.parametrize("what", ["config.json", "tape/controller-1.jsonl"])
+def test_run_that_began_meanwhile_is_left_alone(
+  unbegun, place, capsys, monkeypatch, what
+):
+  take = run_lib._take
+
+  def begin_first(*args):
+    path = unbegun.dir / what
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("another's")
+    if what != "config.json":
+      unbegun.store.write(keys.BOARD, records.Board([1], {}))
+    before.update(tree_of(place))
+    return take(*args)
+
+  before = {}
+  monkeypatch.setattr(run_lib, "_take", begin_first)
+  assert cli.main(train(*unbegun.args)) == 2
+  assert "goes on in another directory" in capsys.readouterr().err
+  assert tree_of(place) == before
+
+
+@pytest.mark.parametrize("what", ["thesis.tex", "snapshots/heads/0000"])
+def test_directory_with_more_than_a_lease_is_refused(
+  unbegun, place, capsys, what
+):
+  path = unbegun.dir / what
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text("years of work")
+  argv = train(*unbegun.args)
+  check_refused(place, capsys, argv, "not empty and holds no run")
+
+
+def test_store_with_more_than_a_lease_is_refused(place, capsys):
+  unbegun = Unbegun(place, elsewhere=True)
+  unbegun.store.write(keys.BOARD, records.Board([1], {}))
+  check_refused(place, capsys, train(*unbegun.args), "there is a run in it")
 
 
 def test_copy_of_a_living_run_goes_on(place):

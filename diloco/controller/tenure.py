@@ -207,6 +207,7 @@ def take(
   watch: Watch | None = None,
   *,
   copied: bool = False,
+  unused: Callable[[], bool] = lambda: False,
 ) -> Tenure:
   """Makes this process the one controller of a run.
 
@@ -218,6 +219,8 @@ def take(
     watch: has seen the lease before; takes it from whatever home. By default
       the run must be in this one, or nowhere.
     copied: see `Watch`.
+    unused: whether nothing of a run is there. Then the directory that the lease
+      names is that of a controller which died before it wrote anything.
 
   Raises:
     UserError: a controller of the run lives, or it is in another directory.
@@ -225,7 +228,9 @@ def take(
   """
   if watch is None:
     watch = Watch(
-      ttl_secs, lambda held: _check_home(held, home, what), copied=copied
+      ttl_secs,
+      lambda held: _check_home(held, home, what, unused),
+      copied=copied,
     )
   owner, first, told = liveness.name_process(), None, False
   while True:
@@ -259,13 +264,31 @@ def take(
   return mine
 
 
-def _check_home(held: records.Lease, home: str, what: str) -> None:
-  if held.home not in ("", home):
+def _check_home(
+  held: records.Lease, home: str, what: str, unused: Callable[[], bool]
+) -> None:
+  if held.home in ("", home):
+    return
+  # Asked first, for it may begin its run and die meanwhile.
+  lives = bool(held.owner) and liveness.lives(held.owner)
+  if not unused():
     raise errors.UserError(
       what,
       "its run was taken over, and goes on in another directory",
       "go on there, or take it back: 'diloco resume URL --workdir=NEW'",
     )
+  if lives:
+    raise _alive(what)
+
+
+def is_unused(snapshots: store.SnapshotStore) -> bool:
+  """Whether a store holds no more of a run than who was about to begin it.
+
+  Raises:
+    OSError: the store cannot be read.
+  """
+  key = keys.CONTROLLER_LEASE
+  return {key, lease.drawn_key(key), keys.EPOCH}.issuperset(snapshots.keys(""))
 
 
 def _alive(what: str) -> errors.UserError:

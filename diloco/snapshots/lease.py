@@ -32,7 +32,8 @@ def _read(key: str) -> operations.Read:
 
 
 @functools.cache
-def _drawn_key(key: str) -> str:
+def drawn_key(key: str) -> str:
+  """Where the newest token is that was drawn of a lease."""
   return f"{key}.token"
 
 
@@ -139,20 +140,20 @@ def draw(key: str, above: int) -> operations.Procedure[int]:
   Returns:
     The token; 0 when somebody else drew meanwhile.
   """
-  drawn_key = _drawn_key(key)
+  place = drawn_key(key)
   try:
-    drawn, generation = yield operations.Read(drawn_key, records.DrawnToken)
+    drawn, generation = yield operations.Read(place, records.DrawnToken)
   except errors.CorruptSnapshotError as error:
     drawn, generation = None, error.generation
   token = max(above, drawn.token if drawn else 0) + 1
   mine = records.DrawnToken(token)
-  drew = yield operations.CompareAndSet(drawn_key, mine, generation)
+  drew = yield operations.CompareAndSet(place, mine, generation)
   return token if drew else 0
 
 
 def drawn(key: str) -> operations.Procedure[int]:
   """The newest token drawn of a lease; 0 where none is known."""
-  found, _ = yield operations.Read(_drawn_key(key), records.DrawnToken)
+  found, _ = yield operations.Read(drawn_key(key), records.DrawnToken)
   return found.token if found else 0
 
 

@@ -161,11 +161,11 @@ class SnapshotStore:
     return False
 
   def keys(self, prefix: str) -> list[str]:
-    """All keys below `prefix/`, sorted, without the prefix."""
-    start = prefix + "/"
+    """All keys below `prefix/`, sorted, without the prefix; of "" all."""
+    start, end = (prefix + "/", prefix + "0") if prefix else ("", "")
     found = _finish(
       self._kvs.list(
-        ts.KvStore.KeyRange(start, prefix + "0"),  # "0" follows "/"
+        ts.KvStore.KeyRange(start, end),  # "0" follows "/"
         strip_prefix_length=len(start),
       )
     )

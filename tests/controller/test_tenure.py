@@ -180,6 +180,26 @@ def test_run_that_is_in_another_directory_is_not_taken(snapshots):
   assert held(snapshots) == before and tenure.home(snapshots) == HOME
 
 
+def test_run_that_begins_and_dies_as_it_is_looked_at_is_not_taken(snapshots):
+  child = subprocess.Popen(["sleep", "60"])
+  left_by(snapshots, name_of(child.pid, liveness.start_ticks(child.pid)))
+
+  def unused():
+    child.kill()  # once nothing was seen of its run
+    child.wait()
+    return True
+
+  take = functools.partial(
+    tenure.take, snapshots, "another", LONG_SECS, "the run"
+  )
+  before = held(snapshots)
+  with pytest.raises(errors.UserError, match="a controller of this run is al"):
+    take(unused=unused)
+  assert held(snapshots) == before
+  with take(unused=lambda: True):
+    assert tenure.home(snapshots) == "another"
+
+
 def holding(snapshots, clock, ttl_secs=LONG_SECS):
   with take(snapshots):
     pass
