@@ -289,6 +289,11 @@ class IslandCore:
     return [p for p, f in enumerate(self._fragments) if f.published]
 
   @property
+  def overtaken(self) -> bool:
+    """Whether an answer is known of that is not there yet."""
+    return any(f.published and f.newest > f.base for f in self._fragments)
+
+  @property
   def unanswered(self) -> bool:
     """Whether what was published `wait_after` steps ago has no answer yet."""
     step = self._step - self._wait_after

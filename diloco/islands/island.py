@@ -401,21 +401,26 @@ class Island:
   def draining(self, timeout_secs: float) -> operations.Script[dict[str, Any]]:
     """See `drain`."""
     self._log.pause()
-    clock, poll_secs = self._clock, _POLL_SECS[0]
+    clock, exchange, poll_secs = self._clock, self._exchange, _POLL_SECS[0]
     deadline = clock() + timeout_secs
     shortest, longest = _IN_FLIGHT_SECS
     patience = min(max(4 * self._log.step_secs, shortest), longest)
-    in_flight_until = min(deadline, clock() + patience)
-    while self._exchange.in_flight and clock() < in_flight_until:
-      self._look()
-      yield poll_secs
-    self._exchange.publish_all()
-    with self.progress.may_take(max(0.0, deadline - clock())):
-      while not (flushed := self._exchange.flush(0.0)) and clock() < deadline:
+    for _ in range(2):  # the store may have been away, and be back by now
+      began = clock()
+      while exchange.in_flight and clock() < min(
+        deadline, began + (longest if exchange.core.overtaken else patience)
+      ):
+        self._look()
         yield poll_secs
+      exchange.publish_all()
+      with self.progress.may_take(max(0.0, deadline - clock())):
+        while not (flushed := exchange.flush(0.0)) and clock() < deadline:
+          yield poll_secs
+      if not exchange.core.overtaken:
+        break
     self._present = False
     self._heartbeat.nudge()
-    return {"flushed": flushed, "step": self._exchange.step}
+    return {"flushed": flushed, "step": exchange.step}
 
   def handing_over(self, timeout_secs: float) -> operations.Script[None]:
     """Has the next life go on as if it were this one: nothing is under way.

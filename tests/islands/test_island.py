@@ -13,7 +13,7 @@ from island_builder import make_config, make_island, running_syncer
 from diloco import errors, process
 from diloco.islands import island as island_lib
 from diloco.islands import programs, recovery
-from diloco.snapshots import checkpoint, keys, records, store
+from diloco.snapshots import checkpoint, keys, operations, records, store
 from diloco.syncer import round_merge
 from diloco.tape import ledger, reader
 
@@ -131,6 +131,48 @@ def test_island_trains_on_without_a_syncer_and_loses_nothing(tmp_path, run_dir):
     island.close("test")
   tokens = ledger.compute(reader.read(run_dir), 4).tokens()
   assert tokens.merged == tokens.trained == 21 * 4 * 32
+
+
+def test_drain_in_an_outage_publishes_what_comes_after_an_answer(
+  tmp_path, run_dir, monkeypatch
+):
+  island = make_island(
+    config := make_config(tmp_path, adoption="carry"), run_dir
+  )
+  exchange, outage, now = island._exchange, threading.Event(), [0.0]
+  fetch, publish_all = exchange._adopter._fetcher.execute, exchange.publish_all
+
+  def fail(operation):
+    if outage.is_set() and isinstance(operation, operations.ReadPayload):
+      raise OSError("no store")
+    return fetch(operation)
+
+  def heal():
+    publish_all()
+    outage.clear()
+
+  def clock():
+    now[0] += 1.0 if outage.is_set() else 1e-3
+    return now[0]
+
+  monkeypatch.setattr(exchange._adopter._fetcher, "execute", fail)
+  monkeypatch.setattr(exchange, "publish_all", heal)
+  monkeypatch.setattr(island, "_clock", clock)
+  outage.set()
+  with running_syncer(config, run_dir):
+
+    def is_overtaken():
+      island.train(1)
+      return exchange.core.overtaken
+
+    _wait_for(is_overtaken)
+    island.train(1)
+    assert island.drain(600.0)["flushed"]
+    snapshots = store.SnapshotStore(process.store_url(run_dir))
+    _wait_for(lambda: not snapshots.keys("contributions"))
+    island.close("test")
+  # What is discarded was published anew before its answer was known.
+  assert not ledger.compute(reader.read(run_dir), 4).tokens().pending
 
 
 def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
