@@ -71,7 +71,7 @@ def far_s3(credentials):
 
   One that answers at once is asked so often that it takes half a core.
   """
-  with s3_server.serving(delay_secs=0.03) as server:
+  with s3_server.serving(delay_secs=0.01) as server:
     yield server
 
 

@@ -116,7 +116,7 @@ def test_requests_of_every_role_are_counted_and_priced(moved):
     (["status", "DIR"], "stopped"),
     (["status", "URL"], "stopped"),
     (["report", "URL"], "report.html"),
-    (["explain", "URL", "--fragment=0", "--version=1"], "version 1"),
+    (["explain", "URL", "FRAGMENT", "VERSION"], "version "),
     (["replay", "URL", "--json"], ""),
     (["evaluate", "DIR", "--batches=1"], ""),
     (["evaluate", "URL", "--batches=1"], ""),
@@ -126,7 +126,12 @@ def test_run_in_a_bucket_is_asked_as_any_other(
   moved, capsys, argv, told, tmp_path, monkeypatch
 ):
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # another machine's
-  places = {"DIR": str(moved.dir), "URL": moved.url}
+  *_, last = moved.events("merged")
+  places = {
+    **{"DIR": str(moved.dir), "URL": moved.url},
+    "FRAGMENT": f"--fragment={last['fragment']}",
+    "VERSION": f"--version={last['version']}",
+  }
   assert cli.main([places.get(word, word) for word in argv]) == 0
   out = capsys.readouterr().out
   assert told in out
