@@ -110,7 +110,8 @@ class Leader(Witness, abc.ABC):
     cuts: takes this syncer's part in cuts; None in a run without.
     chores: what there is to tell and to delete.
     drained: whether, since it was last set to false, a turn in which the store
-      answered has left no round to close, but of fragments that stand still.
+      answered has left no round to close, but of fragments that stood still
+      although it had looked after them.
   """
 
   def __init__(self, parts: Parts, clock: Callable[[], float]):
@@ -173,6 +174,7 @@ class Leader(Witness, abc.ABC):
       FencedError: another syncer leads now.
     """
     clock, core, chores = self._clock, self.core, self.chores
+    standing = self.heads.standing
     look_due, shown = 0.0, False
     while not (reason := self.over()):
       self.check()
@@ -182,16 +184,18 @@ class Leader(Witness, abc.ABC):
           yield operations.Write(keys.BOARD, self.board())
           shown = True
         yield from self.finish()
-        if now >= look_due:
+        waited_for = standing and self.draining()  # a head may be put back
+        if now >= look_due or (waited_for and core.quorate & standing.keys()):
           look_due = now + self._parts.look_every_secs
           yield from self.look_around(now)
+        stood = set(standing)
         if chores.pending:
           yield from chores.tidy(now)
         yield from self.scan()
         deadline = core.next_deadline()
         if self.draining():
           yield from self.handle(core_lib.Drain())
-          left = core.quorate - self.heads.standing.keys()
+          left = core.quorate - stood
           self.drained = not left and not self.is_merging
         elif deadline is not None and clock() >= deadline:
           yield from self.handle(core_lib.Tick())

@@ -403,6 +403,24 @@ def test_drain_is_answered_once_a_merge_that_failed_was_done(
   assert [h.version for h in run.heads()] == [1, 0]
 
 
+def test_drain_is_answered_once_a_head_that_was_spoiled_has_moved(
+  tmp_path, monkeypatch
+):
+  run = CutRun(tmp_path)
+  publish(run, 0)
+  merge = round_merge.RoundMerger.merge
+  spoilt = iter([keys.head_key(0)])
+
+  def spoils(*args):
+    for key in spoilt:
+      spoil(run, key)
+    return merge(*args)
+
+  monkeypatch.setattr(round_merge.RoundMerger, "merge", spoils)
+  assert _drain(run) == {"idle": True}
+  assert [h.version for h in run.heads()] == [1, 0]
+
+
 def test_drain_waits_for_no_fragment_that_stands_still(tmp_path):
   run = CutRun(tmp_path)
   for fragment in (0, 1):
