@@ -112,6 +112,7 @@ class Chores:
     known = self.known
     if known:
       known.intersection_update(scanned.names)
+      known.update(self.litter)  # a stale listing may lack what stays for now
     if scanned.found or scanned.broken:
       known.update([name for name, _ in scanned.found])
       known.update([name for name, _ in scanned.broken])

@@ -166,6 +166,22 @@ def test_record_that_cannot_be_read_is_told_of_once():
   assert operations.perform(one.look(), execute).broken
 
 
+def test_what_is_still_to_be_deleted_is_found_no_more():
+  record = records.Contribution(
+    *(0, 1, 0, 0, 0, 8, 10, "f32", "plan", ""), [], 0, [], 0, 0
+  )
+  execute = Store(contributions=NAMES[:1])
+  execute.records = {keys.contribution_key(NAMES[0]): record}
+  execute.refused = ("contributions",)
+  one = _leader(execute)
+  assert operations.perform(one.look(), execute).found
+  operations.perform(one.delete(NAMES[0]), execute)
+  execute.listings["contributions"] = []  # a stale listing
+  assert not operations.perform(one.look(), execute).names
+  execute.listings["contributions"] = NAMES[:1]
+  assert not operations.perform(one.look(), execute).found
+
+
 def test_store_that_refuses_deletions_is_asked_ever_less_often(
   monkeypatch,
 ):
