@@ -1,18 +1,26 @@
-"""How XLA begins: where what it compiled is kept, and in how many threads.
+"""How XLA compiles: where that is kept, by whom, and in how many threads.
 
 A program's key must not depend on where the cache is: JAX would make the place
 of its per-fusion autotuning results, below the cache, part of every key. Those
 are switched off; what was tuned is in the compiled program anyway.
 """
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax._src import xla_bridge
 
 from diloco.islands import surroundings
 
+_LONGEST_WAIT_SECS = 600.0
+_POLL_SECS = 0.05
 _DEFAULTS = {
   "jax_persistent_cache_min_compile_time_secs": 0.05,  # a fragment's programs
   "jax_persistent_cache_enable_xla_caches": "none",
@@ -32,6 +40,50 @@ def use_cache(folder: pathlib.Path) -> None:
   }.items():
     if name.upper() not in os.environ:
       jax.config.update(name, value)
+
+
+def compiled(jitted: Any, *args: Any) -> jax.stages.Compiled:
+  """Compiles a jitted function for such arguments.
+
+  Of processes that share a cache and begin with the same program at the same
+  time, as the islands of a new run do, one compiles and the others wait for it.
+  """
+  lowered = jitted.lower(*args)
+  program = hashlib.blake2b(lowered.as_text().encode(), digest_size=16)
+  with _in_turn(program.hexdigest()):
+    return lowered.compile()
+
+
+@contextlib.contextmanager
+def _in_turn(name: str) -> Iterator[None]:
+  """Lets one at a time in, by name, as long as that can be had.
+
+  Only thrift rests on it: whoever dies lets the next one in, and nobody waits
+  for one that hangs for longer than `_LONGEST_WAIT_SECS`.
+  """
+  folder = jax.config.jax_compilation_cache_dir
+  if not folder or "://" in folder:
+    yield
+    return
+  turn = pathlib.Path(folder, f"{name}.turn")
+  with contextlib.ExitStack() as stack:
+    with contextlib.suppress(OSError):  # then everybody compiles
+      turn.parent.mkdir(parents=True, exist_ok=True)
+      file = stack.enter_context(turn.open("a"))
+      deadline = time.monotonic() + _LONGEST_WAIT_SECS
+      while not _locked(file.fileno()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
+    yield
+    with contextlib.suppress(OSError):  # gone, or not ours to delete
+      turn.unlink()
+
+
+def _locked(file: int) -> bool:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return False
+  return True
 
 
 def in_one_thread() -> None:

@@ -15,6 +15,7 @@ import optax
 from diloco import config as config_lib
 from diloco import errors
 from diloco.fragments import partition
+from diloco.islands import compilation
 from diloco.islands import placement as placement_lib
 from diloco.tasks import task as task_lib
 
@@ -118,7 +119,7 @@ class ParamTree:
     def init():
       return self.flatten(self._task.init(jax.random.key(self._seed)))
 
-    return jax.jit(init, out_shardings=shardings)()
+    return compilation.compiled(jax.jit(init, out_shardings=shardings))()
 
 
 def init_opt_state(
@@ -141,7 +142,8 @@ def init_opt_state(
     transform_non_params=lambda _: placement.replicated(),
     is_leaf=is_left_out,
   )
-  return jax.jit(optimizer.init, out_shardings=shardings)(params)
+  jitted = jax.jit(optimizer.init, out_shardings=shardings)
+  return compilation.compiled(jitted, params)(params)
 
 
 def make_step(
@@ -197,7 +199,7 @@ def compile_step(
   """
   shardings = jax.tree.map(lambda x: x.sharding, state)
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-  return jitted.lower(state, batch).compile()
+  return compilation.compiled(jitted, state, batch)
 
 
 def described(tree: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diloco.fragments import partition
-from diloco.islands import core, packing
+from diloco.islands import compilation, core, packing
 
 
 class Signature(NamedTuple):
@@ -228,4 +228,4 @@ def _compile(
   start = jax.ShapeDtypeStruct((), jnp.int32)
   starts = tuple(start for _, axis in signature.spots if axis is not None)
   args = signature.leaves, starts, signature.tensors, *more
-  return jitted.lower(*args).compile()
+  return compilation.compiled(jitted, *args)

@@ -1,6 +1,10 @@
 """What was compiled once is not compiled again, wherever the cache is."""
 
+import os
 import shutil
+import subprocess
+import sys
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -50,3 +54,120 @@ def test_environment_may_name_a_shared_place(start, tmp_path, monkeypatch):
   jax.config.update("jax_compilation_cache_dir", shared)
   assert not start(tmp_path / "own")
   assert list((tmp_path / "shared").glob("*-cache"))
+
+
+_COMPILES = """
+import sys
+import time
+import jax
+from jax._src import compiler
+from diloco.islands import compilation
+
+def takes_long(*args, real=compiler.backend_compile_and_load, **kwargs):
+  time.sleep(2)  # or one could be done before the other begins
+  return real(*args, **kwargs)
+
+compiler.backend_compile_and_load = takes_long
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
+compilation.use_cache(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+compilation.compiled(jax.jit(lambda x: x * 3 + 1), 1.0)
+print(sum(name == "/jax/compilation_cache/cache_hits" for name in hits))
+"""
+
+
+def test_of_processes_that_begin_alike_one_compiles(tmp_path):
+  env = {
+    **{k: v for k, v in os.environ.items() if k not in _names()},
+    # However fast it is.
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+  }
+  processes = [
+    subprocess.Popen(
+      [sys.executable, "-c", _COMPILES, str(tmp_path / "cache")],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      env=env,
+    )
+    for _ in range(2)
+  ]
+  for process in processes:
+    assert process.stdout.readline() == "ready\n"
+  for process in processes:
+    process.stdin.write("\n")
+    process.stdin.flush()
+  found = [process.communicate()[0] for process in processes]
+  assert sorted(map(int, found)) == [0, 1]
+  assert not list((tmp_path / "cache").glob("*.turn"))
+
+
+def _names():
+  return [name.upper() for name in _OPTIONS]
+
+
+@pytest.fixture
+def folder(start, tmp_path):
+  compilation.use_cache(tmp_path)
+  return tmp_path
+
+
+def test_who_wants_the_same_program_waits_and_others_do_not(
+  folder, monkeypatch
+):
+  waits, done, order = threading.Event(), threading.Event(), []
+  monkeypatch.setattr(compilation.time, "sleep", lambda _: waits.set())
+
+  def second():
+    with compilation._in_turn("same"):
+      order.append("second")
+    done.set()
+
+  with compilation._in_turn("same"):
+    with compilation._in_turn("another"):
+      order.append("another")
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert waits.wait(30)
+    order.append("first")
+  assert done.wait(30)
+  thread.join()
+  assert order == ["another", "first", "second"]
+
+
+def test_who_is_killed_lets_the_next_one_in(folder, monkeypatch):
+  holder = subprocess.Popen(
+    [
+      sys.executable,
+      "-c",
+      "import fcntl, sys, time; f = open(sys.argv[1], 'a');"
+      "fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); time.sleep(600)",
+      str(folder / "mine.turn"),
+    ],
+    stdout=subprocess.PIPE,
+  )
+  assert holder.stdout.readline()
+
+  def kill(_):
+    holder.kill()
+    holder.communicate()
+
+  monkeypatch.setattr(compilation.time, "sleep", kill)
+  with compilation._in_turn("mine"):
+    assert holder.returncode is not None
+
+
+@pytest.mark.parametrize("what", ["hangs", "no folder", "bucket", "no cache"])
+def test_nobody_waits_in_vain(folder, monkeypatch, what):
+  monkeypatch.setattr(compilation, "_LONGEST_WAIT_SECS", 0.0)
+  if what == "no folder":
+    (folder / "file").touch()
+    jax.config.update("jax_compilation_cache_dir", str(folder / "file"))
+  elif what != "hangs":
+    url = "gs://bucket/cache" if what == "bucket" else None
+    jax.config.update("jax_compilation_cache_dir", url)
+  with compilation._in_turn("same"), compilation._in_turn("same"):
+    pass
