@@ -184,8 +184,9 @@ class Leader(Witness, abc.ABC):
           yield operations.Write(keys.BOARD, self.board())
           shown = True
         yield from self.finish()
-        waited_for = standing and self.draining()  # a head may be put back
-        if now >= look_due or (waited_for and core.quorate & standing.keys()):
+        # A drain waits for a round whose head may be put back.
+        awaited = self.draining() and core.quorate & standing.keys()
+        if now >= look_due or awaited:
           look_due = now + self._parts.look_every_secs
           yield from self.look_around(now)
         stood = set(standing)

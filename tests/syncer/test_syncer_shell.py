@@ -389,22 +389,9 @@ def test_drain_is_answered_once_the_store_was_looked_at(tmp_path, monkeypatch):
   assert [h.version for h in run.heads()] == [1, 0]
 
 
-def test_drain_is_answered_once_a_merge_that_failed_was_done(
-  tmp_path, monkeypatch
-):
-  run = CutRun(tmp_path)
-  publish(run, 0)
-  merge = round_merge.RoundMerger.merge
-  fails = _fails_at_first(merge)
-  monkeypatch.setattr(
-    round_merge.RoundMerger, "merge", lambda *args: fails(*args)
-  )
-  assert _drain(run) == {"idle": True}
-  assert [h.version for h in run.heads()] == [1, 0]
-
-
-def test_drain_is_answered_once_a_head_that_was_spoiled_has_moved(
-  tmp_path, monkeypatch
+@pytest.mark.parametrize("trouble", ["merge fails", "head is spoiled"])
+def test_drain_is_answered_once_what_kept_a_round_from_closing_is_over(
+  tmp_path, monkeypatch, trouble
 ):
   run = CutRun(tmp_path)
   publish(run, 0)
@@ -416,7 +403,8 @@ def test_drain_is_answered_once_a_head_that_was_spoiled_has_moved(
       spoil(run, key)
     return merge(*args)
 
-  monkeypatch.setattr(round_merge.RoundMerger, "merge", spoils)
+  does = spoils if trouble == "head is spoiled" else _fails_at_first(merge)
+  monkeypatch.setattr(round_merge.RoundMerger, "merge", lambda *a: does(*a))
   assert _drain(run) == {"idle": True}
   assert [h.version for h in run.heads()] == [1, 0]
 
