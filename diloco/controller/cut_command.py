@@ -11,6 +11,7 @@ from diloco import errors, process
 from diloco.controller import cutter
 from diloco.report import liveness
 from diloco.snapshots import cuts, operations, store
+from diloco.tape import events, reader
 
 T = TypeVar("T")
 
@@ -109,8 +110,20 @@ def _wait(
       look = asked.of(cuts.look, number)
       if look.is_complete:
         return number, ""
-      if not look.is_open:
+      if cuts.ABANDONED in look.names:
         return number, asked.of(cuts.reason, number)
+      if not look.is_open:  # two later ones were complete meanwhile
+        return number, _why_ended(run_dir, number)
     if not alive:
       return number, "the run ended before it was complete"
     time.sleep(_POLL_SECS)
+
+
+def _why_ended(run_dir: pathlib.Path, number: int) -> str:
+  """Why a cut that is deleted by now was given up; empty if it was complete."""
+  ends = {events.CUT_COMPLETED, events.CUT_ABANDONED}
+  record = reader.stream(run_dir, only_role="controller")
+  for line in reader.select(record.events, ends):
+    if line.get("cut") == number:
+      return str(line.get("reason", ""))
+  return "no record of it was left"

@@ -385,6 +385,27 @@ def test_cut_on_demand_outlives_a_store_that_fails_for_a_moment(
   assert next(failures, None) is None
 
 
+def test_cut_on_demand_that_ended_and_was_deleted_out_of_sight_says_how(
+  commanded,
+):
+  session, command, _ = commanded
+
+  def end_and_delete(event, **fields):
+    session.run.perform(cuts.delete(max(session.asked())))
+    session.tape.record(event, **fields)
+
+  def after(*steps):
+    return command(
+      cutter.wish_path(session.dir).unlink, lambda: ask(session), *steps
+    )
+
+  found = after(lambda: end_and_delete("cut_completed", cut=2))
+  assert found == (2, "complete", "")
+  ask(session)  # the number is free here, and is not in a run
+  found = after(lambda: end_and_delete("cut_abandoned", cut=3, reason="late"))
+  assert found == (3, "abandoned", "late")
+
+
 def test_cut_on_demand_whose_request_is_damaged_ends_in_one_line(commanded):
   session, command, _ = commanded
 
