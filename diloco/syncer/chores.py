@@ -30,7 +30,7 @@ class Pins(Protocol):
   """Knows what must stay because a cut points to it; `cutting.CutKeeper`."""
 
   def is_pinned(self, name: str) -> bool:
-    """Whether a contribution's payload must stay when its record goes."""
+    """Whether a payload must stay although its record is gone."""
     ...
 
   def is_pinned_payload(self, prefix: str) -> bool:
@@ -163,11 +163,8 @@ class Chores:
       self.litter.append(name)
 
   def _delete(self, name: str) -> operations.Procedure[None]:
-    if self._pins.is_pinned(name):
-      # Only the record goes; what a cut needs of it is in the cut's own.
-      yield operations.Delete(keys.contribution_key(name))
-    else:
-      yield from protocol.discard(name)
+    # What a cut needs of its record is in the cut's own.
+    yield from protocol.discard(name, self._pins.is_pinned)
     # Should the store deliver it once more, it is looked at once more.
     self.known.discard(name)
 

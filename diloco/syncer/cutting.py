@@ -164,7 +164,7 @@ class CutKeeper:
     return [core.CutEnded(look.cut)]
 
   def is_pinned(self, name: str) -> bool:
-    """Whether a contribution's payload must stay when its record goes.
+    """Whether a contribution's payload must stay; its record is gone.
 
     It is deleted here once it need not stay any more.
     """
@@ -190,9 +190,9 @@ class CutKeeper:
   def _release(self) -> operations.Procedure[None]:
     """Deletes what was held back and is not pinned any more."""
     for name in sorted(self._held):
-      self._held.discard(name)
       if not self.is_pinned(name):
         yield operations.DeleteTree(keys.payload_prefix(name))
+        self._held.discard(name)
 
   def _looks(self) -> operations.Procedure[list[cuts.Look]]:
     looks = []

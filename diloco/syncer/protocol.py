@@ -305,12 +305,21 @@ def members(
   return Members([member for _, member in found], unreadable)
 
 
-def discard(name: str) -> operations.Procedure[None]:
-  """Deletes a contribution that is merged, or never will be."""
+def discard(
+  name: str, pinned: Callable[[str], bool]
+) -> operations.Procedure[None]:
+  """Deletes a contribution that is merged, or never will be.
+
+  Args:
+    name: of the contribution.
+    pinned: whether its payload belongs to a cut and stays. Asked once the
+      record is gone: from then on the payload may go as soon as the cut does.
+  """
   yield _BEFORE_DELETE
   # The record goes first: a record without payload would look corrupt.
   yield operations.Delete(keys.contribution_key(name))
-  yield operations.DeleteTree(keys.payload_prefix(name))
+  if not pinned(name):
+    yield operations.DeleteTree(keys.payload_prefix(name))
 
 
 def abandoned(

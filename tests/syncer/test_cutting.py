@@ -4,7 +4,7 @@ import pytest
 from cut_builder import ISLANDS, CutRun, run_with_a_cut, spoil
 
 from diloco.snapshots import cuts, keys, records, restore
-from diloco.syncer import core, cutting, grace, quorum
+from diloco.syncer import chores, core, cutting, grace, quorum
 
 SETTINGS = core.Settings(
   num_fragments=2,
@@ -20,6 +20,7 @@ class Seat:
   def __init__(self, run):
     self.run = run
     self.keeper = cutting.CutKeeper()
+    self.chores = chores.Chores(self.keeper, keep_versions=2)
     heads = run.heads()
     clocks = [
       (h.version, {int(m): s for m, s in h.clock.items()}) for h in heads
@@ -41,9 +42,7 @@ class Seat:
     self.handle(core.Arrived(list(self.run.waiting().values())))
 
   def delete(self, sent):
-    """As `Rounds` does it."""
-    pinned = self.keeper.is_pinned(sent.key)
-    self.run.delete(sent, payload=not pinned)
+    self.run.perform(self.chores.delete(sent.key))
 
 
 def positions(run, published):
@@ -60,6 +59,10 @@ def channel_of(run, cut):
 def save_all(run, cut, published=16):
   for island in ISLANDS:
     run.save(cut, island, 20 + cut, positions(run, published))
+
+
+def refuse(key):
+  raise OSError("read-only")
 
 
 def cut_under_way(run_dir):
@@ -146,6 +149,40 @@ def test_what_a_cut_that_is_given_up_held_back_is_deleted(tmp_path):
   assert not run.store.keys(sent.payload)
   assert seat.core.channel is None
   assert not seat.keeper.is_pinned_payload(run.head(0).payload)
+
+
+def test_payload_outlives_its_cut_while_its_record_cannot_be_deleted(
+  tmp_path, monkeypatch
+):
+  run, seat, sent, _ = cut_under_way(tmp_path)
+
+  with monkeypatch.context() as refusing:
+    refusing.setattr(run.store, "delete", refuse)
+    seat.delete(sent)
+    run.perform(cuts.abandon(1, "for a test"))
+    seat.look()
+  assert run.waiting() and run.store.keys(sent.payload)
+  run.perform(seat.chores.tidy(0.0))
+  assert not run.waiting() and not run.store.keys(sent.payload)
+
+
+def test_payload_the_store_keeps_once_is_deleted_with_the_next_cut(
+  tmp_path, monkeypatch
+):
+  run, seat, sent, _ = cut_under_way(tmp_path)
+  seat.delete(sent)
+
+  run.perform(cuts.abandon(1, "for a test"))
+  with monkeypatch.context() as refusing:
+    refusing.setattr(run.store, "delete_tree", refuse)
+    with pytest.raises(OSError, match="read-only"):
+      seat.look()
+  assert run.store.keys(sent.payload)
+  asked = run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  run.perform(cuts.abandon(asked.cut, "for a test"))
+  seat.look()
+  assert not run.store.keys(sent.payload)
 
 
 def test_old_cuts_and_what_they_held_are_deleted(tmp_path):
