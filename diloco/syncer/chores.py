@@ -86,8 +86,9 @@ class Chores:
     self._told: dict[int, records.Verdict] = {}  # by island, the last one
     self.known: set[str] = set()
     self.litter: collections.deque[str] = collections.deque()
-    self._retry = workers.Retry(_RETRY_SECS)  # of litter
     self.untold: dict[int, records.Verdict] = {}
+    self._retry = workers.Retry(_RETRY_SECS)  # of litter
+    self._retell = workers.Retry(_RETRY_SECS)
 
   def take_over(
     self, heads: Sequence[records.Head]
@@ -120,7 +121,7 @@ class Chores:
 
   def accuse(self, action: core.Quarantine) -> operations.Procedure[None]:
     """Tells an island what the core has against it."""
-    self._told[action.island] = self.untold[action.island] = records.Verdict(
+    self._told[action.island] = verdict = records.Verdict(
       island=action.island,
       incarnation=action.incarnation,
       offences=action.offences,
@@ -128,7 +129,7 @@ class Chores:
       reason=action.reason,
       suspended_secs=action.suspended_secs,
     )
-    yield from self.tell()
+    yield from self._tell(verdict)
 
   def remind(self, island: int) -> operations.Procedure[None]:
     """Tells an island again if the store has lost what it was told.
@@ -142,14 +143,14 @@ class Chores:
     key = keys.verdict_key(island)
     found, _ = yield from operations.sound(key, records.Verdict)
     if found != told:
-      self.untold[island] = told
-      yield from self.tell()
+      yield from self._tell(told)
 
-  def tell(self) -> operations.Procedure[None]:
-    """Writes verdicts; the core gives each only once."""
-    for island, verdict in list(self.untold.items()):
-      yield operations.Write(keys.verdict_key(island), verdict)
-      del self.untold[island]
+  def _tell(self, verdict: records.Verdict) -> operations.Procedure[None]:
+    """Writes a verdict; if the store refuses it, after all others."""
+    self.untold.pop(verdict.island, None)
+    self.untold[verdict.island] = verdict
+    yield operations.Write(keys.verdict_key(verdict.island), verdict)
+    del self.untold[verdict.island]
 
   def delete(self, name: str) -> operations.Procedure[None]:
     """Deletes a contribution that is merged, or never will be."""
@@ -177,10 +178,16 @@ class Chores:
     """Does what the store would not take before: verdicts and deletions.
 
     Args:
-      now: monotonic seconds. What it goes on refusing to delete is tried again
-        after pauses that grow.
+      now: monotonic seconds. What it goes on refusing is tried again after
+        pauses that grow.
     """
-    yield from self.tell()
+    while self.untold and now >= self._retell.due:
+      try:
+        yield from self._tell(next(iter(self.untold.values())))
+      except OSError as error:
+        self._retell.failed(error, now)
+      else:
+        self._retell = workers.Retry(_RETRY_SECS)
     while self.litter and now >= self._retry.due:
       try:
         yield from self._delete(self.litter[0])

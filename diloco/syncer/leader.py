@@ -181,8 +181,8 @@ class Leader(Witness, abc.ABC):
       now = clock()
       try:
         if not shown:
+          shown = True  # a hint: it may be refused
           yield operations.Write(keys.BOARD, self.board())
-          shown = True
         yield from self.finish()
         # A drain waits for a round whose head may be put back.
         awaited = self.draining() and core.quorate & standing.keys()

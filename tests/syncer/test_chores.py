@@ -256,21 +256,31 @@ def test_record_that_has_gone_is_not_known_any_more():
 
 
 def test_verdict_the_store_refuses_is_told_until_it_takes_it():
-  execute = Store()
+  execute, asked = Store(), []
   one = _leader(execute)
+
+  def counted(operation):
+    asked.append(operation[0])
+    return execute(operation)
+
   execute.refused = ("verdicts",)
-  accused = core.Quarantine(3, 1, 0, "not_finite", 2, 20.0)
-  for attempt in (one.accuse(accused), one.tidy(0.0), one.tidy(0.0)):
+  for island in (3, 4):
+    accused = core.Quarantine(island, 1, 0, "not_finite", 2, 20.0)
     with pytest.raises(OSError, match="full"):
-      operations.perform(attempt, execute)
-    assert one.pending
+      operations.perform(one.accuse(accused), execute)
+  for turn in range(10_000):
+    operations.perform(one.tidy(0.01 * turn), counted)
+  assert set(asked) == {keys.verdict_key(3), keys.verdict_key(4)}
+  assert len(asked) < 20 and one.pending
+  # One that is refused for ever keeps no other waiting.
+  execute.refused = (keys.verdict_key(3),)
+  for now in (200.0, 300.0):
+    operations.perform(one.tidy(now), execute)
+  told = records.Verdict(4, 1, 2, 0, "not_finite", 20.0)
+  assert execute.done == [operations.Write(keys.verdict_key(4), told)]
   execute.refused = ()
-  operations.perform(one.tidy(0.0), execute)
-  assert execute.done == [
-    operations.Write(
-      keys.verdict_key(3), records.Verdict(3, 1, 2, 0, "not_finite", 20.0)
-    )
-  ]
+  operations.perform(one.tidy(400.0), execute)
+  assert execute.done[1][1].island == 3
   assert not one.pending
 
 

@@ -213,8 +213,7 @@ def test_verdict_that_could_not_be_written_is_told_again(leader):
   leader.break_store("write", "verdicts")
   with pytest.raises(OSError, match="full"):
     leader.send(8, norm=math.nan)
-  with pytest.raises(OSError, match="full"):
-    leader.tidy()
+  leader.tidy()  # still broken
   leader.mend_store()
   assert leader.verdict() is None
   leader.tidy()
@@ -223,6 +222,24 @@ def test_verdict_that_could_not_be_written_is_told_again(leader):
   assert leader.run.waiting() == {}
   told = leader.events("quarantined")
   assert [e["offences"] for e in told] == [1]
+
+
+def test_leader_looks_and_merges_although_nothing_can_be_told(leader):
+  for what in (keys.BOARD, "verdicts"):
+    leader.break_store("write", what)
+  with pytest.raises(OSError, match="full"):
+    leader.send(8, norm=math.nan)
+  leader.publish(8, fragment=1)
+  turns = iter(["", "", "", "enough"])
+  leader.rounds.over = lambda: next(turns)
+
+  def execute(operation):
+    waits = isinstance(operation, operations.Nap | float)
+    return None if waits else leader.run.execute(operation)
+
+  with pytest.raises(OSError, match="full"):  # at its end, of the board
+    lead(leader.rounds, execute, leader.rounds.lead())
+  assert leader.run.head(1).version == 1
 
 
 def lose(run, key):
