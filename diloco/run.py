@@ -258,17 +258,26 @@ def _take(
   run_id: str,
 ) -> tenure.Tenure:
   """Keeps other controllers out of a run."""
+  what = f"--workdir={run_dir}"
+
+  def unused() -> bool:
+    if process.holds_run(run_dir) and process.run_id(run_dir) != run_id:
+      raise errors.UserError(
+        what,
+        "another controller has just begun a run in it",
+        "leave it to that one, or stop that one first",
+      )
+    return not process.holds_run(run_dir) and tenure.is_unused(snapshots)
+
   ttl_secs = timing.read(snapshots, config.controller).control_ttl_secs
   mine = config.store or process.was_begun_in(run_dir)
   return tenure.take(
     snapshots,
     run_id,
     ttl_secs,
-    f"--workdir={run_dir}",
+    what,
     copied=not mine and process.holds_run(run_dir),
-    unused=lambda: (
-      not process.holds_run(run_dir) and tenure.is_unused(snapshots)
-    ),
+    unused=unused,
   )
 
 

@@ -606,9 +606,15 @@ def test_run_that_is_about_to_begin_is_left_to_who_begins_it(
   check_refused(place, capsys, argv, "a controller of this run is alive")
 
 
-@pytest.mark.parametrize("what", ["config.json", "tape/controller-1.jsonl"])
+@pytest.mark.parametrize(
+  "what, why",
+  [
+    ("config.json", "another controller has just begun a run in it"),
+    ("tape/controller-1.jsonl", "goes on in another directory"),
+  ],
+)
 def test_run_that_began_meanwhile_is_left_alone(
-  unbegun, place, capsys, monkeypatch, what
+  unbegun, place, capsys, monkeypatch, what, why
 ):
   take = run_lib._take
 
@@ -624,7 +630,7 @@ def test_run_that_began_meanwhile_is_left_alone(
   before = {}
   monkeypatch.setattr(run_lib, "_take", begin_first)
   assert cli.main(train(*unbegun.args)) == 2
-  assert "goes on in another directory" in capsys.readouterr().err
+  assert why in capsys.readouterr().err
   assert tree_of(place) == before
 
 
