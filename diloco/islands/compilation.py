@@ -11,14 +11,18 @@ import hashlib
 import os
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import xla_bridge
+from jax.extend import core
 
 from diloco.islands import surroundings
 
+Numbers = dict[str, Any]
+_LOOPS = ("while", "scan", "cond")
 _LONGEST_WAIT_SECS = 600.0
 _POLL_SECS = 0.05
 _DEFAULTS = {
@@ -52,6 +56,69 @@ def compiled(jitted: Any, *args: Any) -> jax.stages.Compiled:
   program = hashlib.blake2b(lowered.as_text().encode(), digest_size=16)
   with _in_turn(program.hexdigest()):
     return lowered.compile()
+
+
+def numbers_apart(
+  function: Callable[..., Any], *args: Any
+) -> tuple[Numbers, Callable[..., Any]]:
+  """Makes arguments of the numbers that a function computes scalars from.
+
+  A learning rate and the length of its schedule are constants of the traced
+  program, and a program with others is compiled anew. What is computed from
+  them alone is a handful of scalars, in which a compiler has nothing to gain
+  from knowing them. Numbers that meet arrays stay where they are.
+
+  Args:
+    function: of arrays; it is traced once.
+    *args: examples.
+
+  Returns:
+    The numbers by dtype, each `[n]`, and a function of these and the arguments.
+  """
+  closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+  jaxpr = closed.jaxpr
+  values: dict[str, list[Any]] = {}
+  variables: list[tuple[core.Var, str, int]] = []
+
+  def apart(atom: Any) -> Any:
+    if not _is_number(atom):
+      return atom
+    of_dtype = values.setdefault(atom.aval.dtype.name, [])
+    variable = core.Var(atom.aval)
+    variables.append((variable, atom.aval.dtype.name, len(of_dtype)))
+    of_dtype.append(atom.val)
+    return variable
+
+  equations = [
+    eqn.replace(invars=[apart(atom) for atom in eqn.invars])
+    if _is_of_scalars(eqn)
+    else eqn
+    for eqn in jaxpr.eqns
+  ]
+  general = jaxpr.replace(
+    constvars=[*jaxpr.constvars, *(variable for variable, *_ in variables)],
+    eqns=equations,
+  )
+
+  def with_numbers(numbers: Numbers, *args: Any) -> Any:
+    found = [numbers[dtype][i] for _, dtype, i in variables]
+    program = core.ClosedJaxpr(general, [*closed.consts, *found])
+    out = core.jaxpr_as_fun(program)(*jax.tree.leaves(args))
+    return jax.tree.unflatten(jax.tree.structure(shapes), out)
+
+  return {k: np.asarray(v, k) for k, v in values.items()}, with_numbers
+
+
+def _is_number(atom: Any) -> bool:
+  return isinstance(atom, core.Literal) and atom.aval.dtype != bool
+
+
+def _is_of_scalars(eqn: core.JaxprEqn) -> bool:
+  """Whether it computes scalars from scalars, and loops over nothing."""
+  return eqn.primitive.name not in _LOOPS and all(
+    getattr(atom.aval, "shape", None) == ()
+    for atom in (*eqn.invars, *eqn.outvars)
+  )
 
 
 @contextlib.contextmanager

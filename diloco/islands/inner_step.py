@@ -116,10 +116,12 @@ class ParamTree:
     """Initial parameters, float32, on their devices; equal for equal seeds."""
     shardings = {n: placement.param(n, s) for n, s in self.shapes.items()}
 
-    def init():
-      return self.flatten(self._task.init(jax.random.key(self._seed)))
+    def init(key: jax.Array) -> FlatParams:
+      return self.flatten(self._task.init(key))
 
-    return compilation.compiled(jax.jit(init, out_shardings=shardings))()
+    key = jax.random.key(self._seed)  # not in the program: seeds share it
+    jitted = jax.jit(init, out_shardings=shardings)
+    return compilation.compiled(jitted, key)(key)
 
 
 def init_opt_state(
@@ -188,18 +190,28 @@ def make_step(
 
 
 def compile_step(
-  step: Step, state: TrainState, batch: Mapping[str, Any]
+  step: Step,
+  state: TrainState,
+  batch: Mapping[str, Any],
+  replicated: jax.sharding.Sharding,
 ) -> Step:
   """Returns the compiled step; it donates its state and is never retraced.
+
+  Steps that differ only in numbers of their schedules, as those of islands of
+  unequal speed or of the points of a sweep, are one program.
 
   Args:
     step: from `make_step`.
     state: an example; every step returns its state sharded like it.
     batch: an example.
+    replicated: where the numbers are held.
   """
+  numbers, general = compilation.numbers_apart(step, state, batch)
+  numbers = jax.device_put(numbers, replicated)
   shardings = jax.tree.map(lambda x: x.sharding, state)
-  jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
-  return compilation.compiled(jitted, state, batch)
+  jitted = jax.jit(general, donate_argnums=1, out_shardings=(shardings, None))
+  compiled = compilation.compiled(jitted, numbers, state, batch)
+  return functools.partial(compiled, numbers)
 
 
 def described(tree: Any) -> dict[str, str]:

@@ -69,7 +69,8 @@ class Trainer(learner_lib.Learner):
     step = inner_step.make_step(
       self.task, self._optimizer, self.tree, self._schedule_steps
     )
-    return inner_step.compile_step(step, self.state, batch)
+    replicated = self.placement.replicated()
+    return inner_step.compile_step(step, self.state, batch, replicated)
 
   def compile(self) -> None:
     """See `learner.Learner`."""

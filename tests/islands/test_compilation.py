@@ -8,10 +8,14 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from diloco.islands import compilation
+from diloco.chaos import campaign
+from diloco.islands import compilation, inner_step, placement
+from diloco.tasks import registry
 
 _OPTIONS = (
   "jax_compilation_cache_dir",
@@ -61,7 +65,9 @@ import sys
 import time
 import jax
 from jax._src import compiler
-from diloco.islands import compilation
+from diloco.chaos import campaign
+from diloco.islands import compilation, inner_step, placement
+from diloco.tasks import registry
 
 def takes_long(*args, real=compiler.backend_compile_and_load, **kwargs):
   time.sleep(2)  # or one could be done before the other begins
@@ -167,3 +173,62 @@ def test_nobody_waits_in_vain(folder, monkeypatch, what):
     jax.config.update("jax_compilation_cache_dir", url)
   with compilation._in_turn("same"), compilation._in_turn("same"):
     pass
+
+
+def _step(peak, schedule_steps, decay=0.1):
+  """A step with AdamW and a schedule, and its arguments."""
+  rate = optax.warmup_cosine_decay_schedule(
+    peak / 4, peak, schedule_steps // 8, schedule_steps, peak / 20
+  )
+  optimizer = optax.adamw(rate, weight_decay=decay)
+
+  def step(params, state):
+    loss, grads = jax.value_and_grad(lambda x: jnp.mean(x**2) / 3)(params)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, loss
+
+  params = jnp.linspace(-1.0, 2.0, 24).reshape(4, 6)
+  return step, (params, optimizer.init(params))
+
+
+def test_schedules_of_any_height_and_length_are_one_program():
+  texts = []
+  for setting in ((0.1, 400), (0.03, 77), (0.1, 400, 0.2)):
+    step, args = _step(*setting)
+    numbers, general = compilation.numbers_apart(step, *args)
+    texts.append(jax.jit(general).lower(numbers, *args).as_text())
+    found = args
+    for _ in range(50):
+      *args, loss = jax.jit(step)(*args)
+      *found, same_loss = jax.jit(general)(numbers, *found)
+    np.testing.assert_allclose(found[0], args[0], rtol=1e-5)
+    assert float(same_loss) == pytest.approx(float(loss), rel=1e-5)
+  # A number that meets arrays stays in the program.
+  assert texts[0] == texts[1] != texts[2]
+
+
+def test_seeds_share_the_program_of_their_first_parameters(monkeypatch):
+  texts, of_jax = [], compilation.compiled
+
+  def noted(jitted, *args):
+    texts.append(jitted.lower(*args).as_text())
+    return of_jax(jitted, *args)
+
+  monkeypatch.setattr(compilation, "compiled", noted)
+  task = registry.make_task("language_model", campaign.MODEL)
+  where = placement.Placement((1, 2), jax.devices()[2:4])
+  for seed in (3, 2**33 + 3):
+    tree = inner_step.ParamTree(task, seed)
+    expected = tree.flatten(task.init(jax.random.key(seed)))
+    for name, value in tree.init(where).items():
+      np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+  assert texts[0] == texts[1]
+
+
+def test_numbers_of_loops_stay_where_they_are():
+  def looped(x):
+    return jax.lax.fori_loop(0, 9, lambda _, y: y * 2, x) + 5
+
+  numbers, general = compilation.numbers_apart(looped, 1.0)
+  assert {k: list(v) for k, v in numbers.items()} == {"float32": [5.0]}
+  assert float(jax.jit(general)(numbers, 1.0)) == 2**9 + 5
