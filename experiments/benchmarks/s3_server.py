@@ -14,6 +14,8 @@ by method.
 import argparse
 import collections
 import contextlib
+import functools
+import io
 import json
 import logging
 import pathlib
@@ -106,22 +108,56 @@ def serving(delay_secs: float = 0.0) -> Iterator[Server]:
     server.close()
 
 
+def _keeping(werkzeug: Any) -> Any:
+  """A handler whose connections last, as those of stores used in earnest.
+
+  Werkzeug's own closes each after one answer, and looks for what may be left in
+  it for ten milliseconds.
+  """
+
+  class Handler(werkzeug.WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # heads and bodies are sent by themselves
+
+    def run_wsgi(self) -> None:
+      environ, told = self.make_environ(), []
+      asked = self.rfile.read(int(environ.get("CONTENT_LENGTH") or 0))
+      environ["wsgi.input"] = io.BytesIO(asked)
+      answer = self.server.app(environ, lambda *given: told.extend(given[:2]))
+      body = b"".join(answer)
+      if hasattr(answer, "close"):
+        answer.close()
+      status, headers = told
+      code, _, reason = status.partition(" ")
+      self.send_response_only(int(code), reason)
+      for name, value in headers:
+        self.send_header(name, value)
+      if "content-length" not in {name.lower() for name, _ in headers}:
+        self.send_header("Content-Length", str(len(body)))
+      self.end_headers()
+      self.wfile.write(body)
+
+  return Handler
+
+
 def main() -> None:
   """Serves until it is ended."""
   # Only here: whoever only asks for a server needs none of it.
+  from botocore import utils
   from moto import server as moto
   from werkzeug import serving as werkzeug
 
+  # A listing would spend most of its time on parsing what it has just written.
+  utils.parse_timestamp = functools.cache(utils.parse_timestamp)
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--delay_secs", type=float, default=0.0)
   parser.add_argument("--port", type=int, default=0)
   args = parser.parse_args()
   logging.getLogger("werkzeug").setLevel(logging.ERROR)
-  app = moto.DomainDispatcherApplication(moto.create_backend_app)
-  paced = _Paced(app, args.delay_secs)
-  # Else each request is a connection, as on no store that is used in earnest.
-  werkzeug.WSGIRequestHandler.protocol_version = "HTTP/1.1"
-  server = werkzeug.make_server("127.0.0.1", args.port, paced, threaded=True)
+  paced = _Paced(moto.create_backend_app("s3"), args.delay_secs)
+  server = werkzeug.make_server(
+    "127.0.0.1", args.port, paced, True, request_handler=_keeping(werkzeug)
+  )
   thread = threading.Thread(target=server.serve_forever, daemon=True)
   thread.start()
   endpoint = f"http://127.0.0.1:{server.server_port}"
