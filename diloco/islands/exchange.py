@@ -313,8 +313,12 @@ class Exchange(hands.Hands):
     )
 
   def wait_saved(self, serial: int, timeout_secs: float) -> bool:
-    """Waits for a save; says whether it can be restored."""
-    return self._saver.wait(serial, timeout_secs)
+    """Waits for a save; says whether it can be restored.
+
+    Raises:
+      WorkerError: the thread that publishes has ended by an exception.
+    """
+    return self._saver.wait(serial, timeout_secs, self._publisher.check)
 
   def publish_all(self) -> None:
     """Publishes all progress that is not published yet."""

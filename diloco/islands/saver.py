@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 
@@ -57,12 +58,26 @@ class Saver(saving.Saves):
       self.submit(job)
     self._loop.wake()
 
-  def wait(self, serial: int, timeout_secs: float) -> bool:
-    """Waits until all jobs are done; says whether this one is complete."""
+  def wait(
+    self,
+    serial: int,
+    timeout_secs: float,
+    check: Callable[[], None] = lambda: None,
+  ) -> bool:
+    """Waits until all jobs are done; says whether this one is complete.
+
+    Args:
+      serial: of the save.
+      timeout_secs: how long at most.
+      check: raises once nobody publishes any more what a save waits for.
+    """
+
+    def done() -> bool:
+      check()
+      return not self._jobs and self._busy is None
+
     with self._loop.changed:
-      self._loop.wait_for(
-        lambda: not self._jobs and self._busy is None, timeout_secs
-      )
+      self._loop.wait_for(done, timeout_secs)
       return serial in self._saved
 
   def may_count(self, serial: int) -> bool:

@@ -12,7 +12,15 @@ import quadratic
 from cut_builder import CutRun, spoil
 
 from diloco import workers
-from diloco.islands import checkpoints, core, outbox, publisher, saver, saving
+from diloco.islands import (
+  checkpoints,
+  core,
+  exchange,
+  outbox,
+  publisher,
+  saver,
+  saving,
+)
 from diloco.snapshots import checkpoint, cuts, keys, records, states
 
 IDENTITY = publisher.Identity(0, 3, 10, epoch=0)
@@ -137,6 +145,21 @@ def test_save_counts_only_once_what_it_takes_for_published_is(disk):
   disk.on_its_way.end("committed")
   assert disk.saver.wait(1, 20)
   assert disk.saved() == [1]
+
+
+def test_save_is_not_waited_for_once_nobody_publishes_any_more(disk):
+  disk.hold()
+  looks = iter([True, True])
+
+  def check():
+    if not next(looks, False):
+      raise workers.WorkerError("the publisher thread has ended")
+
+  island = types.SimpleNamespace(
+    _saver=disk.saver, _publisher=types.SimpleNamespace(check=check)
+  )
+  with pytest.raises(workers.WorkerError, match="publisher"):
+    exchange.Exchange.wait_saved(island, 1, 20.0)
 
 
 def test_save_goes_with_a_publication_it_counts_on(disk):
