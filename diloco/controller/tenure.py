@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -121,16 +122,21 @@ class Tenure(Unopposed):
 
   def __exit__(self, *_: object) -> None:
     """Gives the lease up, so that a successor need not wait."""
-    self._renewals.close()
-    if self._lost:
-      return
-    freed = lease.release(
-      keys.CONTROLLER_LEASE, self._mine.owner, self.token, self.home
-    )
+    text = "waiting for the run's store to answer, to give its lease up"
+    told = threading.Timer(_ASK_SECS, print, [text], {"file": sys.stderr})
+    told.start()
     try:
+      self._renewals.close()
+      if self._lost:
+        return
+      freed = lease.release(
+        keys.CONTROLLER_LEASE, self._mine.owner, self.token, self.home
+      )
       self._store.perform(freed)
     except operations.FAILURES as error:
       logger.warning("lease_not_released error=%s", errors.one_line(error))
+    finally:
+      told.cancel()
 
   def check(self) -> None:
     """Goes before what only the one controller of a run may do.

@@ -258,6 +258,33 @@ def test_store_that_answers_nobody_deposes_nobody(snapshots):
     snapshots.fails = False
 
 
+@pytest.mark.parametrize("where", ["renewal", "release"])
+def test_controller_that_waits_for_its_store_at_the_end_says_so(
+  snapshots, monkeypatch, where
+):
+  slow, hangs, told = (threading.Event() for _ in range(3))
+  monkeypatch.setattr(tenure, "_ASK_SECS", 0.01)
+  monkeypatch.setattr(
+    "builtins.print",
+    lambda text="", *_, **__: "waiting for the run" in text and told.set(),
+  )
+
+  def execute(operation):
+    if slow.is_set():
+      hangs.set()
+      assert told.wait(20)
+    return store.SnapshotStore.execute(snapshots, operation)
+
+  monkeypatch.setattr(snapshots, "execute", execute)
+  with holding(snapshots, Clock()) as mine:
+    slow.set()
+    if where == "renewal":
+      mine.renew_within(SHORT_SECS)
+      assert hangs.wait(20)
+  assert told.is_set()
+  assert held(snapshots).owner == ""
+
+
 def damage(snapshots, key):
   snapshots.put(key, b"{}")
 
