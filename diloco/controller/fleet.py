@@ -139,7 +139,12 @@ class Fleet:
     return False
 
   def lost(self, event: orders.Lost) -> None:
-    """A channel is gone, which is no sign of life."""
+    """A channel is gone, which is no sign of life.
+
+    An island may still have windows that came over it, and does them before
+    those that it is sent anew. A window asks for some more steps and not for
+    certain ones: none is done twice, and only what else it is asked is later.
+    """
     life = self.lives.get(event.role)
     if life is not None and event.pid in (None, life.pid):
       life.connected = False

@@ -124,6 +124,15 @@ def test_last_window_is_repeated_until_something_else_is_asked(island):
   assert channel.sent[-1] == (99, {"step": 4})
 
 
+def test_windows_that_are_sent_anew_repeat_no_step(island):
+  before = [program(seq, "train") for seq in (1, 2)]  # and the channel is lost
+  anew = [program(seq, "train") for seq in (3, 4)]
+  channel = Channel(*before, *anew, *[None] * 12)
+  assert run(island, channel) == "stopped"
+  assert channel.sent[:4] == [(seq, {"step": 2 * seq}) for seq in (1, 2, 3, 4)]
+  assert island.step == 8
+
+
 def test_what_is_urgent_ends_windows_and_nothing_else(island):
   queued = [
     program(1, "train", num_steps=5),
