@@ -269,4 +269,7 @@ class Engine(base.Engine):
       time.sleep(self._lease_secs + _MARGIN_SECS)
     return sorted(living)
 
-  # Ray keeps the record; a stray, a life that was replaced, has no permit.
+  # Ray keeps the record. A stray is a life that is not the one known, and only
+  # roles tell the numbers of lives apart, so `kill_stray` leaves it to its
+  # permit: that goes when another life of its role starts, and a session starts
+  # all roles that it has not taken up; or with all others at the end.
