@@ -24,6 +24,7 @@ from diloco.islands import (
   protocol,
   recovery,
 )
+from diloco.islands import island as island_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.snapshots import (
   checkpoint,
@@ -91,8 +92,10 @@ def _merged_rows(run_dir, fragment, island=0):
 
 
 def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
-  tmp_path, run_dir
+  tmp_path, run_dir, monkeypatch
 ):
+  # A machine that is busy takes its time to answer.
+  monkeypatch.setattr(island_lib, "_IN_FLIGHT_SECS", (60.0, 60.0))
   config = make_config(
     tmp_path, adoption="carry", codec="int4", error_feedback=True
   )
@@ -145,8 +148,8 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
 
   with running_syncer(config, run_dir) as syncer:
     second.train(4)  # each fragment is published once
-    second.drain(60.0)
     syncer.drain()
+    second.drain(60.0)
     snapshots = _open_store(run_dir)
     _wait_for(lambda: not snapshots.keys("contributions"))
   second.close("test")
