@@ -399,10 +399,20 @@ class _Link:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # this certificate it is, wherever it is
     context.load_verify_locations(cadata=place.certificate)
-    found = await asyncio.open_connection(
-      *place[:2], ssl=context, ssl_shutdown_timeout=_CLOSE_SECS
+    opening = asyncio.create_task(
+      asyncio.open_connection(
+        *place[:2], ssl=context, ssl_shutdown_timeout=_CLOSE_SECS
+      )
     )
-    return cls(*found)
+    try:
+      return cls(*await asyncio.shield(opening))
+    except asyncio.CancelledError:
+      # Asyncio would leave it open, half made as it is.
+      await asyncio.wait([opening], timeout=_CLOSE_SECS)
+      if opening.done() and opening.exception() is None:
+        opening.result()[1].transport.abort()
+      opening.cancel()
+      raise
 
   def send(self, frame: bytes) -> None:
     """Sends in the background."""
@@ -463,4 +473,5 @@ class _Loop:
   def _run(self) -> None:
     with contextlib.suppress(asyncio.CancelledError):
       self._loop.run_until_complete(self._main)
+    self._loop.run_until_complete(asyncio.sleep(0))  # it hangs up only then
     self._loop.close()

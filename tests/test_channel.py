@@ -1,5 +1,6 @@
 """Control channels over real loopback sockets."""
 
+import asyncio
 import contextlib
 import functools
 import itertools
@@ -189,6 +190,26 @@ def test_client_finds_the_next_server_and_tells_its_new_hello(ends, tmp_path):
   assert second.send("syncer", {"type": "program"})
   assert take(client.inbox) == {"type": "program"}
   eventually(lambda: client.alone_secs() == 0)
+
+
+def test_client_that_closes_as_it_connects_leaves_nothing_open(
+  ends, tmp_path, monkeypatch
+):
+  serve(ends, tmp_path)
+  open_connection, made, conns = asyncio.open_connection, threading.Event(), []
+
+  async def connect_slowly(*args, **settings):
+    found = await open_connection(*args, **settings)
+    conns.append(found[1].get_extra_info("socket"))
+    made.set()
+    await asyncio.sleep(0.2)
+    return found
+
+  monkeypatch.setattr(asyncio, "open_connection", connect_slowly)
+  client = ends(channel.Client, tmp_path, "a", {})
+  assert made.wait(_PATIENCE_SECS)
+  client.close()
+  assert [conn.fileno() for conn in conns] == [-1]
 
 
 def test_alone_secs_counts_from_birth_and_from_every_loss(
