@@ -50,6 +50,8 @@ from diloco.virtual import fleet
 
 logger = logging.getLogger(__name__)
 
+_LONG_RECORD_BYTES = 200_000_000
+
 
 @dataclasses.dataclass(frozen=True)
 class Result:
@@ -484,6 +486,14 @@ def _kept(
 
 
 def _conclude(run_dir: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
+  size = sum(path.stat().st_size for path in run_dir.glob("*/*.jsonl"))
+  if size > _LONG_RECORD_BYTES:
+    logger.warning(
+      "reading a record of %d MB for summary and report, a minute for every few"
+      " hundred; Ctrl-C leaves them to 'diloco report %s'",
+      size / 1e6,
+      run_dir,
+    )
   run = summary.load(run_dir)
   summary.set_aside(run_dir, run)
   facts = summary.write_summary(run_dir, run)

@@ -1,10 +1,11 @@
 """Sensitivity: what depends on H, P, K, staleness, gain and momentum?
 
-Question: four islands around the defaults: one setting is changed at a time,
+Question: four islands around the defaults. Which merge, and do islands that are
+not in a round count, by three seeds; then, by one, one setting after another,
 and learning rate and momentum together.
 
 Command: `diloco sweep --sweep=experiments/studies/sensitivity.py
---workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 24 runs of 2 to 3
+--workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 36 runs of 4 to 5
 minutes of one core. Variants: `:medium`, `:smoke`. Expected: not measured.
 """
 
@@ -20,9 +21,14 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 
 def get_sweep() -> list[hyper.Point]:
-  """One at a time, and a grid of learning rate and momentum."""
+  """Merges and weights, one at a time, a grid of rate and momentum."""
   return base.named(
     hyper.chain(
+      hyper.product(
+        hyper.sweep("seed", base.CONFIRMING_SEEDS[:3]),
+        hyper.sweep("sync.merge", ["mean", "rda"]),
+        hyper.sweep("outer.count_absent", [True, False]),
+      ),
       # What is the default is in the grid.
       hyper.sweep("sync.every", [6, 24]),
       hyper.sweep("sync.num_fragments", [1, 3, 12]),

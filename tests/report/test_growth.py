@@ -8,6 +8,7 @@ import zlib
 import month
 import pytest
 
+from diloco import run as run_lib
 from diloco.report import charts, html, series, status, summary, totals
 from diloco.tape import folding, schema
 
@@ -173,3 +174,17 @@ def test_report_of_a_long_run_is_drawn_from_bounded_series(
 def _timeless(facts):
   """Facts of status that do not depend on when it was asked."""
   return {k: v for k, v in facts.items() if k != "last_cut_age_secs"}
+
+
+def test_a_long_record_is_told_of_before_it_is_read(
+  tmp_path, monkeypatch, caplog
+):
+  run = month.Month(tmp_path, islands=2)
+  run.write(20)
+  run.close()
+  run_lib._conclude(tmp_path)
+  assert not caplog.messages
+  monkeypatch.setattr(run_lib, "_LONG_RECORD_BYTES", 1000)
+  facts, report = run_lib._conclude(tmp_path)
+  assert f"leaves them to 'diloco report {tmp_path}'" in caplog.text
+  assert facts["merges"]["count"] == 20 and report.exists()
