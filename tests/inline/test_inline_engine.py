@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import jax
 import pytest
@@ -42,18 +43,39 @@ def names():
   return {t.name for t in threading.enumerate() if ":" in t.name}
 
 
+def wait_for(condition):
+  deadline = time.monotonic() + 240
+  while not condition() and time.monotonic() < deadline:
+    time.sleep(0.05)
+
+
 @pytest.mark.parametrize("seed", [0])
 def test_many_kills_leave_sixteen_islands_with_balanced_books(tmp_path, seed):
   drawn = random.Random(seed)
   targets = [f"island-{m}" for m in range(FLEET)] * 2 + ["syncer"] * 6
+  total = 10**7  # it ends when all are struck, however long that takes
   faults = [
-    {"target": target, "at_fraction": round(drawn.uniform(0.05, 0.6), 3)}
+    {"target": target, "at_fraction": drawn.uniform(240, 2900) / total}
     for target in drawn.sample([*targets, "standby", "standby"], 24)
   ]
-  config = make_config(FLEET, faults=faults, seed=seed)
-  result = run_lib.train(config, tmp_path / "run", quiet=True)
+  config = make_config(FLEET, faults=faults, seed=seed, total_tokens=total)
+
+  def end_after_faults(controller):
+    def watch():
+      core = controller.core
+      wait_for(lambda: not core._faults)
+      struck_at = core.pilot.tokens
+      wait_for(lambda: core.pilot.tokens > struck_at + 100 * FLEET)
+      wait_for(lambda: len(core.fleet.ready_islands) == FLEET)
+      controller.interrupt()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+  result = run_lib.conduct(
+    config, tmp_path / "run", quiet=True, begun=end_after_faults
+  )
   facts = result.summary
-  assert result.status == "finished"
+  assert result.status == "stopped"
   assert all(fault["injected"] for fault in facts["faults"])
   # Two faults may hit one life, so not each is a death.
   lines = reader.read(tmp_path / "run", strict=True).events
