@@ -30,6 +30,15 @@ def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
   return status_of(view, alive, time.time())
 
 
+def look(
+  run_dir: str | os.PathLike[str], reading: totals.Reading
+) -> dict[str, Any]:
+  """As `status`, of a run that is on, from where earlier looks have read to."""
+  reading.view.update(reading.follower.news())
+  alive = liveness.controller_alive(run_dir)
+  return status_of(reading.view, alive, time.time())
+
+
 def status_of(
   view: view_lib.RunView, alive: bool, now: float
 ) -> dict[str, Any]:

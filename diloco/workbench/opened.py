@@ -239,11 +239,10 @@ class Run:
         return str(line.get("digest") or "")
     return ""
 
-  def _facts(self) -> dict[str, str]:
-    now = status.status(self.dir)
+  def _shown(self, now: Mapping[str, Any]) -> "Shown":
     bits, progress = now["eval_bits_per_token"], now["progress"]
     unit = f"bits/{now['token_unit']}"
-    return {
+    facts = {
       "run": self.name,
       "state": now["status"],
       "task": self.settings.task.name,
@@ -253,15 +252,35 @@ class Run:
       "merges": f"{now['merges']:,}",
       "held-out loss": "unknown" if bits is None else f"{bits:.4f} {unit}",
     }
+    return Shown(facts)
 
   def __repr__(self) -> str:
-    facts = ", ".join(f"{k}: {v}" for k, v in self._facts().items())
+    return repr(self._shown(status.status(self.dir)))
+
+  def _repr_html_(self) -> str:
+    return self._shown(status.status(self.dir))._repr_html_()
+
+  def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+    """Both at once, for a notebook shows neither without the other."""
+    shown = self._shown(status.status(self.dir))
+    return {"text/plain": repr(shown), "text/html": shown._repr_html_()}
+
+
+class Shown:
+  """A run at one moment: a line, and in a notebook a table."""
+
+  def __init__(self, facts: Mapping[str, str]):
+    """Takes what it shows, by name."""
+    self._facts = facts
+
+  def __repr__(self) -> str:
+    facts = ", ".join(f"{k}: {v}" for k, v in self._facts.items())
     return f"<{facts}>"
 
   def _repr_html_(self) -> str:
     rows = "".join(
       f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>"
-      for k, v in self._facts().items()
+      for k, v in self._facts.items()
     )
     return f"<table>{rows}</table>"
 

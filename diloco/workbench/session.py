@@ -24,7 +24,7 @@ from typing import Any
 
 from diloco import config as config_lib
 from diloco import errors, process
-from diloco.report import live, liveness
+from diloco.report import live, liveness, status, totals
 from diloco.tape import events, reader
 from diloco.workbench import opened
 
@@ -228,8 +228,13 @@ class Session(opened.Run):
   def _screen(self) -> Iterator[Any]:
     shell = sys.modules.get("IPython")
     if shell is not None and shell.get_ipython() is not None:
-      handle = shell.display.display(self, display_id=True)
-      yield lambda: handle.update(self)
+      reading = totals.begin(self.dir)
+
+      def look() -> opened.Shown:
+        return self._shown(status.look(self.dir, reading))
+
+      handle = shell.display.display(look(), display_id=True)
+      yield lambda: handle.update(look())
       return
     view = live.LiveView(self.dir, sys.stdout)
     try:

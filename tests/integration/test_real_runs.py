@@ -48,7 +48,7 @@ class Story:
         len(run.events("started")) >= self._seen["started"] + started
         and len(run.events("reattached"))
         >= self._seen["reattached"] + reattached
-        and run.steps(0) > before + 20
+        and run.steps(0) > before + 5
       )
     )
 
@@ -78,7 +78,9 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
   with real_run.Run(
-    tmp_path_factory.mktemp("story"), total_tokens=real_run.ENDLESS
+    tmp_path_factory.mktemp("story"),
+    total_tokens=real_run.ENDLESS,
+    fleet=real_run.fleet(0.12),
   ) as run:
     story = Story(run)
     story.start(started=2)
@@ -90,7 +92,7 @@ def story(tmp_path_factory):
     steps, versions = run.steps(0), len(run.events("merged"))
     run.wait_for(
       lambda: (
-        run.steps(0) > steps + 20 and len(run.events("merged")) > versions + 4
+        run.steps(0) > steps + 5 and len(run.events("merged")) > versions + 1
       )
     )
     story.alone = steps

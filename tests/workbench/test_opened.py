@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -21,8 +22,8 @@ from diloco.snapshots import (
   store,
   versions,
 )
-from diloco.tape import events, recorder
-from diloco.workbench import opened
+from diloco.tape import events, reader, recorder
+from diloco.workbench import opened, session
 
 
 def fills(params):
@@ -198,6 +199,48 @@ def test_reprs_say_what_became_of_it(run):
   tape.close()
   unit = "byte" if run.settings.task.name == "language_model" else "token"
   assert f"held-out loss: 2.0000 bits/{unit}" in repr(run)
+
+
+@pytest.fixture
+def lines_read(monkeypatch):
+  """Every line of the record that is read meanwhile."""
+  parse, found = reader._File._parse, []
+  monkeypatch.setattr(
+    reader._File, "_parse", lambda *given: found.append(given) or parse(*given)
+  )
+  return found
+
+
+def test_notebook_that_shows_a_run_reads_it_once(run, lines_read):
+  shown = run._repr_mimebundle_(include=None, exclude=None)
+  assert len(lines_read) == len(run.tape()) + len(run.metrics()) > 0
+  assert shown == {"text/plain": repr(run), "text/html": run._repr_html_()}
+
+
+def test_notebook_that_watches_a_run_reads_what_is_new(
+  run, lines_read, monkeypatch
+):
+  drawn = []
+  shell = types.SimpleNamespace(
+    get_ipython=lambda: shell,
+    display=types.SimpleNamespace(
+      display=lambda first, display_id: drawn.append(repr(first)) or handle
+    ),
+  )
+  handle = types.SimpleNamespace(update=lambda now: drawn.append(repr(now)))
+  monkeypatch.setitem(sys.modules, "IPython", shell)
+
+  with session.Session(run.dir)._screen() as draw:
+    del lines_read[:]
+    tape = recorder.Recorder(run.dir, "evaluator", 1)
+    told = {"target": "global", "step": 1, "tokens": 8}
+    tape.record(events.EVALUATED, **told, loss=2 * np.log(2))
+    tape.close()
+    draw()
+    draw()
+  assert len(lines_read) == 1
+  assert "held-out loss: unknown" in drawn[0]
+  assert drawn[1:] == [repr(run)] * 2
 
 
 def test_report_can_go_elsewhere(run, tmp_path):
