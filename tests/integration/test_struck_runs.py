@@ -24,7 +24,11 @@ def test_run_survives_the_loss_of_all_but_its_island(make_run):
       "eval_batches": 1,
       "evaluator": True,
     },
-    controller={"restart_base_secs": 0.1, "orphan_secs": 4.0},
+    controller={
+      "restart_base_secs": 0.1,
+      "orphan_secs": 6.0,
+      "takeover_secs": 4.0,  # a busy machine silences nobody for so long
+    },
     faults=(
       {"target": "standby", "at_fraction": 0.001, "kind": "sigkill"},
       {"target": "syncer", "at_fraction": 0.002, "kind": "sigstop"},
