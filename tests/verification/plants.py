@@ -398,7 +398,7 @@ PLANTS: dict[str, Plant] = {
   "told_once": Plant(
     "a verdict that could not be written is not written again",
     chores.Chores,
-    "tell",
+    "_tell",
     wrong_pieces.told_once,
   ),
   "verdict_not_repeated": Plant(

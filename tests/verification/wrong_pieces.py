@@ -403,9 +403,9 @@ def waiting_ends(right: Any) -> Any:
 def told_once(right: Any) -> Any:
   """A verdict that could not be written is not written again."""
 
-  def tell(self: Any) -> Any:
+  def tell(self: Any, verdict: Any) -> Any:
     try:
-      yield from right(self)
+      yield from right(self, verdict)
     except OSError:
       self.untold.clear()
       raise
