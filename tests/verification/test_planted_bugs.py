@@ -341,10 +341,10 @@ def heads_damaged_while_their_leader_is_stopped_and_replaced():
 
 
 def heads_lost_right_after_a_commit_that_went_unheard():
-  for number in range(110, 170):
+  for number in range(110, 230):
     unheard = faults.Fault(faults.FAIL_AFTER, "syncer", float(number))
     schedule = SMALL.replace(
-      seed=5, rounds=30, standby=False, cuts=2.0, set_back=1, faults=(unheard,)
+      seed=6, rounds=30, standby=False, cuts=2.0, set_back=1, faults=(unheard,)
     )
     trace = []
     world.run(schedule, trace)
