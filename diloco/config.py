@@ -126,7 +126,9 @@ class OuterConfig:
   learning_rate_by_islands: Mapping[str, Any] = dataclasses.field(
     default_factory=dict
   )  # M as text to a learning rate, which takes the place of the one above
-  count_absent: bool = False  # as if islands not in a round had sent zeros
+  # As if islands not in a round had sent zeros; never with a momentum, nor
+  # where islands make outer steps themselves.
+  count_absent: bool = True
 
   @property
   def buffers(self) -> tuple[str, ...]:
@@ -295,8 +297,17 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
       that cannot work together.
   """
   whole = methods.completed(values)
-  config = _with_rate_of_islands(typed.build(RunConfig, whole, "config"))
+  config = typed.build(RunConfig, whole, "config")
+  config = _with_equal_steps(_with_rate_of_islands(config))
   config_checks.check(config)
+  return config
+
+
+def _with_equal_steps(config: RunConfig) -> RunConfig:
+  """Leaves outer steps as long as who relies on their length takes them for."""
+  if config.outer.momentum or config.sync.adoption == "eager":
+    outer = dataclasses.replace(config.outer, count_absent=False)
+    return dataclasses.replace(config, outer=outer)
   return config
 
 

@@ -62,14 +62,6 @@ def _check_sync_with_outer(config: config_lib.RunConfig) -> None:
     " config.outer.optimizer = 'delayed_nesterov', which are not all alike",
     "choose another outer optimizer, such as 'nesterov'",
   )
-  _require(
-    not outer.count_absent or not (outer.momentum or sync.adoption == "eager"),
-    "config.outer.count_absent = True",
-    "outer steps are then of many lengths, and neither a momentum nor islands"
-    " that make outer steps themselves (config.sync.adoption = 'eager') know",
-    "set config.outer.momentum to 0, and sync.adoption to another, such as"
-    " 'carry'",
-  )
 
 
 def _check_faults(config: config_lib.RunConfig) -> None:

@@ -107,6 +107,7 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
     "sync.max_staleness": _ANY_STALENESS,
     "sync.staleness_kind": "none",
     "outer.optimizer": "delayed_nesterov",
+    "outer.count_absent": False,
     "outer.learning_rate": 0.7,
     "outer.momentum": 0.9,
   },

@@ -255,7 +255,7 @@ def broken(
   try:
     if whole.read(f"{room}/probe", records.Lease) != probe:
       raise OSError("what was written a moment ago is not there")
-    if found := list(_taken_too_late(whole, f"{room}/probe")):
+    if found := list(taken_too_late(whole, f"{room}/probe")):
       return found
     with futures.ThreadPoolExecutor(CLIENTS) as pool:
       tries = [pool.submit(attempt, i) for i in range(CLIENTS)]
@@ -269,11 +269,12 @@ def broken(
   return [one for one in judge(seen, _BRIEF) if one.level == "FAIL"]
 
 
-def _taken_too_late(
+def taken_too_late(
   snapshots: store.SnapshotStore, key: str
 ) -> Iterator[Finding]:
   """Writes on a condition that held before, as one client alone finds them."""
   unsafe = "use a store with conditional writes"
+  snapshots.write(key, records.Lease("probe", 0, 0))
   for i, name in enumerate(("compare-and-set", "create-once")):
     _, seen = snapshots.read_for_update(key, records.Lease)
     first, second = (records.Lease(who, i, 0) for who in ("first", "second"))

@@ -78,18 +78,6 @@ REFUSALS = {
     "which the slowest island does after 2 steps",
     "lower config.sync.wait_after or raise config.sync.every",
   ),
-  "momentum over steps of many lengths": (
-    {"outer": {"count_absent": True, "momentum": 0.5}},
-    "config.outer.count_absent = True",
-    "neither a momentum",
-    "set config.outer.momentum to 0",
-  ),
-  "own outer steps of unknown lengths": (
-    {"outer": {"count_absent": True}, "sync": {"adoption": "eager"}},
-    "config.outer.count_absent = True",
-    "that make outer steps themselves",
-    "sync.adoption to another",
-  ),
   "correction by a momentum that is not there": (
     {"sync": {"merge_align": True}},
     "config.sync.merge_align = True",
@@ -626,3 +614,27 @@ def test_whole_numbers_may_be_written_as_people_do(written, tokens):
 def test_what_is_no_whole_number_is_refused(written):
   with pytest.raises(errors.UserError, match="whole number"):
     config_lib.from_mapping({"total_tokens": written})
+
+
+@pytest.mark.parametrize(
+  ("fields", "counted"),
+  [
+    ({}, True),
+    ({"outer": {"count_absent": False}}, False),
+    ({"outer": {"momentum": 0.9}}, False),
+    ({"sync": {"adoption": "eager"}}, False),
+    (
+      {
+        "method": "async_local_sgd",
+        "outer": {"momentum": 0.0, "optimizer": "sgd"},
+      },
+      False,
+    ),
+  ],
+)
+def test_absent_islands_count_where_steps_may_be_of_many_lengths(
+  fields, counted
+):
+  config = config_lib.from_mapping(fields)
+  assert config.outer.count_absent is counted
+  assert config_lib.from_mapping(config.to_dict()) == config

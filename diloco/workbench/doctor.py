@@ -213,6 +213,7 @@ def _store(
   effort = effort.within(trip, rate)
   seen = promises.observe(url, effort, open_store)
   yield from promises.judge(seen, effort)
+  yield from promises.taken_too_late(open_store(url), "late")  # not by chance
   size = effort.large_bytes
   (wrote, write_cpu), (read, read_cpu) = (
     [statistics.mean(one["large"][key][i] for one in seen[1:]) for i in (0, 1)]
