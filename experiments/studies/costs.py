@@ -44,7 +44,9 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
   config = base.get_config("costs", variant, 4)
   config.sync.merge = "mean"
-  config.outer = ml_collections.ConfigDict(dict(learning_rate=0.5))
+  config.outer = ml_collections.ConfigDict(
+    dict(learning_rate=0.5, count_absent=False)
+  )
   config.virtual.repair_secs = 6.0
   return config
 

@@ -20,6 +20,7 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
   config = base.get_config("islands", variant, 4)
   config.sync.merge = "mean"
+  config.outer = ml_collections.ConfigDict(dict(count_absent=False))
   return config
 
 

@@ -21,7 +21,9 @@ _JOB = [{"method": "data_parallel", "sync.num_fragments": 1}]
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
-  return base.get_config("tuning", variant, 4)
+  config = base.get_config("tuning", variant, 4)
+  config.outer = ml_collections.ConfigDict(dict(count_absent=False))
+  return config
 
 
 def get_sweep() -> list[hyper.Point]:
