@@ -145,7 +145,10 @@ def test_changed_setting_is_told_and_kept(done):
 def test_sweep_is_done_and_compared(done):
   groups = json.loads((done / "momenta.json").read_text())["groups"]
   without, with_momentum = groups
-  assert without["fields"] == {"config.outer.momentum": 0.0}
+  assert without["fields"] == {
+    "config.outer.count_absent": True,  # as ever without a momentum
+    "config.outer.momentum": 0.0,
+  }
   seeds = [run["seed"] for run in with_momentum["runs"]]
   assert (len(without["runs"]), seeds) == (1, [0, 1])
   for point in ("momentum=0.0,seed=0", "momentum=0.5,seed=1"):
