@@ -126,8 +126,7 @@ class OuterConfig:
   learning_rate_by_islands: Mapping[str, Any] = dataclasses.field(
     default_factory=dict
   )  # M as text to a learning rate, which takes the place of the one above
-  # As if islands not in a round had sent zeros; never with a momentum, nor
-  # where islands make outer steps themselves.
+  # As if islands not in a round had sent zeros; see `_with_equal_steps`.
   count_absent: bool = True
 
   @property
@@ -304,7 +303,11 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
 
 
 def _with_equal_steps(config: RunConfig) -> RunConfig:
-  """Leaves outer steps as long as who relies on their length takes them for."""
+  """Counts no absent islands where outer steps must all be of one length.
+
+  A momentum would mix steps of many lengths, and islands that make outer steps
+  themselves do not know who is in a round.
+  """
   if config.outer.momentum or config.sync.adoption == "eager":
     outer = dataclasses.replace(config.outer, count_absent=False)
     return dataclasses.replace(config, outer=outer)

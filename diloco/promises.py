@@ -272,7 +272,12 @@ def broken(
 def taken_too_late(
   snapshots: store.SnapshotStore, key: str
 ) -> Iterator[Finding]:
-  """Writes on a condition that held before, as one client alone finds them."""
+  """Writes on a condition that held before, as one client alone finds them.
+
+  Args:
+    snapshots: the store.
+    key: of a record that is written, and deleted in the end.
+  """
   unsafe = "use a store with conditional writes"
   snapshots.write(key, records.Lease("probe", 0, 0))
   for i, name in enumerate(("compare-and-set", "create-once")):

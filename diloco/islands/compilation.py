@@ -83,10 +83,10 @@ def numbers_apart(
   def apart(atom: Any) -> Any:
     if not _is_number(atom):
       return atom
-    of_dtype = values.setdefault(atom.aval.dtype.name, [])
-    variable = core.Var(atom.aval)
-    variables.append((variable, atom.aval.dtype.name, len(of_dtype)))
-    of_dtype.append(atom.val)
+    variable, dtype = core.Var(atom.aval), atom.aval.dtype.name
+    alike = values.setdefault(dtype, [])
+    variables.append((variable, dtype, len(alike)))
+    alike.append(atom.val)
     return variable
 
   equations = [
