@@ -169,6 +169,23 @@ class Runner:
 
     Returns when they are done, or a signal has ended them.
     """
+    with self._signals():
+      queue = self._queue(retry=retry)
+      while (queue and not self._stops) or self._executor.running():
+        while queue and not self._stops and self._begin(queue[0]):
+          queue.pop(0)
+        time.sleep(_POLL_SECS)
+        self._heed()
+        if time.monotonic() > self._told + _TELL_SECS:
+          self._progress()
+        for name, cause in self._executor.ended().items():
+          if cause:
+            self._settle(name, cause)
+          else:
+            queue[:0] = [p for p in self._sweep.points if p.name == name]
+
+  def _queue(self, *, retry: bool) -> list[frozen.Point]:
+    """Takes over points that run on, and returns those to begin."""
     points = self._sweep.points
     open_ = {p.name for p in points if self._found(p.name) != "finished"}
     adopted = {name for name in open_ if self._executor.adopt(name)}
@@ -183,19 +200,7 @@ class Runner:
       f"{len(points)} points, {len(points) - len(open_)} done,"
       f" {len(adopted)} still running, {len(queue)} to begin"
     )
-    with self._signals():
-      while (queue and not self._stops) or self._executor.running():
-        while queue and not self._stops and self._begin(queue[0]):
-          queue.pop(0)
-        time.sleep(_POLL_SECS)
-        self._heed()
-        if time.monotonic() > self._told + _TELL_SECS:
-          self._progress()
-        for name, cause in self._executor.ended().items():
-          if cause:
-            self._settle(name, cause)
-          else:
-            queue[:0] = [p for p in points if p.name == name]
+    return queue
 
   def _heed(self) -> None:
     """Passes signals on; not from their handler, which could miss a start."""

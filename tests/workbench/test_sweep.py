@@ -181,6 +181,25 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(capsys, tmp_path):
   assert list(table(workdir)["status"]) == ["finished", "pending"]
 
 
+class Interrupting(io.StringIO):
+  """Has its writer interrupted as it tells how many points there are."""
+
+  def write(self, text):
+    if "to begin" in text:
+      signal.raise_signal(signal.SIGINT)
+    return super().write(text)
+
+
+def test_ctrl_c_is_heeded_from_the_first_line_on(capsys, tmp_path, monkeypatch):
+  path, workdir = write(tmp_path, LONG), tmp_path / "out"
+  with monkeypatch.context() as patch:
+    patch.setattr(sys, "stderr", told := Interrupting())
+    code, _, _ = sweep(capsys, f"--sweep={path}", f"--workdir={workdir}")
+  assert code == 0
+  assert "0 of 2 points done; the same command goes on" in told.getvalue()
+  assert list(table(workdir)["status"]) == ["pending", "pending"]
+
+
 TRAINED = """
 from diloco import hyper
 def get_config():
