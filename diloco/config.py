@@ -126,8 +126,9 @@ class OuterConfig:
   learning_rate_by_islands: Mapping[str, Any] = dataclasses.field(
     default_factory=dict
   )  # M as text to a learning rate, which takes the place of the one above
-  # As if islands not in a round had sent zeros; see `_with_equal_steps`.
-  count_absent: bool = True
+  # As if islands not in a round had sent zeros. None, while nobody has said:
+  # if outer steps may be of many lengths (`needs_equal_steps`).
+  count_absent: bool | None = None
 
   @property
   def buffers(self) -> tuple[str, ...]:
@@ -259,6 +260,15 @@ class RunConfig:
     return self.method == "elastic_data_parallel"
 
   @property
+  def needs_equal_steps(self) -> bool:
+    """Whether outer steps must all be of one length.
+
+    A momentum would mix steps of many lengths, and islands that make outer
+    steps themselves do not know who is in a round.
+    """
+    return self.outer.momentum > 0 or self.sync.adoption == "eager"
+
+  @property
   def own_answers(self) -> bool:
     """Whether islands adopt only versions with all that they published.
 
@@ -297,21 +307,18 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
   """
   whole = methods.completed(values)
   config = typed.build(RunConfig, whole, "config")
-  config = _with_equal_steps(_with_rate_of_islands(config))
+  config = _with_absent_islands(_with_rate_of_islands(config))
   config_checks.check(config)
   return config
 
 
-def _with_equal_steps(config: RunConfig) -> RunConfig:
-  """Counts no absent islands where outer steps must all be of one length.
-
-  A momentum would mix steps of many lengths, and islands that make outer steps
-  themselves do not know who is in a round.
-  """
-  if config.outer.momentum or config.sync.adoption == "eager":
-    outer = dataclasses.replace(config.outer, count_absent=False)
-    return dataclasses.replace(config, outer=outer)
-  return config
+def _with_absent_islands(config: RunConfig) -> RunConfig:
+  """Says whether absent islands count, if nobody has."""
+  if config.outer.count_absent is not None:
+    return config
+  counted = not config.needs_equal_steps
+  outer = dataclasses.replace(config.outer, count_absent=counted)
+  return dataclasses.replace(config, outer=outer)
 
 
 def _with_rate_of_islands(config: RunConfig) -> RunConfig:

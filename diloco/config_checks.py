@@ -62,6 +62,15 @@ def _check_sync_with_outer(config: config_lib.RunConfig) -> None:
     " config.outer.optimizer = 'delayed_nesterov', which are not all alike",
     "choose another outer optimizer, such as 'nesterov'",
   )
+  _require(
+    not (outer.count_absent and config.needs_equal_steps),
+    "config.outer.count_absent = True",
+    "outer steps are then of many lengths, and those of"
+    f" config.outer.momentum = {outer.momentum} with config.sync.adoption ="
+    f" {sync.adoption!r} must be of one",
+    "leave config.outer.count_absent out; or have no momentum, and another"
+    " adoption than 'eager'",
+  )
 
 
 def _check_faults(config: config_lib.RunConfig) -> None:

@@ -160,9 +160,11 @@ def _set_missing(config: Any, defaults: Mapping[str, Any]) -> None:
   for name, default in defaults.items():
     if isinstance(default, list):
       default = tuple(default)
+    elif default is None:  # only truth values may be left open
+      default = ml_collections.config_dict.placeholder(bool)
     if name not in config:
-      config[name] = default
-    elif isinstance(default, Mapping):
+      config[name] = {} if isinstance(default, Mapping) else default
+    if isinstance(default, Mapping):
       _complete(config[name], default)
     elif isinstance(default, float) and type(config[name]) is int:
       config[name] = float(config[name])  # or a fraction would be refused

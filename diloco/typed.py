@@ -10,6 +10,7 @@ import decimal
 import difflib
 import math
 import reprlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -142,6 +143,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
   if isinstance(hint, type) and dataclasses.is_dataclass(hint):
     return build(hint, value, where)
   origin, args = get_origin(hint), get_args(hint)
+  if origin is types.UnionType:  # `kind | None`
+    return None if value is None else _convert(args[0], value, where)
   if origin is tuple:
     expected = "a list"
     if isinstance(value, list | tuple):

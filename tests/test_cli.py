@@ -123,6 +123,10 @@ def train(*overrides, config="config.py", workdir="run"):
 BAD_INPUT = {
   "unknown command": (["trian"], ["diloco trian", "choose one of"]),
   "unknown flag": (train("--wrokdir=x"), ["--wrokdir", "--workdir?"]),
+  "flags that contradict each other": (
+    train("outer.count_absent=true", "outer.momentum=0.5"),
+    ["config.outer.count_absent = True", "config.outer.momentum = 0.5"],
+  ),
   "unknown flag instead": (
     ["train", "--config=config.py", "--wrkdir=run"],
     ["--wrkdir", "did you mean --workdir?"],
@@ -485,6 +489,22 @@ def test_run_does_not_go_on_with_another_fragment_plan(
   snapshots.write_plan(partition.partition([tensor], 1))
   argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "fragment plan", "--workdir")
+
+
+@pytest.mark.parametrize(
+  ("flags", "counted"),
+  [
+    ([], True),
+    (["--config.outer.momentum=0.5"], False),
+    (["--noconfig.outer.count_absent"], False),
+    (["--config.outer.count_absent=false"], False),
+    (["--config.outer.count_absent"], True),
+  ],
+)
+def test_what_flags_leave_out_is_not_taken_for_said(place, flags, counted):
+  config = launch.load_config("config.py")
+  launch.override(config, flags)
+  assert config_lib.from_mapping(config).outer.count_absent is counted
 
 
 @pytest.fixture

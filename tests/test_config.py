@@ -78,6 +78,24 @@ REFUSALS = {
     "which the slowest island does after 2 steps",
     "lower config.sync.wait_after or raise config.sync.every",
   ),
+  "momentum over steps of many lengths": (
+    {"outer": {"count_absent": True, "momentum": 0.5}},
+    "config.outer.count_absent = True",
+    "config.outer.momentum = 0.5",
+    "leave config.outer.count_absent out",
+  ),
+  "own outer steps of unknown lengths": (
+    {"outer": {"count_absent": True}, "sync": {"adoption": "eager"}},
+    "config.outer.count_absent = True",
+    "config.sync.adoption = 'eager'",
+    "leave config.outer.count_absent out",
+  ),
+  "delayed momentum over steps of many lengths": (
+    {"outer": {"count_absent": True}, "method": "async_local_sgd"},
+    "config.outer.count_absent = True",
+    "config.outer.momentum = 0.9",
+    "leave config.outer.count_absent out",
+  ),
   "correction by a momentum that is not there": (
     {"sync": {"merge_align": True}},
     "config.sync.merge_align = True",
@@ -622,6 +640,7 @@ def test_what_is_no_whole_number_is_refused(written):
     ({}, True),
     ({"outer": {"count_absent": False}}, False),
     ({"outer": {"momentum": 0.9}}, False),
+    ({"outer": {"momentum": 0.9, "count_absent": None}}, False),
     ({"sync": {"adoption": "eager"}}, False),
     (
       {
