@@ -382,11 +382,19 @@ class _Link:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await loop.connect_accepted_socket(
-      lambda: protocol, conn, ssl=context, ssl_shutdown_timeout=_CLOSE_SECS
-    )
-    writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    return cls(reader, writer)
+    try:
+      transport, _ = await loop.connect_accepted_socket(
+        lambda: protocol, conn, ssl=context, ssl_shutdown_timeout=_CLOSE_SECS
+      )
+      writer = asyncio.StreamWriter(transport, protocol, reader, loop)
+      return cls(reader, writer)
+    except BaseException:
+      # Asyncio may leave it open; at its end it is closed, in a turn or two.
+      with contextlib.suppress(OSError):
+        conn.shutdown(socket.SHUT_RDWR)
+      while conn.fileno() >= 0:
+        await asyncio.sleep(0)
+      raise
 
   @classmethod
   async def connect(cls, place: _Place) -> "_Link":

@@ -356,6 +356,35 @@ def test_peer_that_dribbles_has_no_more_time_than_a_silent_one(
     pytest.fail("nobody hung up")
 
 
+def test_connection_is_closed_at_whatever_turn_its_handshake_is_given_up():
+  context, certificate = channel._certify()
+  trusted = trusting({"certificate": certificate})
+
+  async def given_up_after(turns):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+      theirs = socket.create_connection(listener.getsockname())
+      ours, _ = listener.accept()
+    accepting = asyncio.create_task(channel._Link.accept(ours, context))
+    connecting = asyncio.create_task(
+      asyncio.open_connection(sock=theirs, ssl=trusted, server_hostname="")
+    )
+    for _ in range(turns):
+      await asyncio.sleep(0)
+    if done := accepting.done():
+      accepting.result().abort()
+      await accepting.result().close()
+    accepting.cancel()
+    await asyncio.wait([accepting])
+    assert ours.fileno() == -1, turns
+    with contextlib.suppress(OSError):
+      (await connecting)[1].transport.abort()
+    return done
+
+  turns = itertools.count(1)  # before it begins there is none
+  while not asyncio.run(given_up_after(next(turns))):
+    pass
+
+
 def test_established_peer_may_be_silent(ends, tmp_path, monkeypatch):
   monkeypatch.setattr(channel, "_HANDSHAKE_SECS", 1.0)
   server = serve(ends, tmp_path)
