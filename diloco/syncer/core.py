@@ -270,8 +270,8 @@ class Settings:
 class _Offender:
   """An island that was refused, and not merged since."""
 
-  incarnation: int
-  step: int  # last one refused; what counts from it on is a new offence
+  incarnation: int = 0
+  step: int = 0  # last one refused; what counts from it on is a new offence
   offences: int = 0
   until: float = 0.0  # suspended, on the core's clock
 
@@ -362,7 +362,7 @@ class SyncerCore:
   @property
   def idle(self) -> bool:
     """Whether no merge runs and nothing waits for one."""
-    return not any(f.closing or f.waiting for f in self._fragments)
+    return not any(f.waiting for f in self._fragments)
 
   @property
   def quorate(self) -> set[int]:
@@ -432,12 +432,9 @@ class SyncerCore:
   ) -> list[Action]:
     # Before anything of it is taken in: what was sent after a cut must not be
     # in it.
-    newest = max([c.cut for c in contributions], default=0)
-    actions = self._take_part(newest) if newest > self._cut else []
+    actions = self._take_part(max([c.cut for c in contributions], default=0))
     for new in contributions:
       actions += self._admit(new, now)
-    if len(contributions) == 1:
-      return actions + self._evaluate(contributions[0].fragment, now)
     for fragment in sorted({c.fragment for c in contributions}):
       actions += self._evaluate(fragment, now)
     return actions
@@ -484,8 +481,7 @@ class SyncerCore:
     """Counts an offence, unless the island could not know of the last one."""
     offender = self._offenders.get(refused.island)
     if offender is None:
-      offender = _Offender(refused.incarnation, 0)
-      self._offenders[refused.island] = offender
+      offender = self._offenders[refused.island] = _Offender()
     elif (
       refused.incarnation <= offender.incarnation
       and refused.first_step < offender.step
@@ -555,14 +551,13 @@ class SyncerCore:
     state.failures, state.retry_at = 0, -math.inf
     # What is left was meant for the round that just closed.
     actions: list[Action] = []
-    if not state.waiting:
-      return actions
     for key, (left, arrived_at) in list(state.waiting.items()):
       late = state.version - left.base_version > self._settings.max_staleness
-      if late or left.first_step < state.clock.get(left.island, 0):
+      merged_step = state.clock.get(left.island, 0)
+      if late or left.first_step < merged_step:
         del state.waiting[key]
         reason = "too_stale" if late else "overlaps_merged"
-        if _is_passed_over(state, left):
+        if left.step <= merged_step and _is_passed_over(state, left):
           reason = "passed_over"
         actions.append(Discard(left, reason, arrived_at))
     return actions + self._evaluate(fragment, now)
@@ -592,15 +587,13 @@ class SyncerCore:
 
   def _keep_open(self, state: _Fragment) -> None:
     """A round that has lost what opened it is open no more."""
-    bases = [c.base_version for c, _ in state.waiting.values()]
-    if state.version not in bases:
+    if self._opener(state) is None:
       state.opened_at = state.quorum_at = state.ready_at = None
 
   def _evaluate_all(self, now: float) -> list[Action]:
     actions: list[Action] = []
-    for fragment, state in enumerate(self._fragments):
-      if state.waiting and state.closing is None:
-        actions += self._evaluate(fragment, now)
+    for fragment in range(len(self._fragments)):
+      actions += self._evaluate(fragment, now)
     return actions
 
   def _present(self, state: _Fragment) -> set[int]:
@@ -679,8 +672,7 @@ class SyncerCore:
       if contribution.first_step > merged_step:
         hole = merged_step, contribution.first_step
         holes[island] = (*holes.get(island, ()), hole)[-_HOLES_KEPT:]
-      if step > merged_step:
-        clock[island] = step
+      clock[island] = step
     return Close(
       fragment=fragment,
       version=version + 1,
@@ -721,8 +713,6 @@ def _contain(kept: Sequence[Contribution], dropped: Contribution) -> bool:
 
 def _is_passed_over(state: _Fragment, contribution: Contribution) -> bool:
   """Whether a contribution behind the clock has steps that no version has."""
-  if contribution.step > state.clock.get(contribution.island, 0):
-    return False
   holes = state.holes.get(contribution.island, ())
   if len(holes) == _HOLES_KEPT and contribution.first_step < holes[0][0]:
     return True  # as far as known; what was merged is no less so for it

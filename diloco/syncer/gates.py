@@ -82,14 +82,12 @@ class NormGate:
     if len(self._refused) >= settings.patience and len(set(self._refused)) > 1:
       self._accepted.clear()
       self._sorted.clear()
-      self._refused.clear()
       return ""
     return f"norm_outlier: {length:.3g} per root of a step, median {median:.3g}"
 
   def accepted(self, contribution: Judged) -> None:
     """Takes a merged contribution as a measure for later ones."""
-    if self._refused:
-      self._refused.clear()
+    self._refused.clear()
     square = 0.0
     for norm in contribution.norms:
       square += norm * norm

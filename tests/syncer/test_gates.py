@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import random
 
 import pytest
 
@@ -92,6 +93,19 @@ def test_oldest_norm_is_forgotten_and_not_the_smallest():
   gate.accepted(sent(1.0))
   gate.accepted(sent(1.0))  # left are four of 1
   assert gate.judge(sent(11.0)).startswith("norm_outlier")
+
+
+def test_median_is_that_of_the_last_norms_accepted():
+  draw = random.Random(0)
+  gate, accepted = gates.NormGate(SETTINGS), []
+  for _ in range(200):
+    median = sorted(accepted[-4:])[min(len(accepted), 4) // 2 :][:1]
+    limit = 10 * median[0] if len(accepted) >= 3 else math.inf
+    for norm in (limit, limit + 1):
+      refused = gate.judge(sent(min(norm, 1e9))) != ""
+      assert refused == (norm > limit)
+    accepted.append(draw.choice([1, 1, 2, 3, 8]))
+    gate.accepted(sent(accepted[-1]))
 
 
 def test_factor_zero_lets_in_all_that_is_finite():

@@ -396,3 +396,48 @@ def test_leader_deposed_during_a_merge_commits_nothing(leader):
     leader.handle(core.Arrived([r for _, r in found]))
   assert leader.run.head(0).version == 0
   assert leader.events("merged") == []
+
+
+def test_tape_has_every_field_of_what_was_decided(leader):
+  sent = dataclasses.replace(leader.publish(8, first=3), incarnation=4)
+  discard = core.Discard(sent, "too_stale", 2.5)
+  verdict = core.Quarantine(1, 7, 1, "not_finite", 3, 10.0)
+  fields = {
+    "round_opened": dataclasses.asdict(core.Open(1, 5, 2)),
+    "discarded": {
+      **{"fragment": 0, "key": sent.key, "island": 0, "island_incarnation": 4},
+      **{"first_step": 3, "step": 8, "c_tokens": sent.c_tokens},
+      **{"reason": "too_stale", "arrived_at": 2.5},
+    },
+    "quarantined": {
+      **{"island": 1, "island_incarnation": 7, "fragment": 1},
+      **{"reason": "not_finite", "offences": 3, "suspended_secs": 10.0},
+    },
+  }
+  for action in (core.Open(1, 5, 2), discard, verdict):
+    leader.rounds.acts(action)
+  for name, expected in fields.items():
+    (line,) = leader.events(name)
+    assert {key: line[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+  ("step_secs", "least_secs", "due_in", "pause_secs"),
+  [
+    (0.2, 0.0, None, 0.01),  # a twentieth of a step
+    (0.02, 0.0, None, 0.002),
+    (9.0, 0.0, None, 0.05),
+    (0.2, 0.03, None, 0.03),  # the store is far
+    (0.2, 0.0, 9.0, 0.01),
+    (0.2, 0.0, 0.005, 0.005),
+    (0.2, 0.0, -1.0, 0.002),
+  ],
+)
+def test_pause_is_a_share_of_the_fastest_step_and_ends_when_a_round_is_due(
+  leader, step_secs, least_secs, due_in, pause_secs
+):
+  one = leader.rounds
+  one._parts = one._parts._replace(least_pause_secs=least_secs)
+  one.present({0: 20.0, 1: step_secs, 2: 0.0})  # that one has done no step
+  deadline = None if due_in is None else 100.0 + due_in
+  assert one.pause_secs(100.0, deadline) == pytest.approx(pause_secs)

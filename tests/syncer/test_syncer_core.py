@@ -169,9 +169,15 @@ def test_of_what_is_older_than_the_holes_remembered_nothing_is_forgotten():
     new = Contribution(0, 10 * version + 5, 10 * version + 10, version)
     close, _ = _commit(state, state.handle(core.Arrived([new]), 1.0), 1.0)
   assert len(close.holes[0]) == 16
-  late = Contribution(0, 0, 5, base_version=20)
-  (discard,) = state.handle(core.Arrived([late]), 2.0)
-  assert discard == core.Discard(late, "passed_over", 2.0)
+  # The first that is remembered is (40, 45].
+  for first in (0, 35, 40, 195):
+    late = Contribution(0, first, first + 5, base_version=20)
+    fate = core.Forget(late)
+    if first != 195:
+      fate = core.Discard(late, "passed_over", 2.0)
+    assert state.handle(core.Arrived([late]), 2.0) == [fate]
+  merged = Contribution(0, 45, 50, base_version=20)
+  assert state.handle(core.Arrived([merged]), 2.0) == [core.Forget(merged)]
 
 
 def test_what_arrives_out_of_order_during_a_merge_is_passed_over():
