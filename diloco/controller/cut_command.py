@@ -11,7 +11,6 @@ from diloco import errors, process
 from diloco.controller import cutter
 from diloco.report import liveness
 from diloco.snapshots import cuts, operations, store
-from diloco.tape import events, reader
 
 T = TypeVar("T")
 
@@ -121,9 +120,5 @@ def _wait(
 
 def _why_ended(run_dir: pathlib.Path, number: int) -> str:
   """Why a cut that is deleted by now was given up; empty if it was complete."""
-  ends = {events.CUT_COMPLETED, events.CUT_ABANDONED}
-  record = reader.stream(run_dir, only_role="controller")
-  for line in reader.select(record.events, ends):
-    if line.get("cut") == number:
-      return str(line.get("reason", ""))
-  return "no record of it was left"
+  line = cutter.end_line(run_dir, number)
+  return "no record of it was left" if line is None else line.get("reason", "")

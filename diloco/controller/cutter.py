@@ -19,7 +19,7 @@ from typing import Any
 from diloco import config as config_lib
 from diloco import errors
 from diloco.snapshots import cut_parts, cuts, records, store
-from diloco.tape import events, recorder
+from diloco.tape import events, reader, recorder
 
 Script = Generator[Any, Any, None]
 
@@ -37,6 +37,18 @@ _LEAST_BYTES_A_SEC = 16 << 20
 def wish_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
   """A file here asks the controller for a cut; it deletes the file."""
   return pathlib.Path(run_dir) / "control" / "cut_wish"
+
+
+def end_line(run_dir: str | os.PathLike[str], cut: int) -> reader.Line | None:
+  """What the tapes tell of how a cut ended; None while they do not."""
+  ends = {events.CUT_COMPLETED, events.CUT_ABANDONED}
+  record = reader.stream(run_dir, only_role="controller")
+  found = (
+    line
+    for line in reader.select(record.events, ends)
+    if line.get("cut") == cut
+  )
+  return next(found, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +94,13 @@ def of_run(
     islands=config.fleet.islands,
     num_fragments=config.sync.num_fragments,
   )
-  return Cutter(settings, tape.record, wish_path(run_dir), token)
+  return Cutter(
+    settings,
+    tape.record,
+    wish_path(run_dir),
+    lambda cut: end_line(run_dir, cut) is not None,
+    token,
+  )
 
 
 def limit_secs(patience_secs: float, num_params: int) -> float:
@@ -98,13 +116,23 @@ class Cutter:
     settings: Settings,
     record: Callable[..., None],
     wish: pathlib.Path,
+    is_told: Callable[[int], bool],
     token: int = 0,
   ):
-    """Args: when to cut, the tape's, where wishes are, lease's token."""
+    """Makes a cutter that has not looked yet.
+
+    Args:
+      settings: when to cut.
+      record: of the tape.
+      wish: where wishes are.
+      is_told: whether a tape has a cut's end.
+      token: of the controller's lease.
+    """
     self._token = token
     self._settings = settings
     self._record = record
     self._wish = wish
+    self._is_told = is_told
     self._open: _Open | None = None
     self._due: float | None = None  # of the next cut
     self._look_due = 0.0
@@ -152,13 +180,16 @@ class Cutter:
       yield from self._ask(now, lives)
 
   def _take_up(self, now: float, lives: Mapping[int, int]) -> Script:
-    """Goes on with a cut that an earlier controller asked for."""
+    """Goes on with a cut that an earlier controller asked for, or ended.
+
+    It may have died before it told that.
+    """
     newest = max((yield from cuts.numbers()), default=0)
     if newest:
       # Nobody takes part in a cut whose request nobody can read.
       with contextlib.suppress(errors.CorruptSnapshotError):
         look = yield from cuts.look(newest)
-        if look.is_open and look.request is not None:
+        if look.request and (look.is_open or not self._is_told(newest)):
           self._open = _Open(look.request, now, dict(lives))
     self._settled = True
 
@@ -189,7 +220,7 @@ class Cutter:
 
   def _go_on(self, mine: _Open, now: float, lives: Mapping[int, int]) -> Script:
     look = yield from cuts.look(mine.asked.cut)
-    if cuts.COMPLETE in look.names:
+    if look.is_complete:
       # By an earlier controller, which then died.
       yield from self._complete(mine, now)
     elif cuts.ABANDONED in look.names:

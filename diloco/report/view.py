@@ -241,6 +241,8 @@ class RunView:
       self.syncer_leads.append(line["wall_secs"])  # in this session
 
   def _cut_completed(self, line: reader.Line) -> None:
+    if self.last_cut is not None and line["cut"] <= self.last_cut:
+      return  # told by two controllers, one of which stood still meanwhile
     self.cuts += 1
     self.last_cut = line["cut"]
     self.last_cut_secs = line["wall_secs"]

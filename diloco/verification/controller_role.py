@@ -258,10 +258,13 @@ class _Cutter(cutter_lib.Cutter):
       num_fragments=schedule.fragments,
     )
     nobody: Any = _NobodyWishes()
-    super().__init__(settings, self._note, nobody)
+    self._told: set[int] = world.told_cuts
+    super().__init__(settings, self._note, nobody, self._told.__contains__)
     self._due = begun + schedule.cuts * draw
 
   def _note(self, event: str, **fields: Any) -> None:
+    if event in (events.CUT_COMPLETED, events.CUT_ABANDONED):
+      self._told.add(fields["cut"])
     if event == events.CUT_ABANDONED:
       self._checker.seen["cuts_abandoned"] += 1
 

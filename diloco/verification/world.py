@@ -139,6 +139,7 @@ class World:
       f.kind in faults.BEYOND_CONTRACT for f in schedule.faults
     )
     self.cut_states: dict[tuple[int, int], island_recovery.Saved] = {}
+    self.told_cuts: set[int] = set()  # whose end is on a tape
     self.unreadable = [0.0] * schedule.islands  # saved state, until then
     self.trained = [0] * schedule.islands  # furthest row ever trained
     self._make_roles()

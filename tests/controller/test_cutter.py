@@ -34,6 +34,7 @@ class Session:
       dataclasses.replace(SETTINGS, **settings),
       self.tape.record,
       cutter.wish_path(tmp_path),
+      lambda cut: cutter.end_line(tmp_path, cut) is not None,
     )
 
   def look(self, now, lives):
@@ -220,6 +221,45 @@ def test_cut_that_has_ended_is_not_taken_up(tmp_path, end):
   second.look(10.0, LIVES)
   second.look(12.0, LIVES)
   assert [name for name, _ in second.events()] == ["cut_requested", end]
+
+
+@pytest.mark.parametrize("end", ["cut_completed", "cut_abandoned"])
+def test_end_of_a_cut_that_no_tape_tells_is_told_by_the_next_controller(
+  tmp_path, monkeypatch, end
+):
+  """The first dies after the cut's last record and before its line."""
+  first = Session(tmp_path)
+  first.wish()
+  first.look(0.0, LIVES)
+  with monkeypatch.context() as patched:
+    patched.setattr(first.cutter, "_record", lambda *_, **__: None)
+    if end == "cut_completed":
+      first.take_parts(1)
+      first.look(1.0, LIVES)
+    else:
+      first.close()
+  for number in (2, 3):
+    later = Session(tmp_path, first.run, number=number)
+    later.look(10.0 * number, LIVES)
+    later.look(10.0 * number + 2, LIVES)
+    assert [name for name, _ in later.events()] == ["cut_requested", end]
+
+
+def test_cut_that_was_given_up_when_it_was_complete_is_told_as_given_up(
+  tmp_path,
+):
+  session = Session(tmp_path)
+  session.wish()
+  session.look(0.0, LIVES)
+  session.take_parts(1)
+  session.run.store.write(
+    keys.cut_abandoned_key(1), records.CutAbandoned(1, "late")
+  )
+  session.run.store.write(
+    keys.cut_complete_key(1), records.CutComplete(1, 0, {})
+  )
+  session.look(1.0, LIVES)
+  assert session.events()[-1] == ("cut_abandoned", "late")
 
 
 def test_end_of_a_session_ends_its_cut(tmp_path):

@@ -74,8 +74,10 @@ def test_run_that_has_ended_refuses_nobody():
 def test_takeovers_roll_backs_and_the_age_of_the_last_cut_are_told():
   leads = [line("lease_acquired", token=n) for n in (1, 2)]
   cut = line("cut_completed", "controller", wall_secs=3.0, cut=4)
-  # A restore that was finished by a second attempt is one.
-  status = state(STARTED, *leads, cut, RESTORED, RESTORED)
+  # A restore that was finished by a second attempt is one; so is a cut that a
+  # controller tells late, which stood still while another went on.
+  late = [line("cut_completed", "controller", cut=n) for n in (4, 3)]
+  status = state(STARTED, *leads, cut, *late, RESTORED, RESTORED)
   assert status["takeovers"] == status["rollbacks"] == 1
   assert status["last_cut_age_secs"] == 2.0
   text = text_of(status)
@@ -94,7 +96,7 @@ def test_story_tells_of_refusals_cuts_and_roll_backs():
   cut = line("cut_completed", "controller", cut=4)
   resynced = line("resynced", "island-1", step=3, fragments=[])
   told = " ".join(
-    narrative._safety(shown(STARTED, TOLD, resynced, cut, RESTORED))
+    narrative._safety(shown(STARTED, TOLD, resynced, cut, cut, RESTORED))
   )
   assert "islands 1 quarantined, 1 time in all" in told
   assert "1 consistent cut taken" in told
