@@ -141,9 +141,9 @@ class Fleet:
   def lost(self, event: orders.Lost) -> None:
     """A channel is gone, which is no sign of life.
 
-    An island may still have windows that came over it, and does them before
-    those that it is sent anew. A window asks for some more steps and not for
-    certain ones: none is done twice, and only what else it is asked is later.
+    An island may still have windows that came over it; those that it is sent
+    anew take their place. A window asks for some more steps and not for certain
+    ones, so none is done twice.
     """
     life = self.lives.get(event.role)
     if life is not None and event.pid in (None, life.pid):

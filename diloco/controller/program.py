@@ -30,6 +30,8 @@ class Program:
     name: what to do.
     args: how.
     preempt: whether to end the train window under way and skip those queued.
+    anew: whether its peer has no other of this name, as far as is known. What
+      it still has came over a channel that was lost, and has its place taken.
     result: what came back, once it did.
     lost: its peer is gone; it may have run in part.
   """
@@ -39,6 +41,7 @@ class Program:
   name: Name
   args: Mapping[str, Any]
   preempt: bool = False
+  anew: bool = False
   result: Mapping[str, Any] | None = None
   lost: bool = False
 
@@ -55,6 +58,7 @@ class Program:
       "name": self.name,
       "args": dict(self.args),
       "preempt": self.preempt,
+      "anew": self.anew,
     }
 
 
@@ -75,7 +79,8 @@ class Queues:
     self, peer: str, name: Name, args: Mapping[str, Any], *, preempt: bool
   ) -> Program:
     """A program for a peer, with the next number."""
-    program = Program(peer, next(self._seq), name, args, preempt)
+    anew = not self.queued(peer, name)
+    program = Program(peer, next(self._seq), name, args, preempt, anew)
     self._under_way.setdefault(peer, {})[program.seq] = program
     return program
 

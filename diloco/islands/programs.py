@@ -123,7 +123,7 @@ class ProgramRunner:
     return self._preempted or self._orphaned
 
   def _receive(self, *, wait: bool) -> None:
-    """Moves messages into the queue; a preempting one ends train windows."""
+    """Moves messages into the queue; some end the train windows there."""
     while True:
       try:
         message = self._channel.inbox.get(
@@ -134,8 +134,10 @@ class ProgramRunner:
       wait = False
       if message.get("type") != "program":
         continue
+      anew = message["name"] == "train" and message.get("anew")
       if message.get("preempt"):
         self._preempted = True
+      if message.get("preempt") or anew:
         for old in [m for m in self._queue if m["name"] == "train"]:
           self._queue.remove(old)
           self._done(old, {"steps": 0, "cancelled": True})

@@ -22,6 +22,7 @@ def test_message_says_everything():
     "name": "drain",
     "args": {"timeout_secs": 3},
     "preempt": True,
+    "anew": True,
   }
 
 
@@ -60,4 +61,6 @@ def test_loss_of_a_peer_is_that_of_all_it_had_and_nothing_else(queues):
   assert queues.queued("a", "train") == 0
   queues.lost("a")  # a second time, nothing is left to lose
   assert queues.done("a", lost[0].seq, {}) is None  # too late
+  again = [add(queues, peer) for peer in ("a", "a", "b")]
+  assert [p.anew for p in (*lost, *again)] == [True, False, True, False, False]
   assert lost[0].result is None

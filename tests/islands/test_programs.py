@@ -13,11 +13,12 @@ STOP = {"type": "program", "seq": 99, "name": "stop", "args": {}}
 STOP |= {"preempt": True}
 
 
-def program(seq, name, *, preempt=False, **args):
+def program(seq, name, *, preempt=False, anew=False, **args):
   args = args or {"num_steps": 2}
   return {
     **{"type": "program", "seq": seq, "name": name, "args": args},
     "preempt": preempt,
+    "anew": anew,
   }
 
 
@@ -124,13 +125,30 @@ def test_last_window_is_repeated_until_something_else_is_asked(island):
   assert channel.sent[-1] == (99, {"step": 4})
 
 
-def test_windows_that_are_sent_anew_repeat_no_step(island):
-  before = [program(seq, "train") for seq in (1, 2)]  # and the channel is lost
-  anew = [program(seq, "train") for seq in (3, 4)]
-  channel = Channel(*before, *anew, *[None] * 12)
+def test_windows_that_are_sent_anew_take_the_place_of_those_that_are_queued(
+  island,
+):
+  before = [
+    program(1, "train", anew=True, num_steps=5),
+    program(2, "train"),
+    program(3, "checkpoint", wait=False),
+  ]  # and the channel is lost, while the first is under way
+  anew = [program(4, "train", anew=True), program(5, "train")]
+  channel = Channel(*before, None, None, *anew, *[None] * 12)
   assert run(island, channel) == "stopped"
-  assert channel.sent[:4] == [(seq, {"step": 2 * seq}) for seq in (1, 2, 3, 4)]
-  assert island.step == 8
+  assert island.done[:4] == [
+    "train 5",
+    "checkpoint False",
+    "train 2",
+    "train 2",
+  ]
+  assert channel.sent[:5] == [
+    (2, {"steps": 0, "cancelled": True}),
+    (1, {"step": 5}),
+    (3, {"durable": False}),
+    (4, {"step": 7}),
+    (5, {"step": 9}),
+  ]
 
 
 def test_what_is_urgent_ends_windows_and_nothing_else(island):
