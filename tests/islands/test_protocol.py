@@ -7,7 +7,7 @@ from cut_builder import CutRun, spoil
 
 from diloco import errors
 from diloco.islands import comeback, protocol
-from diloco.snapshots import cuts, keys, operations, records
+from diloco.snapshots import checkpoint, cuts, keys, operations, records
 
 ISLAND = 1
 
@@ -197,3 +197,102 @@ def test_verdict_is_told_once_and_only_to_the_life_it_is_about(run):
   run.store.write(key, verdict(2, 3))
   looks.append(run.perform(watch.look()))
   assert looks == [0, 0, 1, 0, 2, 0, 3]
+
+
+class Search(protocol.Search):
+  """One whose saved states are markers; each look at them may fail."""
+
+  def __init__(self, saved, fails=0):
+    super().__init__(ISLAND, 2, lambda: 0.0)
+    self.saved, self.fails = saved, fails
+    self.failures = []
+
+  def saved_states(self):
+    yield from self.saved
+    if self.fails:
+      self.fails -= 1
+      raise OSError("the disk is away")
+
+  def marker_of(self, saved):
+    if saved is None:
+      raise errors.CorruptSnapshotError("torn")
+    return saved
+
+  def is_part(self, saved, part):
+    return saved.cut == part.cut
+
+  def restore(self, saved):
+    return f"state of {saved.step}"
+
+  def patience_secs(self, peers):
+    return 0.0
+
+  def failed(self, error):
+    self.failures.append(str(error))
+
+
+def _marker(step, positions=((0, 0, 0), (0, 0, 0)), epoch=0):
+  fields = {"island": ISLAND, "incarnation": 1, "serial": 1, "cut": 0}
+  return checkpoint.Checkpoint(
+    **fields,
+    **{"step": step, "epoch": epoch, "positions": [list(p) for p in positions]},
+    **{"leaves": {}, "files": {}, "num_bytes": 0},
+  )
+
+
+def _find(run, search):
+  """What it finds, and the operations and pauses on the way."""
+  done = []
+
+  def execute(operation):
+    done.append(operation)
+    if isinstance(operation, float):
+      return None
+    if isinstance(operation, operations.ReadPayload):
+      return "values"
+    return run.store.execute(operation)
+
+  return operations.perform(search.find(2, 8), execute), done
+
+
+def test_island_that_comes_back_waits_for_the_store_and_for_its_disk(run):
+  good, other = _marker(6), _marker(7, positions=[(0, 0, 0)])
+  before = _marker(9, epoch=4)
+  search = Search([None, other, before], fails=2)
+  basis, done = _find(run, search)
+  assert basis.saved is None and len(search.failures) == 2
+  assert basis.passed_over == [
+    "torn",
+    "checkpoint of step 7 has other fragments",
+    "checkpoint of step 9 is from before a roll-back",
+  ]
+  assert len([one for one in done if isinstance(one, float)]) == 2
+  basis, _ = _find(run, Search([None, good, other]))
+  assert (basis.saved, basis.state) == (good, "state of 6")
+  assert basis.passed_over == ["torn"]
+  head = run.head(1)
+  run.store.delete(keys.head_key(1))
+  search = Search([])
+  search.failed = lambda error: run.store.write(keys.head_key(1), head)
+  assert _find(run, search)[0].plan.start == 0
+
+
+@pytest.mark.parametrize(
+  ("saved", "asks"), [(4, False), (24, False), (2, True)]
+)
+def test_peer_is_asked_only_for_what_no_saved_state_has(run, saved, asks):
+  """The own state counts while it is at most H = 8 steps old."""
+  for fragment in range(2):
+    run.commit(fragment, 1, {ISLAND: 12}, 1.0)
+  peer = records.Member(0, 1, 1, 20, 0.5, True, "")
+  run.store.write(keys.member_key(0), peer)
+  left = keys.peer_state_key(ISLAND, 1)
+  answer = records.PeerState(ISLAND, 1, 0, 1, 9, [1, 1], "x", {}, {}, "")
+  run.store.write(left, answer)
+  positions = [(1, saved, saved)] * 2
+  basis, done = _find(run, Search([_marker(saved, positions)]))
+  request = keys.peer_request_key(ISLAND)
+  called = [one for one in done if getattr(one, "key", "") == request]
+  assert bool(called) == asks and basis.heard is None
+  assert (run.store.read(left, records.PeerState) is None) == asks
+  assert run.store.read(request, records.PeerRequest) is None

@@ -1,5 +1,7 @@
 """The lease, one operation at a time."""
 
+import dataclasses
+
 import pytest
 
 from diloco import errors
@@ -225,7 +227,8 @@ def test_damaged_head_keeps_nobody_from_an_unreadable_lease(hurt, clock):
   for _ in range(2):
     store.acquire("leader", clock)
   getattr(store, hurt)(KEY)
-  store.damage(keys.head_key(1))
+  for fragment in (0, 1):
+    store.damage(keys.head_key(fragment))
   while not store.acquire("next", clock, watch):
     clock.now += TTL_SECS
   assert store.read(KEY).token == 10
@@ -247,3 +250,45 @@ def test_every_renewal_moves_the_beat(clock):
     beats.append(store.read(KEY).beat)
   assert beats == [1, 2, 3]
   assert store.read(KEY) == records.Lease("me", token, 3)
+
+
+# Of a lease: who asks, under which token, and whether it is that one's.
+HOLDERS = [("me", 3, True), ("me", 2, False), ("you", 3, False)]
+
+
+@pytest.mark.parametrize(("owner", "token", "holds"), HOLDERS)
+def test_only_its_holder_renews_or_frees_a_lease(owner, token, holds):
+  held = Records()
+  mine = records.Lease("me", 3, 7, "home")
+  for there in (None, mine):
+    if there:
+      assert held.execute(COMPARE_AND_SET(KEY, there, None))
+    renewed = operations.perform(lease.renew(KEY, owner, token), held.execute)
+    assert renewed == (holds and there is not None)
+  renewed = dataclasses.replace(mine, beat=8) if holds else mine
+  assert held.read(KEY) == renewed
+  operations.perform(lease.release(KEY, owner, token, "there"), held.execute)
+  freed = records.Lease("", 3, 9, "there") if holds else renewed
+  assert held.read(KEY) == freed
+
+
+@pytest.mark.parametrize(
+  ("there", "token", "fenced"),
+  [(None, 3, False), (2, 3, False), (3, 3, False), (4, 3, True), (4, 0, False)],
+)
+def test_fence_stops_who_is_older_than_the_lease(there, token, fenced):
+  held = Records()
+  if there:
+    held.execute(COMPARE_AND_SET(KEY, records.Lease("x", there, 1), None))
+  try:
+    operations.perform(lease.fence(KEY, token), held.execute)
+    assert not fenced
+  except errors.FencedError:
+    assert fenced
+
+
+def test_no_token_is_known_before_one_is_drawn():
+  held = Records()
+  assert operations.perform(lease.drawn(KEY), held.execute) == 0
+  assert operations.perform(lease.draw(KEY, 4), held.execute) == 5
+  assert operations.perform(lease.drawn(KEY), held.execute) == 5

@@ -87,6 +87,38 @@ def test_record_of_an_older_version_may_lack_a_field_with_a_default():
   assert records.Lease.from_bytes(data.encode()) == records.Lease("a", 1, 2, "")
 
 
+# Every record that lies under one key only, by its content.
+PLACES = [
+  (CONTRIBUTION, "contributions/0007.0003.0002.000000124"),
+  (ALL[1], "heads/0001"),
+  (records.Member(5, 1, 2, 3, 0.5, True, "n"), "members/0005"),
+  (records.CutPart(7, 1, 2, 3, 4, "", 5, []), "cuts/000007/island-0002"),
+  (records.Lease("host.1", 4, 9), ""),
+]
+
+
+@pytest.mark.parametrize(("record", "key"), PLACES)
+def test_record_is_refused_under_another_records_key(record, key):
+  assert record.key_in_store() == key
+  if key:
+    records.check_key(record, key)
+    with pytest.raises(errors.CorruptSnapshotError, match=f"under {key}"):
+      records.check_key(record, f"{key}0")
+  else:
+    records.check_key(record, "anywhere")
+
+
+def test_checksum_is_of_the_content_whatever_the_order():
+  assert records.checksum({"a": 1, "b": 2}) == records.checksum(
+    {"b": 2, "a": 1}
+  )
+  assert records.checksum({"a": 1}) != records.checksum({"a": 2})
+
+
+def test_island_without_a_merge_has_merged_nothing():
+  assert [ALL[1].merged_step(m) for m in (0, 1)] == [5, 0]
+
+
 def test_contribution_key_is_unique_and_sorts_by_fragment_island_and_step():
   later = dataclasses.replace(CONTRIBUTION, step=1000)
   other = dataclasses.replace(CONTRIBUTION, incarnation=3)

@@ -453,3 +453,48 @@ def test_what_the_heads_hold_is_not_on_its_way_though_its_record_is_there(
   seat.look()
   assert channel_of(run, 1) == [waiting.key]
   assert merged.key in run.waiting()
+
+
+# Of a contribution like the one of the channel: what differs, and whether it
+# is on its way still. Heads are at version 3, with island 0's steps up to 8;
+# that island's life 2 has published up to step 16 before its part.
+SENT = {
+  "like it": ({}, True),
+  "sent after the cut": ({"cut": 4}, False),
+  "of another epoch": ({"epoch": 2}, False),
+  "of no fragment": ({"fragment": 2}, False),
+  "of a fragment before the first": ({"fragment": -1}, False),
+  "merged": ({"step": 8}, False),
+  "from a version to come": ({"base_version": 4}, False),
+  "the last it counts on": ({"step": 16}, True),
+  "later than that": ({"step": 17}, False),
+  "of an earlier life": ({"incarnation": 1}, True),
+  "of a later life": ({"incarnation": 3}, False),
+  "of who was not asked": ({"island": 5, "step": 99, "incarnation": 9}, True),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_channel_of_a_cut_has_what_was_sent_before_it_and_not_merged(
+  tmp_path, case
+):
+  changes, expected = SENT[case]
+  run = CutRun(tmp_path)
+  heads = [run.commit(p, 3, {0: 8}, 1.0) for p in range(2)]
+  part = records.CutHeads(cut=4, epoch=1, token=1, heads=[])
+  owner = records.CutPart(4, 1, 0, 2, 20, "", 0, [[3, 0, 16], [3, 0, 16]])
+  plain = {"incarnation": 2, "epoch": 1, "cut": 3}
+  one = dataclasses.replace(run.publish(0, 0, 3, 8, 12), **plain | changes)
+  assert cutting._is_of_the_channel(one, part, heads, {0: owner}) == expected
+
+
+def test_payloads_of_the_heads_of_an_open_cut_are_pinned(tmp_path):
+  run, seat, _, _ = cut_under_way(tmp_path)
+  payloads = [head.payload for head in run.heads()]
+  assert all(map(seat.keeper.is_pinned_payload, payloads))
+  assert not seat.keeper.is_pinned_payload(payloads[0] + "x")
+
+
+def test_without_a_cut_there_is_nothing_to_do(tmp_path):
+  seat = Seat(CutRun(tmp_path))
+  assert seat.run.perform(seat.keeper.look(None)) == []

@@ -98,6 +98,19 @@ def test_head_of_a_version_says_whose_it_is_and_what_is_in_it(leader):
   assert told == CONTENT[:3]
 
 
+def test_head_leads_from_the_last_versions_where_differences_are_sent(leader):
+  sent = heads.Content(*CONTENT[:3], "bf16", "int4:128")
+  for version in range(1, 6):
+    leader.attempt(version, lambda merged: sent)
+  head = leader.run.head(0)
+  assert (head.codec, head.delta_codec) == ("bf16", "int4:128")
+  payloads = [payload for _, payload in head.deltas]
+  names = [keys.global_prefix(0, v, f"s7.{v}") for v in (3, 4, 5)]
+  assert payloads == names
+  leader.attempt(6)
+  assert leader.run.head(0).deltas == []
+
+
 def test_merge_is_told_the_share_of_islands_that_are_in(leader):
   chosen = [
     core.Chosen(leader.run.publish(0, island, 0, 0, step), 0, 0.0, 0.0)

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from cut_builder import CutRun, spoil
 
 from diloco import config as config_lib
 from diloco import errors, timing
@@ -63,6 +64,9 @@ class Leader(leadership.Leadership):
 
   def wait(self, wanted):
     return operations.perform(self.waiting(wanted), self.execute)
+
+  def take_over(self, wanted):
+    return operations.perform(self.taking_over(wanted), self.execute)
 
   def hold(self, renewing):
     assert next(renewing) == self.renewal_secs
@@ -193,6 +197,59 @@ def test_merge_that_stands_still_shows_although_its_leader_gets_on(make, clock):
     leader.check(merging=True)
 
 
+def test_leader_that_asks_whether_it_leads_gets_on(make, clock):
+  leader = make("only", hang_secs=5.0)
+  leader.wait(_always)
+  for _ in range(20):
+    leader.check()
+    clock.sleep(leader.renewal_secs)
+  assert not leader.hung
+
+
+def test_who_takes_over_leads_by_the_runs_times_once_all_heads_are_sound(
+  tmp_path, clock
+):
+  run, found = CutRun(tmp_path), []
+  run.commit(1, 3, {}, 1.0, cut=2)
+  apart = dict(round_trip_secs=0.07, retry_secs=0.11, heartbeat_secs=0.5)
+  leader = Leader(run.store, clock, "one", lambda owner: False, **apart)
+  settings = dataclasses.replace(leader._terms.settings, num_fragments=2)
+  leader._terms = leader._terms._replace(settings=settings)
+
+  def num_fragments():
+    yield from ()
+    return 2
+
+  leader.num_fragments = num_fragments
+
+  def stands_still(one):
+    found.append((one.fragment, one.version))
+    run.commit(1, 3, {}, 1.0, cut=2)  # a controller sets the run back
+
+  leader.stands_still = stands_still
+  run.store.write(keys.SYNCER_LEASE, records.Lease("", 4, 0))
+  spoil(run, keys.head_key(1))
+  parts, times = leader.take_over(lambda: len(found) < 9), leader.times
+  assert found == [(1, 3)] and leader.token == 5
+  assert parts.core.versions == [0, 3] and parts.core.cut == 2
+  assert parts.heads.cut == 2 and parts.check == leader.check
+  assert (parts.look_every_secs, parts.retry_secs, parts.least_pause_secs) == (
+    *(times.heartbeat_secs, times.retry_secs, times.round_trip_secs),
+  )
+
+
+def test_only_who_leads_gives_the_lease_up(make, snapshots):
+  first, second = make("first"), make("second")
+  first.wait(_always)
+  held = snapshots.read(keys.SYNCER_LEASE, records.Lease)
+  for one in (second, first):
+    one.fenced = one is first
+    asked = []
+    operations.perform(one.releasing(), asked.append)
+    assert asked == []
+  assert snapshots.read(keys.SYNCER_LEASE, records.Lease) == held
+
+
 # When the store answered, with the moments at which the main thread asked
 # between, and whether that is a hang of 5 s where answers are 2 s apart.
 HANGS = {
@@ -289,6 +346,7 @@ STRANGERS = {
   "long": ([("x", 1, 0.0), ("x", 9, 5.0)], True),
   "long but silent": ([("x", 1, 0.0), ("x", 1, 5.0)], False),
   "in turn": ([("x", 1, 0.0), ("y", 1, 4.0), ("x", 2, 8.0)], False),
+  "free": ([("", 1, 0.0), ("", 2, 9.0)], False),
   "free meanwhile": ([("x", 1, 0.0), ("", 0, 4.0), ("x", 2, 6.0)], False),
   "one of ours": ([("ours", 1, 0.0), ("ours", 99, 50.0)], False),
 }
@@ -297,15 +355,16 @@ STRANGERS = {
 @pytest.mark.parametrize("case", STRANGERS)
 def test_only_a_stranger_that_stays_is_an_error(case):
   looks, refused = STRANGERS[case]
-  watch = leadership.StrangerWatch(5.0, lambda owner: owner != "ours")
-  raised = False
-  for owner, beat, now in looks:
-    try:
-      held = records.Lease(f"{owner}.of-this-life", 1, beat)
-      watch.check(held if owner else None, now)
-    except errors.UserError:
-      raised = True
-  assert raised == refused
+  for released in (False, True):
+    watch = leadership.StrangerWatch(5.0, lambda owner: owner != "ours")
+    raised = False
+    for owner, beat, now in looks:
+      try:
+        held = records.Lease(owner and f"{owner}.of-this-life", 1, beat)
+        watch.check(held if owner or released else None, now)
+      except errors.UserError:
+        raised = True
+    assert raised == refused
 
 
 def test_leader_whose_seat_is_started_anew_is_no_stranger_for_its_past():

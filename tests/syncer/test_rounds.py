@@ -403,7 +403,7 @@ def test_tape_has_every_field_of_what_was_decided(leader):
   discard = core.Discard(sent, "too_stale", 2.5)
   verdict = core.Quarantine(1, 7, 1, "not_finite", 3, 10.0)
   fields = {
-    "round_opened": dataclasses.asdict(core.Open(1, 5, 2)),
+    "round_opened": {"fragment": 1, "version": 5, "island": 2},
     "discarded": {
       **{"fragment": 0, "key": sent.key, "island": 0, "island_incarnation": 4},
       **{"first_step": 3, "step": 8, "c_tokens": sent.c_tokens},
@@ -418,26 +418,87 @@ def test_tape_has_every_field_of_what_was_decided(leader):
     leader.rounds.acts(action)
   for name, expected in fields.items():
     (line,) = leader.events(name)
-    assert {key: line[key] for key in expected} == expected
+    assert expected.items() <= line.items()
 
 
-@pytest.mark.parametrize(
-  ("step_secs", "least_secs", "due_in", "pause_secs"),
-  [
-    (0.2, 0.0, None, 0.01),  # a twentieth of a step
-    (0.02, 0.0, None, 0.002),
-    (9.0, 0.0, None, 0.05),
-    (0.2, 0.03, None, 0.03),  # the store is far
-    (0.2, 0.0, 9.0, 0.01),
-    (0.2, 0.0, 0.005, 0.005),
-    (0.2, 0.0, -1.0, 0.002),
-  ],
-)
-def test_pause_is_a_share_of_the_fastest_step_and_ends_when_a_round_is_due(
-  leader, step_secs, least_secs, due_in, pause_secs
-):
-  one = leader.rounds
-  one._parts = one._parts._replace(least_pause_secs=least_secs)
-  one.present({0: 20.0, 1: step_secs, 2: 0.0})  # that one has done no step
-  deadline = None if due_in is None else 100.0 + due_in
-  assert one.pause_secs(100.0, deadline) == pytest.approx(pause_secs)
+# Seconds: of a step, asked at least, until a round is due; and the pause.
+PAUSES = [
+  (0.2, 0.0, None, 0.01),  # a twentieth of a step
+  (0.02, 0.0, None, 0.002),
+  (9.0, 0.0, None, 0.05),
+  (0.2, 0.03, None, 0.03),  # the store is far
+  (0.2, 0.0, 9.0, 0.01),
+  (0.2, 0.0, 0.005, 0.005),
+  (0.2, 0.0, -1.0, 0.002),
+]
+
+
+def test_pause_is_a_share_of_the_fastest_step_until_a_round_is_due(leader):
+  one, parts = leader.rounds, leader.rounds._parts
+  for step_secs, least_secs, due_in, pause_secs in PAUSES:
+    one._parts = parts._replace(least_pause_secs=least_secs)
+    one.present({0: 20.0, 1: step_secs, 2: 0.0})  # that one has done no step
+    deadline = None if due_in is None else 100.0 + due_in
+    assert one.pause_secs(100.0, deadline) == pytest.approx(pause_secs)
+
+
+def test_each_turn_does_what_is_due(leader):
+  leads(leader)
+  now, boards, looks = [0.0], [], []
+  leader.rounds._clock = lambda: now[0]
+  for island in (0, 1):
+    member = records.Member(island, 1, 1, 0, 0.5, True, "")
+    leader.run.store.write(keys.member_key(island), member)
+  leader.publish(8)
+
+  def execute(operation):
+    if isinstance(operation, operations.Nap):
+      now[0] += 0.4
+      return None
+    if isinstance(operation, operations.Write) and operation.key == keys.BOARD:
+      boards.append(now[0])
+    if operation == operations.Names("members"):
+      looks.append(now[0])
+    return leader.run.execute(operation)
+
+  turns = iter([""] * 5 + ["enough"])
+  leader.rounds.over = lambda: next(turns)
+  lead(leader.rounds, execute, leader.rounds.lead())
+  assert boards[0] == 0.0 and looks == [0.0, pytest.approx(1.2)]
+  assert leader.run.head(0).version == 1
+  (merged,) = leader.events("merged")
+  assert merged["absent"] == [1] and leader.rounds.step_secs == 0.5
+
+
+def test_leader_says_whether_its_merge_has_to_get_on(leader):
+  said, parts = {}, leader.rounds._parts
+
+  def asks(when):
+    tell = {"check": lambda merging: said.update({when: merging})}
+    leader.rounds._parts = parts._replace(**tell)
+    leader.rounds.check()
+
+  def merging():
+    asks("during")
+    yield from ()
+
+  leader.rounds.merging = merging
+  leader.rounds.wake = lambda: asks("after")  # its merge has ended
+  asks("before")
+  leader.send(8)
+  assert said == {"before": False, "during": True, "after": False}
+
+
+def test_what_a_commit_leaves_over_is_discarded(leader):
+  late = leader.publish(16)
+
+  def merging():
+    leader.run.perform(leader.rounds.handle(core.Arrived([late])))
+    yield from ()
+
+  leader.rounds.merging = merging
+  leader.handle(core.Arrived([leader.publish(8)]))
+  (discarded,) = leader.events("discarded")
+  assert discarded["key"] == late.key
+  assert discarded["reason"] == "overlaps_merged"
+  assert leader.run.waiting() == {}
