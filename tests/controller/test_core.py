@@ -320,6 +320,36 @@ def test_who_leads_is_who_has_the_newest_token_and_lives():
   assert run.fleet.leader is None
 
 
+def test_old_token_told_late_deposes_nobody_but_its_owner():
+  run = Run(total_tokens=10**6)
+  run.begin_all()
+  run.ready("standby", token=3)
+  run.ready("syncer", token=2)  # a later one than was known of it
+  assert run.fleet.leader == "standby"
+  run.die("syncer")
+  run.begin("syncer", token=2)  # taken up: it says so before it is told
+  made = run.wait(TIMES.deposed_secs + 2, but=["syncer"])
+  kills = {(k.role, k.cause.split(",")[0]) for k in of(made, orders.Kill)}
+  assert kills == {("syncer", "deposed")}
+
+
+def test_second_process_of_a_role_that_lives_is_none():
+  run = Run()
+  run.begin_all()
+  pid = run.fleet.lives["island-0"].pid
+  run.tell(orders.Begun("island-0", 9, 99_999))
+  assert run.fleet.lives["island-0"].pid == pid
+  assert run.state("island-0") == "running"
+
+
+def test_without_a_leader_nobody_is_the_one_that_waits():
+  run = Run()
+  run.begin_all()
+  assert run.fleet.hit("standby") == "standby"
+  run.die("syncer")
+  assert run.fleet.hit("standby") is None and run.fleet.hit("syncer") is None
+
+
 def test_who_led_under_an_older_token_and_is_silent_is_killed_soon():
   run = Run(total_tokens=10**6)
   run.begin_all()

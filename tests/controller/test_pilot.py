@@ -177,3 +177,16 @@ def test_evaluation_that_an_earlier_controller_asked_for_counts_for_nothing():
   run.joined(0, 55)  # a run that is gone on with
   run.evaluated()
   assert run.evaluation(free=True)["skipped"] == 0
+
+
+def test_late_checkpoint_puts_off_the_next():
+  run = make(checkpoint_every_steps=10)
+  run.joined(0, 0)
+  asked = []
+  for step in range(1, 60, 4):
+    # It does not look while a long window of steps 8 to 33 lasts.
+    if not 8 <= step <= 33:
+      run.observe(0, step)
+      if "checkpoint" in names(run.wanted({0: 0}), 0):
+        asked.append(step)
+  assert asked == [37, 49]

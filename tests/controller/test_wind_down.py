@@ -5,7 +5,7 @@ import os
 import fake_fleet
 import pytest
 
-from diloco import channel, errors, workers
+from diloco import channel, errors, timing, workers
 from diloco.controller import change, tenure
 from diloco.report import liveness
 
@@ -77,6 +77,23 @@ def test_island_that_does_not_answer_is_killed_and_the_run_finishes(
   assert outcome.status == "finished" and outcome.final_eval
   assert fleet.killed == ["island-1"]
   assert asked(run, "drain") == [0, 1] and asked(run, "checkpoint") == [0]
+
+
+def test_island_that_dies_in_the_drain_is_not_waited_for(session, fleet):
+  died = []
+
+  def leave(role):
+    names = [p["name"] for p in role.programs]
+    if role.name == "island-1" and "drain" in names:
+      died.append(fleet.now)
+      role.die("SIGKILL")
+
+  fleet.hook = leave
+  run = session()
+  assert run.run().status == "finished"
+  assert asked(run, "drain") == [0, 1] and asked(run, "checkpoint") == [0]
+  times = timing.derive(fake_fleet.make_config().controller, 0.0)
+  assert fleet.now - died[0] < times.drain_secs
 
 
 def test_leader_that_dies_in_the_drain_leaves_it_to_the_next(session, fleet):

@@ -26,6 +26,14 @@ def test_what_contains_another_takes_its_place_in_the_queue():
   assert queue(box) == [(0, 8), (1, 8), (2, 4)]
 
 
+def test_what_contains_two_takes_the_place_of_the_first():
+  box = outbox.Outbox()
+  for fragment, first, step in ((2, 0, 4), (0, 0, 4), (1, 0, 4), (0, 4, 8)):
+    publish(box, fragment, first, step)
+  assert len(publish(box, 0, 0, 12)) == 2
+  assert queue(box) == [(2, 4), (0, 12), (1, 4)]
+
+
 @pytest.mark.parametrize("every", [2, 3])
 def test_every_fragment_gets_its_turn_on_a_link_that_is_too_slow(every):
   # One publication leaves every so many steps; each step brings another.

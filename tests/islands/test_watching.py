@@ -203,3 +203,12 @@ def test_pause_lasts_until_something_is_due(life):
   life.look(5.0)
   assert life.watch.pause_secs(60.0) == pytest.approx(0.2)
   assert life.watch.pause_secs(0.05) == 0.05
+
+
+def test_pause_ends_with_what_is_due_next_and_never_before_it(life):
+  assert life.watch.pause_secs(0.5) == 0.5  # notices are overdue
+  life.look()
+  assert life.watch.pause_secs(5.0) == pytest.approx(NOTICES_SECS)
+  assert life.watch.pause_secs(0.5) == 0.5
+  life.now += 0.75
+  assert life.watch.pause_secs(0.5) == pytest.approx(0.25)

@@ -129,6 +129,8 @@ def test_only_a_newer_syncer_replaces_the_heads(tmp_path):
   assert run.perform(cuts.add_heads(parts[1]))
   assert run.perform(cuts.add_heads(parts[2]))
   assert not run.perform(cuts.add_heads(parts[1]))
+  other = dataclasses.replace(parts[2], heads=[])  # nor does one of its token
+  assert not run.perform(cuts.add_heads(other))
   assert run.store.read(keys.cut_heads_key(1), records.CutHeads) == parts[2]
 
 

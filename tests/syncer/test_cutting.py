@@ -93,7 +93,7 @@ def test_syncer_takes_part_once_and_writes_the_channel_after_the_islands(
   assert after.key not in channel_of(run, 1)
   run.perform(cuts.complete(asked))
   seat.look()
-  assert seat.core.channel is None
+  assert seat.core.channel is None and not run.perform(seat.keeper.look(None))
   assert run.perform(restore.verified(1))
 
 

@@ -103,6 +103,35 @@ def test_version_is_what_the_outer_step_gives(snapshots, merger):
   assert merged.cosine == pytest.approx(cosine, abs=1e-5)
 
 
+def test_cosine_of_a_version_is_the_mean_of_its_tensors_by_size(snapshots):
+  tensors = [partition.Tensor(n, (k,), "mean") for n, k in (("a", 9), ("b", 3))]
+  plan = partition.partition(tensors, 1)
+  merger = round_merge.RoundMerger(snapshots, plan, "mean", OUTER)
+
+  def store_all(prefix, signs):
+    whole = [
+      arrays.Tensor.whole(t.name, np.full(t.shape, sign, np.float32))
+      for t, sign in zip(tensors, signs, strict=True)
+    ]
+    snapshots.arrays.write(prefix, whole)
+
+  first = keys.global_prefix(0, 0, "i0.1")
+  store_all(f"{first}/params", (0, 0))
+  shares = []
+  for island, signs in enumerate([(1, 1), (1, -1)]):
+    record = contribute(snapshots, merger, np.ones((4, 3), np.float32), island)
+    norms, chunks = [3.0, 3.0**0.5], merger.chunks(0)
+    record = dataclasses.replace(
+      record, payload=f"payloads/two{island}", norms=norms, chunks=chunks
+    )
+    store_all(record.payload, signs)
+    shares.append((record, 1.0))
+  payload = keys.global_prefix(0, 1, "s1.0")
+  merged = merge(merger, head(merger, 0, first), payload, *shares)
+  # They agree in nine elements, and are opposed in three.
+  assert merged.cosine == pytest.approx((9 - 3) / 12, abs=1e-5)
+
+
 def test_head_set_back_to_the_first_version_starts_without_momentum(
   snapshots, merger
 ):
