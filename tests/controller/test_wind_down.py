@@ -55,8 +55,23 @@ def test_island_that_still_starts_is_not_waited_for(session, fleet):
   assert fleet.killed == ["island-1"]
 
 
+def test_run_without_an_island_that_is_ready_ends_at_once(session, fleet):
+  """A syncer leads once there are versions, which an island would make."""
+  for role in ("island-0", "island-1", "syncer", "standby"):
+    fleet.start_secs[role] = 10.0**6
+  run = session()
+  run.open()
+  run.turn_until(lambda: len(fleet.living) == 4)
+  before = fleet.now
+  run.controller.interrupt()
+  assert run.run().status == "stopped"
+  assert fleet.now < before + 5.0
+
+
 def test_second_interrupt_kills_everything(session, fleet):
   run = session()
+  run.open()
+  run.turn_until(lambda: fleet.steps)
   run.controller.interrupt()
   run.controller.interrupt()
   assert run.run().status == "killed"
