@@ -16,6 +16,7 @@ from diloco import errors
 from diloco.tape import events, reader
 
 Cause = Literal["all_in", "grace_spent", "draining"]
+_ROUNDED_SECS = 1e-6  # more than a difference of two times is off by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +198,7 @@ def _published(record: reader.Record, fragment: int) -> dict[str, reader.Line]:
 def _cause(line: reader.Line) -> Cause:
   if not line["absent"]:
     return "all_in"
-  if line["grace_spent_secs"] >= line["grace_secs"]:
+  if line["grace_spent_secs"] >= line["grace_secs"] - _ROUNDED_SECS:
     return "grace_spent"
   return "draining"
 

@@ -173,6 +173,7 @@ def test_discards_belong_to_the_round_that_was_open(tape):
   [
     ([], 0.1, "all_in"),
     ([2], 0.5, "grace_spent"),
+    ([2], 0.5 - 3e-12, "grace_spent"),  # a difference of two times is rounded
     ([2], 0.1, "draining"),
   ],
 )
