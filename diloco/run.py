@@ -160,7 +160,6 @@ def conduct(
     held.renew_within(times.control_ttl_secs)
     server = channel.Server(config.controller.port, engine.host)
     ending.callback(server.close)
-    # Only now, for it hides the terminal's cursor.
     view = live.LiveView(
       run_dir,
       quiet=quiet,

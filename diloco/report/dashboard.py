@@ -127,7 +127,7 @@ def describe(status: Mapping[str, Any]) -> str:
     f"{status['faults']} faults",
     f"{status['deaths']} deaths",
   ]
-  if status["secs_left"] is not None:
+  if status["secs_left"]:
     parts[0] += f", {figures.secs(status['secs_left'])} left"
   for name in ("takeovers", "quarantines", "rollbacks"):
     if status[name]:

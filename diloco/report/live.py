@@ -96,7 +96,6 @@ class LiveView:
     if self._stream.isatty() and not quiet:
       console = rich.console.Console(file=self._stream)
       self._screen = rich.live.Live(console=console, auto_refresh=False)
-      self._screen.start()
 
   def tick(self, alive: bool = True) -> None:
     """Takes what is new and shows it; cheap if called too often.
@@ -158,6 +157,8 @@ class LiveView:
     else:
       hint = self._hint if facts["status"] in ("running", "empty") else ""
       picture = dashboard.render(facts, self._run_dir.name, hint)
+      # Only now, for it hides the cursor, and who ticks is sure to close.
+      self._screen.start()
       self._screen.update(picture, refresh=True)
 
   def _print_events(self, record: reader.Record) -> None:

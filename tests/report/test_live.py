@@ -93,6 +93,7 @@ def test_clock_moves_between_two_lines_and_time_left_is_told(tmp_path):
   missing = soon["tokens_budget"] - soon["tokens"]
   assert soon["secs_left"] == missing / soon["tokens_per_sec"]
   assert "s left" in dashboard.describe(soon)
+  assert "left" not in dashboard.describe(soon | {"secs_left": 0.0})
   dead = status_lib.status_of(view, alive=False, now=end + 1)
   assert (dead["wall_secs"], dead["secs_left"]) == (view.wall_secs, None)
 
@@ -121,6 +122,17 @@ def test_before_the_first_step_islands_are_compiling(tmp_path, terminal):
   again = live.LiveView(tmp_path, stream, hint="Ctrl-C leaves")
   again.close(alive=False)
   assert "Ctrl-C leaves" not in stream.getvalue()  # there is nothing to end
+
+
+def test_cursor_is_hidden_by_who_is_sure_to_show_it_again(tmp_path):
+  """Whoever makes a view may be interrupted before the first tick."""
+  stream = Terminal()
+  view = live.LiveView(tmp_path, stream)
+  assert stream.getvalue() == ""
+  view.tick()
+  assert "\x1b[?25l" in stream.getvalue()
+  view.close()
+  assert stream.getvalue().rstrip().endswith("\x1b[?25h")
 
 
 def test_status_of_an_empty_and_of_a_missing_directory(tmp_path):
