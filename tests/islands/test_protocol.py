@@ -1,12 +1,20 @@
 """What an island reads and writes, in which order, without its threads."""
 
+import collections
 import dataclasses
+import types
 
 import pytest
 from cut_builder import CutRun, spoil
 
 from diloco import errors
-from diloco.islands import comeback, protocol
+from diloco.islands import (
+  comeback,
+  core,
+  peer_protocol,
+  protocol,
+  recovery,
+)
 from diloco.snapshots import checkpoint, cuts, keys, operations, records
 
 ISLAND = 1
@@ -296,3 +304,58 @@ def test_peer_is_asked_only_for_what_no_saved_state_has(run, saved, asks):
   assert bool(called) == asks and basis.heard is None
   assert (run.store.read(left, records.PeerState) is None) == asks
   assert run.store.read(request, records.PeerRequest) is None
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("saved", [False, True])
+def test_learner_goes_on_from_what_was_found(run, tmp_path, heard, saved):
+  told = {}
+  learner = types.SimpleNamespace(
+    plan=types.SimpleNamespace(num_fragments=2),
+    resume=lambda *args, **fields: told.update(fields, args=args),
+  )
+  one = recovery.Recovery(tmp_path, run.store, learner, ISLAND, 2, 1.0)
+  heads = [run.commit(p, 3, {ISLAND: 8 + p}, 1.0) for p in range(2)]
+  progress = collections.namedtuple("Progress", "residuals")({"a": 1})
+  state = types.SimpleNamespace(progress=progress, opt_state="own")
+  answer = records.PeerState(ISLAND, 2, 5, 6, 70, [3, 3], "x", {}, {}, "")
+  fetched = [protocol.Fetched(h, f"values {h.fragment}") for h in heads]
+  known = comeback.Known((8, 9), (3, 3), (8, 9))
+  origins = (core.Origin(3, 8), core.Origin(3, 12))
+  basis = protocol.Basis(
+    comeback.Comeback(12, origins, (1,), "peer" if heard else "own"),
+    protocol.Standing(4, None, 0, known, fetched),
+    _marker(12) if saved else None,
+    state if saved else None,
+    peer_protocol.Heard(answer, "theirs") if heard else None,
+  )
+
+  def find(num_fragments, sync_every):
+    assert (num_fragments, sync_every) == (2, 24)
+    yield from ()
+    return basis
+
+  one.find = find
+  found = operations.perform(one.recovering(24), run.store.execute)
+  assert told["args"] == (12, ["values 0", "values 1"], [8, 12])
+  own = "own" if saved else None
+  assert told["opt_state"] == ("theirs" if heard else own)
+  # An optimizer of another island goes with no residuals of this one.
+  residuals = {} if heard else {"a": 1}
+  mine = progress._replace(residuals=residuals) if saved else None
+  assert told["saved"] == mine
+  assert told["carried"] == (1,)
+  assert [n[:2] for n in told["news"]] == [(3, 8), (3, 9)]
+  assert found.state is None and (found.heard is not None) == heard
+  assert found.heard is None or found.heard.content is None
+  source = "checkpoint of step 12" if saved else "new optimizer"
+  source = "optimizer of island 5" if heard else source
+  assert recovery.describe(found) == f"{source}, global versions"
+  facts = recovery.facts(found, ISLAND)
+  assert (facts["step"], facts["epoch"]) == (12, 4)
+  peer = {"island": 5, "incarnation": 6, "step": 70}
+  assert facts["peer"] == (peer if heard else None)
+  mine = {"incarnation": 1, "serial": 1, "step": 12}
+  assert facts["checkpoint"] == (mine if saved and not heard else None)
+  assert facts["base_versions"] == [3, 3]
+  assert facts["unsent_from_step"] == [8, 12]
