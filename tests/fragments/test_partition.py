@@ -262,3 +262,30 @@ def test_embeddings_apart(by):
 def test_impossible_plans_are_refused_in_a_line(tensors, count, settings, why):
   with pytest.raises(errors.UserError, match=why):
     partition.partition(tensors, count, **settings)
+
+
+# Of a leaf: its shape, the most elements of a part, and where parts begin
+# along which axis; none where it stays whole.
+PARTS = [
+  ((4, 3), 12, None, []),
+  ((4, 3), 6, 0, [0, 2]),
+  ((4, 3), 5, 0, [0, 1, 2, 3]),  # whole rows, of 3
+  ((2, 100), 30, 1, [0, 14, 28, 42, 57, 71, 85]),  # 15 columns of 2 at most
+  ((100, 2), 50, 0, [0, 25, 50, 75]),
+  ((2, 3), 0.5, 1, [0, 1, 2]),  # as small as can be, along the longest axis
+  ((1,), 0.1, None, []),
+]
+
+
+@pytest.mark.parametrize(("shape", "limit", "axis", "starts"), PARTS)
+def test_leaf_is_cut_along_the_first_axis_that_is_fine_enough(
+  shape, limit, axis, starts
+):
+  whole = partition.Tensor("w", shape, "rda")
+  parts = partition._parts(whole, limit)
+  if axis is None:
+    assert parts == [whole]
+    return
+  places = [partition.Part("w", axis, start) for start in starts]
+  assert [part.part for part in parts] == places
+  assert sum(part.size for part in parts) == whole.size

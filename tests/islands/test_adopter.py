@@ -1,7 +1,9 @@
 """The thread that watches for new versions, on a store with damage."""
 
+import contextlib
 import threading
 import time
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -163,3 +165,51 @@ def test_error_nobody_expected_is_raised_on_the_thread_that_asks(
   thread._loop.join()
   with pytest.raises(workers.WorkerError, match=r"adopter.*RESOURCE"):
     thread.check()
+
+
+class Still(workers.Threads):
+  """Time that the test moves, and a loop that it turns by hand."""
+
+  now = 100.0
+
+  def clock(self):
+    return self.now
+
+  def loop(self, name, script, execute, *, at_once=False):
+    assert at_once  # an island that leaves waits for no fetch
+    self.script, self.execute = script, execute
+    idle = lambda: None  # noqa: E731
+    changed = contextlib.nullcontext()
+    return types.SimpleNamespace(start=idle, close=idle, changed=changed)
+
+  def turn(self):
+    """One look; to read a version takes 3 s."""
+    answer = None
+    while not isinstance(operation := self.script.send(answer), operations.Nap):
+      answer = self.execute(operation)
+      self.now += 3.0 * isinstance(operation, operations.ReadPayload)
+
+
+def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
+  threads = Still()
+  one = adopter.Adopter(
+    run.store,
+    PLAN,
+    dict.fromkeys("ab", jnp.zeros(4).sharding),
+    island=0,
+    versions=[0, 0],
+    poll_secs=lambda: 0.5,
+    board=notices.NoticeBoard(0, 1, 1.0, threads.clock),
+    notices_every_secs=1e9,
+    round_trip_secs=0.5,  # 4 s for four round trips and two fragments
+    threads=threads,
+  )
+  run.commit(0, 1, {0: 8}, value=1.0)
+  threads.turn()
+  (fetched,) = one.take().fetched
+  assert fetched.secs == 3.0 and fetched.version == 1
+  run.commit(0, 2, {0: 8}, value=1.0)
+  for now, found in ((103.9, []), (104.0, [2])):
+    threads.now = now
+    threads.turn()
+    assert [f.version for f in one.take().fetched] == found
