@@ -200,3 +200,28 @@ def test_error_that_passed_is_forgotten():
     box.take()
     box.failed(MemoryError())
     box.committed()
+
+
+def test_script_sends_one_after_another_and_tries_again_what_failed():
+  box, told = outbox.Outbox(retry_secs=(1.0, 4.0)), []
+
+  def send(action, content):
+    yield f"write {content}"
+
+  script = box.send_all(
+    send,
+    lambda dropped: told.append(dropped.reason),
+    lambda action, error: told.append(str(error)),
+  )
+  assert [next(script), next(script)] == [None, None]  # woken for nothing
+  publish(box, 0, 0, 4)
+  publish(box, 1, 0, 4)
+  assert next(script) == "write 0:4"
+  assert script.throw(OSError("full")) == 1.0
+  assert next(script) == "write 0:4"
+  assert script.throw(OSError("full")) == 2.0
+  publish(box, 0, 0, 8)  # contains it, and has its own turn
+  assert next(script) == "write 1:4"
+  assert told == ["full", "full", "store_unreachable"]
+  assert next(script) == "write 0:8"
+  assert next(script) is None and box.busy is None

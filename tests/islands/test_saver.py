@@ -434,3 +434,11 @@ def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
   }
   leaves = [x for x in jax.tree.leaves(found.opt_state) if np.ndim(x)]
   assert {float(x[0]) for x in leaves} == {velocity}
+
+
+def test_script_that_is_woken_for_nothing_waits_on():
+  nothing = types.SimpleNamespace(_jobs=[], _stopped=False)
+  script = saving.Saves.save_all(nothing)
+  assert [next(script), next(script)] == [None, None]
+  nothing._stopped = True
+  assert list(script) == []

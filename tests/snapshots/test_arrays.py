@@ -279,3 +279,22 @@ def test_tensor_is_not_written_until_all_of_its_writes_are(tmp_path):
     (tmp_path / prefix / "abc"[number]).write_text("in the way")
     with pytest.raises(OSError, match=f"writing {prefix} failed"):
       store.write(prefix, tensors)
+
+
+MB = 1 << 20
+# float32: shape of a tensor, of one of its shards, and of a chunk.
+CHUNKS = [
+  ((4, 3), (4, 3), (4, 3)),
+  ((64, MB), (64, MB), (1, MB // 2)),  # 2 MB at most
+  ((7, 1024, 128), (7, 1024, 128), (4, 1024, 128)),  # as even as can be
+  # Rows that span four shards: a reader of whole rows holds 4 MB and not 8.
+  ((16384, 16384), (16384, 4096), (64, 4096)),
+  # No divisor of a shard comes near, so it stays whole.
+  ((30030034,), (15015017,), (15015017,)),
+]
+
+
+@pytest.mark.parametrize(("shape", "shard", "chunk"), CHUNKS)
+def test_chunks_are_a_few_megabytes_of_whole_rows(shape, shard, chunk):
+  found = layout.Layout.of(shape, np.float32, shard)
+  assert found.chunk_shape == chunk
