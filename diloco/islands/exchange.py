@@ -320,11 +320,6 @@ class Exchange(hands.Hands):
     """
     return self._saver.wait(serial, timeout_secs, self._publisher.check)
 
-  def publish_all(self) -> None:
-    """Publishes all progress that is not published yet."""
-    for action in self.core.handle(core.Drain()):
-      self.carry_out(action)
-
   def flush(self, timeout_secs: float) -> bool:
     """Waits for all publications to be committed; False on time-out."""
     return self._publisher.flush(timeout_secs)

@@ -9,11 +9,25 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco.islands import core as core_lib
 from diloco.islands import notices, peer_protocol
 from diloco.snapshots import operations, records
+
+
+class Patience(NamedTuple):
+  """How long a drain waits, in seconds.
+
+  Attributes:
+    answer_secs: for versions that answer what is under way.
+    coming_secs: for such versions that are known to be there.
+    limit_secs: in all.
+  """
+
+  answer_secs: float
+  coming_secs: float
+  limit_secs: float
 
 
 class Hands(abc.ABC):
@@ -90,6 +104,47 @@ class Hands(abc.ABC):
     while self.core.holds(clock()) and not interrupted():
       yield poll_secs
       look()
+
+  def publishing_all(
+    self,
+    clock: Callable[[], float],
+    look: Callable[[], None],
+    flushed: Callable[[], bool],
+    patience: Patience,
+    poll_secs: float,
+  ) -> operations.Script[bool]:
+    """Publishes all progress, at a standstill, and waits until it has arrived.
+
+    Args:
+      clock: gives monotonic seconds.
+      look: goes through what is between two steps again.
+      flushed: whether all that was handed over for publication has arrived.
+      patience: how long to wait.
+      poll_secs: between two looks.
+
+    Returns:
+      Whether all of it reached the store in time.
+    """
+    core = self.core
+    deadline = clock() + patience.limit_secs
+    for _ in range(2):  # the store may have been away, and be back by now
+      began = clock()
+      while core.in_flight and clock() < min(
+        deadline, began + patience[core.overtaken]
+      ):
+        look()
+        yield poll_secs
+      self.publish_all()
+      while not (done := flushed()) and clock() < deadline:
+        yield poll_secs
+      if not core.overtaken:
+        break
+    return done
+
+  def publish_all(self) -> None:
+    """Publishes all progress that is not published yet."""
+    for action in self.core.handle(core_lib.Drain()):
+      self.carry_out(action)
 
   def carry_out(self, action: Any) -> None:
     """Does an action that needs no version at hand."""

@@ -25,6 +25,7 @@ from diloco.islands import (
   evaluation,
   exchange,
   fetching,
+  hands,
   heartbeat,
   inner_step,
   own,
@@ -333,6 +334,10 @@ class Island:
     """See `train`."""
     started_at = self._exchange.step
     self._present = True
+    # A program may have ended the wait of the window before.
+    yield from self._wait_for_answers(interrupted)
+    if self._exchange.core.holds(self._clock()):
+      num_steps = 0
     slot = self._clock()
     for _ in range(num_steps):
       dispatched_secs = self._clock()
@@ -401,23 +406,17 @@ class Island:
   def draining(self, timeout_secs: float) -> operations.Script[dict[str, Any]]:
     """See `drain`."""
     self._log.pause()
-    clock, exchange, poll_secs = self._clock, self._exchange, _POLL_SECS[0]
-    deadline = clock() + timeout_secs
+    exchange = self._exchange
     shortest, longest = _IN_FLIGHT_SECS
-    patience = min(max(4 * self._log.step_secs, shortest), longest)
-    for _ in range(2):  # the store may have been away, and be back by now
-      began = clock()
-      while exchange.in_flight and clock() < min(
-        deadline, began + (longest if exchange.core.overtaken else patience)
-      ):
-        self._look()
-        yield poll_secs
-      exchange.publish_all()
-      with self.progress.may_take(max(0.0, deadline - clock())):
-        while not (flushed := exchange.flush(0.0)) and clock() < deadline:
-          yield poll_secs
-      if not exchange.core.overtaken:
-        break
+    patience_secs = min(max(4 * self._log.step_secs, shortest), longest)
+    with self.progress.may_take(timeout_secs):
+      flushed = yield from exchange.publishing_all(
+        self._clock,
+        self._look,
+        lambda: exchange.flush(0.0),
+        hands.Patience(patience_secs, longest, timeout_secs),
+        _POLL_SECS[0],
+      )
     self._present = False
     self._heartbeat.nudge()
     return {"flushed": flushed, "step": exchange.step}

@@ -17,10 +17,11 @@ from diloco import config as config_lib
 from diloco.controller import core as core_lib
 from diloco.controller import cutter as cutter_lib
 from diloco.controller import orders
+from diloco.controller import program as program_lib
 from diloco.snapshots import cut_parts, operations
 from diloco.tape import events
 from diloco.verification import kernel as kernel_lib
-from diloco.verification import rollback
+from diloco.verification import rollback, session_end
 
 _TICK_SECS = 0.4
 _NOTICE_SECS = 0.1  # until it hears of a death
@@ -31,6 +32,8 @@ _REFUSED = 0.1  # share of starts that the machine refuses
 _SLACK_SECS = 2.0  # until one that hangs must be dead
 _POINT = operations.Point("order")
 _NEVER = 1e9
+_LOST = 0.02  # share of programs that go, or whose answer goes, with a channel
+_SEQUENCES = 1_000_000  # of programs, for each controller
 _UNSEEN = (
   *(orders.Record, orders.Say, orders.Point),
   *(orders.MoveSlice, orders.TakeChanges),
@@ -49,7 +52,10 @@ class Controller:
     self._supervises = schedule.supervised
     self._returns = schedule.within
     self._gives_up = schedule.restarts > 0
-    self._hears = self._supervises or self._returns or self._gives_up
+    self._ends = schedule.ends
+    self._hears = (
+      self._supervises or self._returns or self._gives_up or self._ends
+    )
     times = world.times
     if not schedule.supervised:
       times = dataclasses.replace(
@@ -58,7 +64,9 @@ class Controller:
     config = _config(
       schedule.islands, schedule.standby, schedule.restarts, schedule.quorum
     )
-    self.core = core_lib.ControllerCore(config, times, 1)
+    self.core = core_lib.ControllerCore(
+      config, times, 1, first_seq=life.incarnation * _SEQUENCES
+    )
     self.fleet = self.core.fleet
     self.cutter: _Cutter | None = None
     if schedule.cuts:
@@ -66,6 +74,9 @@ class Controller:
     self.thread: kernel_lib.Thread | None = None
     self._deaths: list[orders.Died] = []  # not told to the core yet
     self._said: dict[kernel_lib.Life, Any] = {}  # of being ready, last
+    self._answers: list[orders.Done] = []
+    self._lost: list[kernel_lib.Life] = []  # channels of these
+    self._interrupts = 0
     self._listened = 0.0
     self._heard: dict[kernel_lib.Life, float] = {}  # by kernel's time
     self._blamed: dict[kernel_lib.Life, float] = {}  # silent since, at least
@@ -93,7 +104,13 @@ class Controller:
         yield from self._tell(self._deaths.pop(0))
       if self._hears or self.cutter:
         yield from self._listen()
+      if self._interrupts:
+        self._interrupts -= 1
+        yield from self._tell(orders.Interrupted())
       yield from self._tell(orders.Tick())
+      if self._ends and self.core.outcome is not None:
+        self.world.ending.end()
+        return self.kernel.kill(self.life, session_end.LEFT)
       if self._deaths:
         continue
       missed = len(self.fleet.lives) < len(self.fleet.names.all)
@@ -102,10 +119,21 @@ class Controller:
       else:
         yield None
 
-  def died(self, life: kernel_lib.Life) -> None:
+  def interrupt(self) -> None:
+    """The user wants the session to end."""
+    self._interrupts += 1
+
+  def answered(
+    self, life: kernel_lib.Life, seq: int, result: dict[str, Any]
+  ) -> None:
+    """A role has done a program."""
+    name, number = life.role.name, life.incarnation
+    self._answers.append(orders.Done(name, seq, result, number))
+
+  def died(self, life: kernel_lib.Life, cause: str) -> None:
     """A role's process has ended."""
     number = life.incarnation
-    self._deaths.append(orders.Died(life.role.name, number, "SIGKILL"))
+    self._deaths.append(orders.Died(life.role.name, number, cause))
     self.kernel.nudge(self.thread, _NOTICE_SECS * self.random())
 
   def _listen(self) -> kernel_lib.Script:
@@ -115,6 +143,12 @@ class Controller:
       away = now - self._listened
       self._blamed = {life: at + away for life, at in self._blamed.items()}
     self._listened = now
+    while self._answers:
+      yield from self._tell(self._answers.pop(0))
+    while self._lost:
+      life = self._lost.pop()
+      self._said.pop(life, None)
+      yield from self._tell(orders.Lost(life.role.name, life.incarnation))
     for name in list(self.fleet.lives):
       life = self.world.by_name[name].life
       if life is None:
@@ -129,8 +163,9 @@ class Controller:
       if said != self._said.get(life):
         self._said[life] = said
         step = self._status(life).step
+        draining = name[0] != "i" and shell.to_drain is not None
         yield from self._tell(
-          orders.Hello(name, life.incarnation, said[0], said[1], step=step)
+          orders.Hello(name, life.incarnation, *said, draining, step)
         )
       if self._hears:
         yield from self._tell(self._status(life))
@@ -186,18 +221,34 @@ class Controller:
         case orders.Kill():
           self._kill(order)
         case orders.Send(program):
-          self._whom(program.peer)
+          self._send(program)
         case orders.LookAtCuts(lives):
           if self.cutter is not None:
             clock = self.kernel.clock(self.life)
             yield from self.cutter.look(clock, lives)
+        case orders.CloseCuts():
+          if self.cutter is not None:
+            yield from self.cutter.close()
         case orders.End() if self._gives_up:
           self.world.ended()
+          return
+        case orders.End() if self._ends:
           return
         case orders.GoBack() if self._returns:
           yield from self._tell((yield from self._go_back(order)))
         case _:
           raise kernel_lib.Violation(f"the controller orders {order}")
+
+  def _send(self, program: program_lib.Program) -> None:
+    life = self._whom(program.peer)
+    if life is None or not self._ends:
+      return
+    lost = self.random() < _LOST
+    if lost:
+      self.world.checker.seen["lost_channels"] += 1
+      self._lost.append(life)
+    if not lost or self.random() < 0.5:
+      life.shell.inbox.hear(program)
 
   def _start(self, order: orders.Start) -> orders.Event:
     role = self.world.by_name[order.role]
@@ -225,18 +276,21 @@ class Controller:
     life = self._whom(order.role)
     if life is None:
       return
-    silent = self.kernel.now - self._heard.get(life, self.kernel.now)
-    self.world.checker.seen["killed_for_silence"] += 1
-    least = min(self.world.times.hang_secs, self.world.times.deposed_secs)
-    if "sign of life" in order.cause and silent < 0.9 * least:
-      raise kernel_lib.Violation(
-        f"{order.role} is killed for its silence of {silent:.1f} s"
-      )
+    if "sign of life" in order.cause:
+      silent = self.kernel.now - self._heard.get(life, self.kernel.now)
+      self.world.checker.seen["killed_for_silence"] += 1
+      least = min(self.world.times.hang_secs, self.world.times.deposed_secs)
+      if silent < 0.9 * least:
+        raise kernel_lib.Violation(
+          f"{order.role} is killed for its silence of {silent:.1f} s"
+        )
     self.kernel.kill(life, order.cause)
 
   def _check_hanging(self, life: kernel_lib.Life) -> None:
     if not self._said.get(life, (False,))[0]:
       return  # it is still starting, which may take longer
+    if self.fleet.supervisor.state(life.role.name) == "stopped":
+      return  # it was told to end, and is given time for that
     since = self._blamed[life]
     limit = self.world.times.hang_secs + _SLACK_SECS
     if self._supervises and self.kernel.now - since > limit:

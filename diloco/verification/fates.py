@@ -163,7 +163,8 @@ class Fates:
       theta,
       tuple(staleness),
     )
-    any_opens = self._world.draining or self._schedule.own_answers
+    draining = self._world.draining or self._world.ending is not None
+    any_opens = draining or self._schedule.own_answers
     if 0 not in staleness and not any_opens:
       raise Violation(
         f"version {version.number} of fragment {head.fragment} has no"

@@ -39,6 +39,9 @@ UNREADABLE = "unreadable"  # an island's saved state cannot be read
 OUTLIER = "outlier"  # an island's progress becomes so many times too long
 OUTLIERS = "outliers"  # from then on everybody's progress is so much longer
 
+# So long after the user has ended the session.
+KILL_ENDING = "kill_ending"
+
 # At a time, to a fragment's newest version, if the run can go back to a cut
 # without it; that happens `secs` later, and until then the fragment stands.
 HEAD_CORRUPT = "head_corrupt"  # its head does not match its checksum
@@ -105,11 +108,11 @@ class Fault(NamedTuple):
 
   def __str__(self) -> str:
     where = f"{self.role or 'all'} " if self.role or self.at else ""
-    at = (
-      f"operation {self.at:.0f}"
-      if self.kind in AT_OPERATION
-      else f"t={self.at:.3f}"
-    )
+    at = f"t={self.at:.3f}"
+    if self.kind in AT_OPERATION:
+      at = f"operation {self.at:.0f}"
+    elif self.kind == KILL_ENDING:
+      at = f"{self.at:.3f} s after the end began"
     lasting = f" for {self.secs:.3f} s" if self.secs else ""
     if self.kind in OUTLYING:
       lasting = f" by {self.secs:g}"
@@ -389,4 +392,19 @@ def draw_long_spoiling(
       round((0.3 + 0.4 * uniform()) * horizon_secs, 3),
       round(12.0 + 13.0 * uniform(), 3),
     ),
+  )
+
+
+def draw_ending(rng: random.Random, roles: Sequence[str]) -> tuple[Fault, ...]:
+  """Draws roles that die while a session ends, in half of all that do."""
+  uniform = rng.random
+  if uniform() < 0.5:
+    return ()
+  return tuple(
+    Fault(
+      KILL_ENDING,
+      roles[int(uniform() * len(roles))],
+      round(10.0 * uniform() ** 2, 3),
+    )
+    for _ in range(1 + int(3 * uniform()))
   )

@@ -318,6 +318,8 @@ class Checker(fates.Fates):
 
   def took_over(self, syncer: Any) -> None:
     """A syncer leads."""
+    if self._world.ending and self._world.ending.is_quiet:
+      raise Violation("another syncer leads while the session ends in order")
     self.seen["takeovers"] += syncer.token > 1
     self._leading = max(self._leading, syncer.token)
     heads = syncer.heads.records

@@ -179,7 +179,7 @@ def _resume(island: Any, basis: protocol.Basis) -> None:
   island.started_at = back.start
   island.start_watch([found.head.version for found in standing.fetched])
   kernel.start(life, island.steps())
-  island.publisher = kernel.start(life, island.publish_all())
+  island.publisher = kernel.start(life, island.send_all())
   island.adopter = kernel.start(life, island.adopt_all())
   island.saving = kernel.start(life, island.saver.save_all())
   kernel.start(life, island.beat())

@@ -24,6 +24,7 @@ from diloco.verification import (
   arithmetic,
   delays,
   island_recovery,
+  session_end,
   values,
 )
 from diloco.verification import kernel as kernel_lib
@@ -64,6 +65,7 @@ class Island(hands.Hands):
     self.request: records.PeerRequest | None = None
     self.moments_finite = True
     self.epoch = self.cut = 0
+    self.inbox = session_end.Inbox(world, life)
     self.adopter: kernel_lib.Thread | None = None
     self.publisher: kernel_lib.Thread | None = None
     self.saving: kernel_lib.Thread | None = None
@@ -90,23 +92,23 @@ class Island(hands.Hands):
         delays.check_wait(self)
       between_steps(state.step + 1)
       if waits:
-        yield from self.wait(
-          self.clock,
-          lambda: between_steps(state.step),
-          lambda: world.draining,
-          _ANSWER_POLL_SECS,
-        )
-    for _ in range(6):
-      if not state.in_flight:
-        break
-      yield 0.5
-      self.between_steps(state.step)
-    self.draining = True
-    for action in state.handle(core_lib.Drain()):
-      self.publish(action)
+        yield from self._wait_for_answers()
+      while self.inbox and not world.draining:
+        if (yield from session_end.obey(self)):
+          return self.kernel.kill(self.life, session_end.LEFT)
+        yield from self._wait_for_answers()
+    yield from session_end.drain(self)
     while True:
       yield 2.0
       self.between_steps(state.step)
+
+  def _wait_for_answers(self) -> kernel_lib.Script:
+    return self.wait(
+      self.clock,
+      lambda: self.between_steps(self.core.step),
+      lambda: self.world.draining or self.inbox.preempted,
+      _ANSWER_POLL_SECS,
+    )
 
   def clock(self) -> float:
     """Its process's own clock."""
@@ -244,7 +246,7 @@ class Island(hands.Hands):
 
   # Publisher
 
-  def publish_all(self) -> kernel_lib.Script:
+  def send_all(self) -> kernel_lib.Script:
     """The publisher's thread."""
 
     def publish(

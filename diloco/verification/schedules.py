@@ -44,6 +44,8 @@ class Schedule:
       cut when a version is spoiled. A restorer's faults at operations strike it
       then, counted from its return's first.
     supervised: whether the controller kills who is silent for long.
+    ends: whether the user ends the session once the rounds are done, in order,
+      and goes on with the run in another.
     restarts: in a row, after which the controller gives a role up; 0 for never.
     faults: what goes wrong.
   """
@@ -68,6 +70,7 @@ class Schedule:
   resumers: int = 1
   within: bool = False
   supervised: bool = False
+  ends: bool = False
   restarts: int = 0
   faults: tuple[faults_lib.Fault, ...] = ()
 
@@ -131,7 +134,10 @@ class Schedule:
 def _checked(schedule: Schedule) -> Schedule:
   for fault in schedule.faults:
     spoiling = fault.kind in faults_lib.SPOILING
-    known = fault.kind in faults_lib.AT_OPERATION + faults_lib.AT_TIME
+    known = fault.kind in (
+      *(*faults_lib.AT_OPERATION, *faults_lib.AT_TIME),
+      faults_lib.KILL_ENDING,
+    )
     if not (known or spoiling) or fault.role not in schedule.targets:
       raise ValueError(f"unknown fault or role in {fault}")
     if spoiling != fault.role.startswith("fragment-"):
@@ -149,6 +155,8 @@ def _checked(schedule: Schedule) -> Schedule:
     raise ValueError("resumers must be 1 or 2")
   if schedule.restarts and schedule.set_back:
     raise ValueError("restarts and set_back exclude each other")
+  if schedule.ends and (schedule.restarts or schedule.set_back):
+    raise ValueError("ends excludes restarts and set_back")
   if schedule.within and (schedule.resumers > 1 or not schedule.set_back):
     raise ValueError("within needs set_back, and one resumer")
   if schedule.fragments > schedule.sync_every:
@@ -164,7 +172,8 @@ def draw(
   Args:
     seed: whose.
     may_wait: whether islands that wait are drawn.
-    may_return: whether returns to a cut from within are, and roles given up.
+    may_return: whether returns to a cut from within are, roles given up, and
+      sessions that end.
   """
   rng = random.Random(seed)
   uniform = rng.random
@@ -245,4 +254,9 @@ def draw(
   if may_return and not base.set_back and rng.random() < 0.04:
     base = base.replace(restarts=1 + int(2 * rng.random()))
     drawn += faults_lib.draw_fatal(rng, base.roles, base.restarts, horizon)
+  rng = random.Random(seed + (1 << 45))
+  free = not base.set_back and not base.restarts
+  if may_return and free and rng.random() < 0.08:
+    base = base.replace(ends=True)
+    drawn += faults_lib.draw_ending(rng, base.roles)
   return dataclasses.replace(base, merge=method, faults=drawn)

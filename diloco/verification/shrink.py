@@ -73,6 +73,7 @@ def _smaller(schedule: schedules.Schedule) -> Iterator[schedules.Schedule]:
     "rounds": [r for r in (1, schedule.rounds // 2) if r > 0],
     "fine": [False],
     "cuts": [0.0],
+    "ends": [False],
     "fragments": [1],
     "quorum": [1],
     "adoption": ["overwrite"],

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from diloco.controller import program as program_lib
 from diloco.snapshots import records
 from diloco.syncer import core as core_lib
 from diloco.syncer import cutting, leader, leadership, weighting
 from diloco.syncer import heads as heads_lib
-from diloco.verification import arithmetic, values
+from diloco.verification import arithmetic, session_end, values
 from diloco.verification import kernel as kernel_lib
 
 _RENEWAL_SECS = 0.6
@@ -46,6 +47,10 @@ class Syncer(leadership.Leadership):
     )
     self.renewal_secs = _RENEWAL_SECS
     self.thread: kernel_lib.Thread | None = None
+    self.inbox = session_end.Inbox(world, life)
+    self.to_drain: program_lib.Program | None = None
+    self.has_drained = False
+    self._renewals: kernel_lib.Thread | None = None
     self._leads = False
     self.num_merges = 0
     self._standing: set[int] = set()  # see production
@@ -62,15 +67,21 @@ class Syncer(leadership.Leadership):
   def run(self) -> kernel_lib.Script:
     """The main thread."""
     yield self.world.boot_secs * (0.5 + self.random())
-    parts = yield from self.taking_over(lambda: True)
+    parts = yield from self.taking_over(lambda: session_end.waits_on(self))
     if parts is not None:
       self.world.checker.took_over(self)
       self._leads = True
       yield from _Leader(self, parts).lead()
+    yield from session_end.leave(self)
 
   def hold(self, renewing: kernel_lib.Script) -> None:
     """See `Leadership`."""
-    self.kernel.start(self.life, renewing)
+    self._renewals = self.kernel.start(self.life, renewing)
+
+  def stop_renewing(self) -> None:
+    """Ends the thread that renews the lease."""
+    if self._renewals is not None:
+      self._renewals.token = -1
 
   def num_fragments(self) -> kernel_lib.Script:
     """See `Leadership`; there is no plan to read."""
@@ -105,11 +116,10 @@ class _Leader(leader.Leader):
     self._syncer.kernel.nudge(self._thread, 0.0)
 
   def draining(self) -> bool:
-    draining: bool = self._world.draining
-    return draining
+    return self._world.draining or self._syncer.to_drain is not None
 
   def over(self) -> str:
-    return ""
+    return session_end.leads_on(self._syncer, self)
 
   def pause_secs(self, now: float, deadline: float | None) -> float:
     pause = _POLL_SECS

@@ -25,6 +25,7 @@ from diloco.verification import (
   island_role,
   rollback,
   schedules,
+  session_end,
   syncer_role,
   values,
 )
@@ -164,6 +165,7 @@ class World:
     self.restoring = self.restored = False
     self.spoiled = ""  # key or payload of a newest version that is
     self.refused = ""  # why the run cannot go back
+    self.ending: session_end.Ending | None = None
     self.told: tuple[Any, ...] = ()  # of a return to a cut that is not over
     self.start(self.controller)  # which starts the others
 
@@ -183,7 +185,7 @@ class World:
     for fault in self.schedule.faults:
       if fault.kind in faults.AT_OPERATION:
         strikes.setdefault(fault.role, []).append(fault)
-      else:
+      elif fault.kind != faults.KILL_ENDING:
         self.kernel.at(fault.at, self._begin(fault))
     for name, found in strikes.items():
       role = self.by_name[name]
@@ -226,12 +228,15 @@ class World:
       return
     if self.restoring and not self.restored and not within:
       return
+    if role is self.controller and why == session_end.LEFT:
+      return  # the session is over
     if role is self.controller:
       delay = controller_role.outside_secs(role.random)
       self.disturbed(delay + 5.0)
       self.kernel.at(self.kernel.now + delay, lambda: self._revive(role))
     elif self.controller.life is not None:
-      self.controller.life.shell.died(life)
+      left = why == session_end.LEFT
+      self.controller.life.shell.died(life, "exit 0" if left else "SIGKILL")
 
   def _revive(self, role: kernel_lib.Role) -> None:
     free = self.restoring == self.restored or self.schedule.within
@@ -351,6 +356,9 @@ class World:
         self._go_back()
       if self.refused:
         return
+    if schedule.ends:
+      session_end.play(self)
+      self._train_on()
     self.calm()
     last = kernel.now + _RESOLVE_SECS
     while not (resolved := self.resolved()) and kernel.now < last:
@@ -382,7 +390,7 @@ class World:
 
   def _await_return(self) -> None:
     """A version that is damaged must be mended from within."""
-    kernel, checker = self.kernel, self.checker
+    kernel = self.kernel
     if not self.spoiled:
       return
     last = kernel.now + _RETURN_SECS
@@ -395,6 +403,10 @@ class World:
       raise kernel_lib.Violation(
         f"nobody has mended {self.spoiled} in {_RETURN_SECS:.0f} s"
       )
+    self._train_on()
+
+  def _train_on(self) -> None:
+    kernel, checker = self.kernel, self.checker
     checker.wanted = checker.rounds + _ROUNDS_AFTER
     kernel.run(kernel.now + _DEADLINE_SECS)
     kernel.done = False
@@ -451,17 +463,22 @@ class World:
         self.unresolved = f"{role.name} is not started again"
     if self.checker.deaths.is_over():
       self.unresolved = "too few are left, and the run has not ended"
+    self.unresolved = self.unresolved or self.contributions_left()
+    return not self.unresolved
+
+  def contributions_left(self) -> str:
+    """What waits although there is a quorum of it; empty if nothing does."""
     waiting: dict[int, set[int]] = {}
     for name in self.store.directories["contributions"]:
       fragment, island = map(int, name.split(".")[:2])
       waiting.setdefault(fragment, set()).add(island)
     for fragment, islands in waiting.items():
       if len(islands) >= self.schedule.quorum:
-        self.unresolved = (
+        return (
           f"contributions of islands {sorted(islands)} to fragment {fragment}"
           " wait"
         )
-    return not self.unresolved
+    return ""
 
 
 def _draws(name: str) -> int:

@@ -407,6 +407,8 @@ def test_island_whose_wait_is_over_or_interrupted_goes_on(
   asked = iter([False, False, True])  # after steps 6, 7 and 8
   island.train(5, lambda: next(asked, True))
   assert island.step == 8
+  # Asked something else, it waits for the same answer before its next step.
+  assert island.train(5, lambda: True)["step"] == 8
   island.close("test")
 
 

@@ -16,8 +16,15 @@ import wrong_pieces
 
 from diloco import workers
 from diloco.controller import core as controller_core
-from diloco.controller import damage, fleet, supervisor
-from diloco.islands import comeback, outbox, peer_protocol, saving, watching
+from diloco.controller import damage, fleet, supervisor, wind_down
+from diloco.islands import (
+  comeback,
+  hands,
+  outbox,
+  peer_protocol,
+  saving,
+  watching,
+)
 from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.snapshots import cut_parts, cuts, lease, records, restore
@@ -106,6 +113,48 @@ PLANTS: dict[str, Plant] = {
     supervisor.Supervisor,
     "heard",
     wrong_pieces.constant(None),
+  ),
+  "drained_unpublished": Plant(
+    "an island that drains publishes nothing",
+    hands.Hands,
+    "publish_all",
+    wrong_pieces.constant(None),
+  ),
+  "leader_not_asked": Plant(
+    "a session ends before the leader has merged what was published last",
+    wind_down.WindDown,
+    "_ask_leader",
+    wrong_control.leader_not_asked,
+  ),
+  "lost_program_forgotten": Plant(
+    "what went with a channel at the end is not asked again",
+    wind_down.WindDown,
+    "_again",
+    wrong_control.not_asked_again,
+  ),
+  "nobody_awaited": Plant(
+    "a session ends without an answer to anything",
+    wind_down.WindDown,
+    "_ask",
+    wrong_control.nobody_awaited,
+  ),
+  "not_saved_at_the_end": Plant(
+    "a session ends without saved states",
+    wind_down.WindDown,
+    "_ask_islands",
+    wrong_control.not_saved_at_the_end,
+  ),
+  "leader_leaves_first": Plant(
+    "the leader leaves before those that wait for its lease",
+    wind_down.WindDown,
+    "_stop",
+    wrong_control.leader_leaves_first,
+  ),
+  "drained_at_once": Plant(
+    "a leader says that it has drained before it has merged all",
+    leader.Leader,
+    "__setattr__",
+    wrong_control.drained_at_once,
   ),
   "commit_without_fence": Plant(
     "a commit reads the head's generation anew before its compare-and-set",

@@ -434,7 +434,27 @@ def leaders_that_hang():
 
 # Bugs the first version of the protocol had, which took thousands of schedules
 # to find. Here are schedules that look where they hide.
+def sessions_that_end():
+  for seed in range(1, 60):
+    yield schedules.Schedule(
+      seed,
+      rounds=5,
+      islands=2,
+      fragments=2,
+      sync_every=3,
+      quorum=1 + seed % 2,
+      ends=True,
+    )
+
+
 SWEEPS = {
+  "drained_unpublished": sessions_that_end,
+  "leader_not_asked": sessions_that_end,
+  "lost_program_forgotten": sessions_that_end,
+  "nobody_awaited": sessions_that_end,
+  "not_saved_at_the_end": sessions_that_end,
+  "leader_leaves_first": sessions_that_end,
+  "drained_at_once": sessions_that_end,
   "hung_leader_leads": leaders_that_hang,
   "merge_hang_unseen": leaders_that_hang,
   "waits_for_ever": payloads_that_rot_while_all_wait,

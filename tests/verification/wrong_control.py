@@ -1,6 +1,6 @@
 """Wrong pieces of the controller's core; see `plants`."""
 
-from diloco.controller import core, fleet, outcome, supervisor
+from diloco.controller import core, fleet, outcome, supervisor, wind_down
 from diloco.controller import orders as orders_lib
 
 
@@ -60,5 +60,66 @@ def ends_with_the_first(check):
 
   def wrong(self: core.ControllerCore, death):
     self._end(outcome.Outcome("failed", "died too often"))
+
+  return wrong
+
+
+def leader_not_asked(ask):
+  """What islands published last is not waited for."""
+
+  def wrong(self, name):
+    yield from ()
+
+  return wrong
+
+
+def nobody_awaited(ask):
+  """Programs of the end are sent, and their answers not waited for."""
+
+  def wrong(self, roles, name, patient=False, /, **args):
+    for role in roles:
+      self._fleet.dispatch(role, name, preempt=True, **args)
+    yield
+    return {}
+
+  return wrong
+
+
+def not_saved_at_the_end(ask):
+  """Islands leave without a save."""
+
+  def wrong(self, name, **args):
+    if name != "checkpoint":
+      yield from ask(self, name, **args)
+
+  return wrong
+
+
+def leader_leaves_first(stop):
+  """Seats are told to stop in the order of the fleet, the leader among them."""
+
+  def wrong(self: wind_down.WindDown, roles, patience_secs):
+    leader = self._fleet.leader
+    if leader and roles and roles[0] in self._fleet.islands:
+      yield from stop(self, [leader], patience_secs)
+    yield from stop(self, roles, patience_secs)
+
+  return wrong
+
+
+def not_asked_again(again):
+  """Whatever went with a channel is given up."""
+
+  def wrong(self, sent):
+    return sent
+
+  return wrong
+
+
+def drained_at_once(setattr_):
+  """It is asked to drain, and has."""
+
+  def wrong(self, name, value):
+    setattr_(self, name, True if name == "drained" else value)
 
   return wrong
