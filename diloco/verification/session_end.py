@@ -130,6 +130,7 @@ def waits_on(syncer: Any) -> bool:
     sent = syncer.inbox.next()
     syncer.inbox.answer(sent, leads=False)
     if sent.name == "stop":
+      syncer.to_leave = True
       return False
   return True
 
@@ -143,6 +144,7 @@ def leads_on(syncer: Any, leader: Any) -> str:
       return ""  # answered after a whole turn
     syncer.inbox.answer(sent)
     if sent.name == "stop":
+      syncer.to_leave = True
       return LEFT
   if syncer.to_drain is not None and leader.drained and not syncer.has_drained:
     syncer.has_drained = True
@@ -153,6 +155,8 @@ def leads_on(syncer: Any, leader: Any) -> str:
 
 def leave(syncer: Any) -> kernel_lib.Script:
   """Gives the lease up, and ends."""
+  if not syncer.to_leave:
+    raise kernel_lib.Violation(f"{syncer.life.role.name} leaves unasked")
   syncer.stop_renewing()
   with contextlib.suppress(*operations.FAILURES):
     yield from syncer.releasing()

@@ -49,7 +49,7 @@ class Syncer(leadership.Leadership):
     self.thread: kernel_lib.Thread | None = None
     self.inbox = session_end.Inbox(world, life)
     self.to_drain: program_lib.Program | None = None
-    self.has_drained = False
+    self.has_drained = self.to_leave = False
     self._renewals: kernel_lib.Thread | None = None
     self._leads = False
     self.num_merges = 0
