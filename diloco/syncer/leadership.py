@@ -17,6 +17,7 @@ learns from the store what its predecessors left behind.
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -232,7 +233,10 @@ class Leadership(abc.ABC):
           keys.SYNCER_LEASE, self._owner, self._watch, clock
         )
       except operations.FAILURES as error:
-        logger.warning("store_unreachable error=%s", error)
+        logger.warning("no_lease error=%s", errors.of_store(error))
+        if isinstance(error, errors.CorruptSnapshotError):
+          with contextlib.suppress(*operations.FAILURES):
+            yield from self._tell_standstills()
         yield times.retry_secs
         continue
       if self.token:
@@ -310,6 +314,11 @@ class Leadership(abc.ABC):
       each=self.each,
     )
 
+  def _tell_standstills(self) -> operations.Procedure[None]:
+    fragments = yield from self.num_fragments()
+    for found in (yield from heads_lib.standstills(fragments)):
+      self.stands_still(found)
+
   def _fence(self) -> operations.Script[int | None]:
     """Tries to hold all heads, and to learn what predecessors left behind.
 
@@ -327,8 +336,7 @@ class Leadership(abc.ABC):
             yield from self.heads.take_over(fragments, self.cuts, self.chores)
           )
         except (LookupError, errors.CorruptSnapshotError):
-          for found in (yield from heads_lib.standstills(fragments)):
-            self.stands_still(found)
+          yield from self._tell_standstills()
     except operations.FAILURES as error:
       logger.warning("store_unreachable error=%s", error)
       pause_secs = self._terms.times.retry_secs

@@ -10,7 +10,15 @@ from cut_builder import CutRun, spoil
 
 from diloco import config as config_lib
 from diloco import errors, timing
-from diloco.snapshots import arrays, keys, layout, operations, records, store
+from diloco.snapshots import (
+  arrays,
+  keys,
+  layout,
+  lease,
+  operations,
+  records,
+  store,
+)
 from diloco.syncer import (
   core,
   grace,
@@ -389,6 +397,29 @@ def test_damaged_lease_is_replaced_above_every_token_in_use(
   only = make("only")
   assert only.wait(_always)
   assert only.token == 8
+
+
+def test_who_may_draw_no_token_tells_of_the_head_that_keeps_it_from_that(
+  make, snapshots, tmp_path
+):
+  def num_fragments():
+    return 2
+    yield
+
+  snapshots.write(keys.head_key(0), records.Head(0, 0, 3, "p", [], {}, {}))
+  for key in (
+    keys.head_key(1),
+    keys.SYNCER_LEASE,
+    lease.drawn_key(keys.SYNCER_LEASE),
+  ):
+    path = tmp_path / key
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b'{"crc32": 1, "rec')
+  only, told = make("only"), []
+  only.num_fragments, only.stands_still = num_fragments, told.append
+  looks = iter(range(100))
+  assert not only.wait(lambda: not told and next(looks, None) is not None)
+  assert {found.fragment for found in told} == {1}
 
 
 def test_lost_lease_is_taken_at_once_above_every_token_in_use(make, snapshots):
