@@ -8,7 +8,6 @@ islands and syncers use.
 
 import multiprocessing
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from diloco import errors, timing
+from diloco import errors, timing, workers
 from diloco.snapshots import arrays, locations, records, store
 
 OpenStore = Callable[[str], store.SnapshotStore]
@@ -182,7 +181,6 @@ def _run(
   results: connection.Connection,
 ) -> None:
   """Main function of a client's process."""
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the doctor ends its clients
   try:
     one = _Client(number, effort, open_store(url), barrier.wait)
     results.send({**one.records(), "large": one.large()})
@@ -209,16 +207,17 @@ def observe(url: str, effort: Effort, open_store: OpenStore) -> list[Seen]:
   ]
   seen = []
   try:
-    for client, (_, theirs) in zip(clients, pipes, strict=True):
-      client.start()
-      theirs.close()  # or the end of a client would not be that of its pipe
+    with workers.deaf_children():
+      for client, (_, theirs) in zip(clients, pipes, strict=True):
+        client.start()
+        theirs.close()  # or the end of a client would not be that of its pipe
     for mine, _ in pipes:
       with mine:
         seen.append(mine.recv())
   except EOFError:
     seen.append({"error": "its process was killed or crashed"})
   finally:
-    for client in clients:
+    for client in filter(lambda one: one.pid, clients):
       client.kill()
       client.join()
   for i, one in enumerate(seen):

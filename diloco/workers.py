@@ -6,10 +6,12 @@ looks alive and does half its work. The process that is started in its place
 begins anew from the store.
 """
 
+import contextlib
 import logging
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from diloco import errors, pulse
@@ -18,6 +20,20 @@ from diloco.snapshots import operations
 logger = logging.getLogger(__name__)
 
 _UNEXPECTED = 4  # times in a row that an error nobody expected is tried again
+
+
+@contextlib.contextmanager
+def deaf_children() -> Iterator[None]:
+  """Processes that are started within hear no interrupt, from their birth on.
+
+  They import for a while before they could say so themselves, and Ctrl-C is
+  for their parent, who hears it at the end of this block at the latest.
+  """
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WorkerError(errors.PlainError):

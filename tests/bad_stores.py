@@ -1,5 +1,7 @@
 """Stores that break their promises, for clients in processes of their own."""
 
+import signal
+
 from diloco.snapshots import store
 
 
@@ -20,6 +22,13 @@ def losing(url):
   made = store.SnapshotStore(url)
   made._kvs = Unconditional(made._kvs)
   return made
+
+
+def deaf(url):
+  """A sound one, for clients that no interrupt ends."""
+  if signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+    raise OSError("an interrupt would be heard")
+  return store.SnapshotStore(url)
 
 
 def broken(url):

@@ -38,7 +38,8 @@ ALLOWED = {
   "diloco.process": CONFIG,
   "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
-  "diloco.promises": BASE | {"diloco.snapshots", "diloco.timing"},
+  "diloco.promises": BASE
+  | {"diloco.snapshots", "diloco.timing", "diloco.workers"},
   "diloco.workers": {"diloco.errors", "diloco.snapshots", "diloco.pulse"},
   "diloco.logbook": STORE | {"diloco.process", "diloco.workers"},
   "diloco.moving": CONTROLLER | {"diloco.controller", "diloco.logbook"},

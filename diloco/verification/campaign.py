@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any
 
+from diloco import workers
 from diloco.verification import rare, schedules, world
 
 _CHUNK = 200  # schedules a process takes at a time
@@ -143,7 +144,6 @@ def _end_with_parent() -> None:
   """
   parent = multiprocessing.parent_process()
   assert parent is not None
-  signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
 
   def watch() -> None:
     parent.join()
@@ -179,7 +179,8 @@ def run(
       under_way: set[futures.Future[Tally]] = set()
       while True:
         more = itertools.islice(todo, 2 * jobs - len(under_way))
-        under_way |= {pool.submit(play, *chunk) for chunk in more}
+        with workers.deaf_children():
+          under_way |= {pool.submit(play, *chunk) for chunk in more}
         if not under_way:
           return total
         done, under_way = futures.wait(

@@ -2,7 +2,11 @@
 
 import collections
 import datetime
+import multiprocessing
 import os
+import pathlib
+import re
+import signal
 
 import exhaustive
 import pytest
@@ -22,6 +26,19 @@ FIRST_SEED = int(
   os.environ.get("DILOCO_FIRST_SEED")
   or datetime.date.today().toordinal() * SCHEDULES
 )
+
+
+def test_processes_of_a_campaign_hear_no_interrupt_from_their_birth_on():
+  deaf = set()
+
+  def look(_):
+    for child in multiprocessing.active_children():
+      status = pathlib.Path(f"/proc/{child.pid}/status").read_text()
+      (blocked,) = re.findall(r"SigBlk:\s*(\w+)", status)
+      deaf.add(bool(int(blocked, 16) >> (signal.SIGINT - 1) & 1))
+
+  campaign.run(0, 21, 2, look)
+  assert deaf == {True}
 
 
 @pytest.mark.timeout(1200)

@@ -86,6 +86,11 @@ def test_run_to_come_is_looked_at_on_a_sound_store(tmp_path, capsys):
   assert not list(room.iterdir())
 
 
+def test_clients_are_deaf_to_interrupts_from_their_birth_on(tmp_path):
+  told = promises.observe(tmp_path.as_uri(), EFFORT, bad_stores.deaf)
+  assert len(told) == promises.CLIENTS
+
+
 def test_store_that_fails_is_one_line(tmp_path, capsys):
   code, told, _ = diagnose(capsys, [f"--store={tmp_path}"], bad_stores.broken)
   assert code == 1 and failures(told) == {"store"}
