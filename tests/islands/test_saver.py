@@ -21,7 +21,14 @@ from diloco.islands import (
   saver,
   saving,
 )
-from diloco.snapshots import checkpoint, cuts, keys, records, states
+from diloco.snapshots import (
+  checkpoint,
+  cuts,
+  keys,
+  operations,
+  records,
+  states,
+)
 
 IDENTITY = publisher.Identity(0, 3, 10, epoch=0)
 POSITIONS = (core.Position(0, 0, 4), core.Position(0, 0, 0))
@@ -442,3 +449,16 @@ def test_script_that_is_woken_for_nothing_waits_on():
   assert [next(script), next(script)] == [None, None]
   nothing._stopped = True
   assert list(script) == []
+
+
+def test_part_the_store_refuses_is_tried_again_after_a_pause():
+  def keep(job):
+    raise OSError("read-only")
+
+  one = types.SimpleNamespace(_stopped=False, keep=keep)
+  script = saving.Saves._add_part(one, None, None)
+  pauses = [next(script) for _ in range(3)]
+  assert [type(pause) for pause in pauses] == [operations.Nap] * 3
+  one._stopped = True
+  with pytest.raises(RuntimeError, match="stopped"):
+    next(script)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 from diloco import errors
+from diloco.fragments import codec
 from diloco.snapshots import arrays, layout
 
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.int8]
@@ -298,3 +299,15 @@ CHUNKS = [
 def test_chunks_are_a_few_megabytes_of_whole_rows(shape, shard, chunk):
   found = layout.Layout.of(shape, np.float32, shard)
   assert found.chunk_shape == chunk
+
+
+def test_packed_tensor_is_a_row_of_bytes_for_each_part():
+  int4 = codec.parse("int4:128")
+  row = int4.num_bytes(12)
+  found = layout.of_record("int4:128", (4, 6), (2, 6))
+  assert found == layout.Layout((2, row), "uint8", (1, row))
+  # A chunk holds as many values as one of 2 MB in float32 does.
+  large = layout.of_record("int4:128", (2 * MB,), (2 * MB,))
+  assert large.chunk_shape == (1, int4.num_bytes(MB // 2))
+  with pytest.raises(ValueError, match="shard"):
+    layout.of_record("int4:128", (4, 6), (3, 6))

@@ -94,3 +94,14 @@ def test_deletion_that_is_torn_leaves_nothing_that_counts(
     checkpoint.prune(tmp_path, 2, cuts=[])
   assert old.exists()
   assert checkpoint.completed(tmp_path) == new[::-1]
+
+
+@pytest.mark.parametrize("name", ["8.1", "8.1.2.3", "8.x.2", "8.1.-2", ""])
+def test_what_is_no_name_of_a_checkpoint_has_no_life(name):
+  assert checkpoint.life_of(name) == ()
+  assert checkpoint.newest_first([name, "9.1.2"]) == ["9.1.2"]
+
+
+def test_state_without_a_readable_marker_says_so(tmp_path):
+  with pytest.raises(errors.CorruptSnapshotError, match="no readable marker"):
+    checkpoint.read_marker(tmp_path / "8.1.2")

@@ -44,6 +44,9 @@ def test_cut_is_complete_only_with_all_its_parts(tmp_path):
   assert run.take_cut() == 2
   look = run.perform(cuts.look(2))
   assert look.is_complete and not look.is_open
+  more = dataclasses.replace(asked, cut=2, islands=[0, 1, 5])
+  with pytest.raises(errors.CorruptSnapshotError, match="no part of 5"):
+    run.perform(cuts.complete(more))
 
 
 def test_ended_cut_takes_no_more_parts(tmp_path):
