@@ -201,7 +201,12 @@ class Roles:
   ) -> None:
     args += ["--role", seat]
     launch = base.Launch(
-      seat, "diloco.syncer.main", args, self.log(seat), facts=facts
+      seat,
+      "diloco.syncer.main",
+      args,
+      self.log(seat),
+      env=process.SYNCER_ENV,
+      facts=facts,
     )
     handle = self._handles[seat] = self._engine.start(launch)
     self._tape.record(events.SYNCER_STARTED, pid=handle.pid, seat=seat)

@@ -103,8 +103,10 @@ def run(
       concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as island,
       concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as syncer,
     ):
-      syncer.submit(_syncer, root, plan).result()
-      with mock.patch.dict(os.environ, process.ISLAND_ENV):  # as a real one
+      # As real ones.
+      with mock.patch.dict(os.environ, process.SYNCER_ENV):
+        syncer.submit(_syncer, root, plan).result()
+      with mock.patch.dict(os.environ, process.ISLAND_ENV):
         island.submit(_island, root, plan).result()
       found: list[Secs] = []
       for fragment in range(num_fragments):

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from diloco import config as config_lib
+from diloco import process
 from diloco.controller import orders
 from diloco.controller import roles as roles_lib
 from diloco.controller.engines import base
@@ -93,6 +94,14 @@ NAMES = ("syncer", "standby", "island-0", "island-1")
 
 def _start_all(roles):
   return [roles.start(role) for role in NAMES]
+
+
+def test_all_roles_keep_the_memory_that_they_take_again_and_again(make, engine):
+  _start_all(make())
+  for launch in engine.launches:
+    assert launch.env.items() >= process.ISLAND_ENV.items()
+    alone = launch.env.get("MALLOC_ARENA_MAX") == "1"
+    assert alone == launch.role.startswith(("syncer", "standby"))
 
 
 def test_next_controller_takes_up_all_roles_and_what_they_run_on(make, engine):
