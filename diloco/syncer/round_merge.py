@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
+from concurrent import futures
 
 import numpy as np
 
@@ -176,14 +177,17 @@ class RoundMerger:
       layout = master.layout._replace(dtype=dtype.name)
       told.append(arrays.Tensor(spec.name, layout, [(None, coded)]))
     write = self._store.arrays.write
-    if deltas:
-      write(f"{payload}/{keys.DELTA}", deltas)
-    if self._coded:
-      write(f"{payload}/{keys.MASTER}", masters)
-    write(f"{payload}/{keys.PARAMS}", told)
-    return digest_lib.tensors(
-      (t.name, t.pieces[0][1].astype(np.float32, copy=False)) for t in told
-    )
+    with futures.ThreadPoolExecutor(1) as beside:
+      digest = beside.submit(
+        digest_lib.tensors,
+        ((t.name, t.pieces[0][1].astype(np.float32, copy=False)) for t in told),
+      )
+      if deltas:
+        write(f"{payload}/{keys.DELTA}", deltas)
+      if self._coded:
+        write(f"{payload}/{keys.MASTER}", masters)
+      write(f"{payload}/{keys.PARAMS}", told)
+    return digest.result()
 
   @property
   def _coded(self) -> bool:
