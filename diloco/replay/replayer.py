@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ class Replayer:
     self._merger = round_merge.RoundMerger.of(
       self._scratch.snapshots, fragments, config
     )
-    self._workers: dict[script.LifeId, stage.Worker] = {}
+    self._workers: dict[Hashable, stage.Worker] = {}  # by kind
     self._norms: dict[str, float] = {}
     self._steps = 0
     self._at: dict[script.LifeId, int] = {}
@@ -146,37 +146,37 @@ class Replayer:
         return self._make(making)
     return None
 
-  def _worker(self, life: script.LifeId) -> stage.Worker:
-    if life not in self._workers:
-      settings = self._plan.lives[life].settings
-      self._workers[life] = stage.Worker(
+  def _ask(self, life: script.LifeId, do: str, **fields: Any) -> dict[str, Any]:
+    """Has the worker of a life do something for it."""
+    settings = self._plan.lives[life].settings
+    kind = stage.kind(settings)
+    if kind not in self._workers:
+      self._workers[kind] = stage.Worker(
         life, settings, self._run_dir, self._folder
       )
-    return self._workers[life]
+    return self._workers[kind].ask(life, do, **fields)
 
   def _begin(self, life: script.LifeId) -> None:
     beginning = self._plan.lives[life].beginning
     self._told(f"{life} begins after step {beginning.step}")
-    self._worker(life).ask("begin", **dataclasses.asdict(beginning))
+    self._ask(life, "begin", **dataclasses.asdict(beginning))
     self._at[life] = beginning.step
 
   def _advance(self, task: schedule.Advance) -> None:
     listed = [script.to_json(o) for o in task.operations]
-    answer = self._worker(task.life).ask("advance", operations=listed)
+    answer = self._ask(task.life, "advance", operations=listed)
     self._norms |= answer["norms"]
     end = task.operations[-1].step
     self._steps += end - self._at[task.life]
     self._at[task.life] = end
     if task.last:
-      self._workers.pop(task.life).close()
+      self._ask(task.life, "end")
 
   def _make(self, making: script.Making) -> Difference | None:
     """Makes a version; returns what is wrong with it."""
     match making:
       case script.Initial(version, life, expected):
-        self._worker(self._stand_in(life)).ask(
-          "initial", fragment=version.fragment
-        )
+        self._ask(self._stand_in(life), "initial", fragment=version.fragment)
         found = self._scratch.read_head(*version).digest
       case script.Return(version, of):
         self._scratch.copy_version(of, version)

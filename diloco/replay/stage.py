@@ -1,11 +1,11 @@
-"""Worker processes of a replay: one for each life, only one of them busy."""
+"""Worker processes of a replay: one for lives alike, only one of them busy."""
 
 import json
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from diloco import errors
@@ -15,8 +15,17 @@ from diloco.replay import script
 _TAIL_BYTES = 2000
 
 
+def kind(settings: script.Settings) -> Hashable:
+  """What lives have in common that can be lived again in one process."""
+  return (
+    len(settings.cores),
+    tuple(sorted(settings.environ.items())),
+    *(settings.topology, settings.total_tokens, settings.present),
+  )
+
+
 class Worker:
-  """The process of one life."""
+  """The process of lives whose settings are alike."""
 
   def __init__(
     self,
@@ -25,12 +34,11 @@ class Worker:
     run_dir: pathlib.Path,
     scratch: pathlib.Path,
   ):
-    """Starts it under the settings of the life.
+    """Starts it under the settings of a life.
 
     Raises:
       UserError: this machine has fewer cores than the life had.
     """
-    self._life = life
     available = sorted(os.sched_getaffinity(0))
     cores = surroundings.choose_cores(settings.cores, available)
     if cores is None:
@@ -44,7 +52,7 @@ class Worker:
     self._log.parent.mkdir(parents=True, exist_ok=True)
     with self._log.open("ab") as log:
       self._process = subprocess.Popen(
-        _command(life, settings, run_dir, scratch),
+        _command(settings, run_dir, scratch),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -53,27 +61,28 @@ class Worker:
       )
     os.sched_setaffinity(self._process.pid, cores)
 
-  def ask(self, do: str, **fields: Any) -> dict[str, Any]:
-    """Sends one command and waits for its answer.
+  def ask(self, life: script.LifeId, do: str, **fields: Any) -> dict[str, Any]:
+    """Sends one command for a life and waits for its answer.
 
     Raises:
       UserError: it could not be done.
     """
     assert self._process.stdin and self._process.stdout
     try:
-      self._process.stdin.write(json.dumps({"do": do, **fields}) + "\n")
+      command = {"life": life, "do": do, **fields}
+      self._process.stdin.write(json.dumps(command) + "\n")
       self._process.stdin.flush()
       line = self._process.stdout.readline()
     except BrokenPipeError:
       line = ""
     if not line:
       raise errors.UserError(
-        f"replay of {self._life}", self._last_words(), f"see {self._log}"
+        f"replay of {life}", self._last_words(), f"see {self._log}"
       )
     answer: dict[str, Any] = json.loads(line)
     if "error" in answer:
       raise errors.UserError(
-        f"replay of {self._life}", answer["error"], f"see {self._log}"
+        f"replay of {life}", answer["error"], f"see {self._log}"
       )
     return answer
 
@@ -92,7 +101,6 @@ class Worker:
 
 
 def _command(
-  life: script.LifeId,
   settings: script.Settings,
   run_dir: pathlib.Path,
   scratch: pathlib.Path,
@@ -100,8 +108,6 @@ def _command(
   facts: Mapping[str, Any] = {
     "run_dir": run_dir,
     "scratch": scratch,
-    "island": life.island,
-    "incarnation": life.incarnation,
     "topology": settings.topology,
     "total_tokens": settings.total_tokens,
     "present": json.dumps(settings.present),

@@ -1,8 +1,8 @@
-"""Process that lives an island's life again: `python -m diloco.replay.worker`.
+"""Process that lives islands' lives again: `python -m diloco.replay.worker`.
 
-It holds what the island held, less its threads, and does what it is told on its
+It holds what each island held, less its threads, and does what it is told on its
 standard input, one JSON line a command, each answered by one line. Tensors go
-through a scratch store.
+through a scratch store. All its lives ran under the same settings.
 """
 
 import argparse
@@ -24,8 +24,6 @@ def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--run_dir", type=pathlib.Path, required=True)
   parser.add_argument("--scratch", type=pathlib.Path, required=True)
-  parser.add_argument("--island", type=int, required=True)
-  parser.add_argument("--incarnation", type=int, required=True)
   parser.add_argument("--topology", required=True)
   parser.add_argument("--total_tokens", type=int, required=True)
   parser.add_argument("--present", type=json.loads, default=())
@@ -42,25 +40,33 @@ def main(argv: list[str] | None = None) -> int:
   compilation.use_cache(args.scratch / "compilation_cache")
   config = process.read_config(args.run_dir)
   config = dataclasses.replace(config, total_tokens=args.total_tokens)
-  life = performer.Performer(
-    config,
-    script.LifeId(args.island, args.incarnation),
-    tuple(int(n) for n in args.topology.split("x")),
-    args.scratch,
-    store.SnapshotStore(process.store_url(args.run_dir)),
-    args.present,
-  )
+
+  def begin(life: script.LifeId) -> performer.Performer:
+    return performer.Performer(
+      config,
+      life,
+      tuple(int(n) for n in args.topology.split("x")),
+      args.scratch,
+      store.SnapshotStore(process.store_url(args.run_dir)),
+      args.present,
+    )
+
+  lives: dict[script.LifeId, performer.Performer] = {}
   for line in sys.stdin:
-    answer = _answer(life, json.loads(line))
-    answers.write(json.dumps(answer) + "\n")
+    command = json.loads(line)
+    life = script.LifeId(*command.pop("life"))
+    if life not in lives:
+      lives[life] = begin(life)
+    answers.write(json.dumps(_answer(lives[life], command)) + "\n")
     answers.flush()
-  life.close()
+    if command["do"] == "end":
+      del lives[life]
   return 0
 
 
 def _answer(life: Any, command: dict[str, Any]) -> dict[str, Any]:
   try:
-    match command.pop("do"):
+    match command["do"]:
       case "initial":
         life.initial(command["fragment"])
       case "begin":
@@ -69,6 +75,8 @@ def _answer(life: Any, command: dict[str, Any]) -> dict[str, Any]:
         operations = [script.from_json(o) for o in command["operations"]]
         norms = life.advance(operations)
         return {"norms": {k: math.hypot(*n) for k, n in norms.items()}}
+      case "end":
+        life.close()
   except (errors.UserError, errors.CorruptSnapshotError) as error:
     return {"error": str(error)}
   return {}
