@@ -1,8 +1,8 @@
 """Process that lives islands' lives again: `python -m diloco.replay.worker`.
 
-It holds what each island held, less its threads, and does what it is told on its
-standard input, one JSON line a command, each answered by one line. Tensors go
-through a scratch store. All its lives ran under the same settings.
+It holds what each island held, less its threads, and does what it is told on
+its standard input, one JSON line a command, each answered by one line. Tensors
+go through a scratch store. All its lives ran under the same settings.
 """
 
 import argparse

@@ -277,6 +277,7 @@ def _is_quiet(world: Any) -> bool:
   now = world.kernel.now
   return (
     not (world.damaging or kinds & lasting)
+    and world.calm_since + world.times.takeover_secs <= now
     and not (world.kernel.troubled or world.store.stale)
     and all(r.life and r.life.stopped_until <= now for r in world.roles)
     and all(role.life.shell.present for role in world.islands)
