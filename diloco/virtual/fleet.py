@@ -109,6 +109,9 @@ class Fleet:
     try:
       self.train_until(self.config.total_tokens)
       return self._wind_down()
+    except KeyboardInterrupt:
+      self._finished(outcome_lib.Outcome("killed", "interrupted"))
+      raise
     finally:
       self.end()
 
@@ -164,10 +167,13 @@ class Fleet:
     except OSError as error:
       why = f"its store could not be written ({errors.of_store(error)})"
       outcome = outcome_lib.Outcome("failed", why)
+    self._finished(outcome)
+    return outcome
+
+  def _finished(self, outcome: outcome_lib.Outcome) -> None:
     self.tape.record(
       events.RUN_FINISHED, status=outcome.status, reason=outcome.reason
     )
-    return outcome
 
   def _evaluate(self, seats: list[Seat]) -> dict[str, Any]:
     if not seats:

@@ -1,6 +1,7 @@
 """Whole runs in virtual time, of a task whose every step is known."""
 
 import dataclasses
+import itertools
 import json
 
 import jax
@@ -11,7 +12,7 @@ from diloco import config as config_lib
 from diloco import errors, timing
 from diloco import run as run_lib
 from diloco.islands import inner_step
-from diloco.report import liveness, summary
+from diloco.report import liveness, status, summary
 from diloco.snapshots import arrays, keys, operations, records, store
 from diloco.tape import reader
 from diloco.tasks import registry, replicated
@@ -37,14 +38,14 @@ def make_config(islands=3, speeds=(1.0, 0.6, 0.4), **fields):
   )
 
 
-def run(config, folder):
+def run(config, folder, watch=lambda: None):
   """Trains; returns the outcome and the store that is left."""
   task = quadratic.Task()
   if config.replicas > 1:
     task = replicated.Replicated(task, config.replicas)
   tree = inner_step.ParamTree(task, config.seed)
   plan = tree.plan(config.sync)
-  outcome = fleet.Fleet(config, folder, task, plan, None).run()
+  outcome = fleet.Fleet(config, folder, task, plan, None, watch).run()
   return outcome, store.SnapshotStore((folder / "snapshots").as_uri())
 
 
@@ -249,6 +250,18 @@ def test_syncer_is_not_struck_once_the_budget_is_spent(tmp_path):
   outcome, _ = run(config, tmp_path / "struck")
   assert outcome.status == "finished"
   assert secs_of(tmp_path / "struck", "run_finished") == [ended]
+
+
+def test_run_that_is_interrupted_is_told_as_killed(tmp_path):
+  turns = itertools.count()
+
+  def interrupt():
+    if next(turns) == 50:
+      raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    run(make_config(), tmp_path, interrupt)
+  assert status.status(tmp_path)["status"] == "killed"
 
 
 def test_store_that_cannot_be_kept_fails_the_run_and_leaves_its_tape(
