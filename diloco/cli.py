@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed run, 2 bad input (one line on stderr).
 """
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -56,9 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
   except OSError as error:
     place = error.filename if error.filename2 is None else error.filename2
+    remedy = "see that it is there and may be read and written"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+      remedy = "make room on its disk; a run goes on with 'diloco resume'"
     process.print_error(
-      f"{place or f'diloco {args[0]}'}: {error.strerror or error}; see that it"
-      " is there and may be read and written, and that the disk has room"
+      f"{place or f'diloco {args[0]}'}: {error.strerror or error}; {remedy}"
     )
     return process.EXIT_USER_ERROR
 

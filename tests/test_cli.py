@@ -1,6 +1,7 @@
 """The command line: bad input costs one line and leaves no trace."""
 
 import argparse
+import errno
 import functools
 import json
 import math
@@ -1089,6 +1090,18 @@ def test_controller_that_left_its_roles_running_is_one_line(
   monkeypatch.setattr(launch, "main", train)
   assert cli.main(["train"]) == process.EXIT_FAILED
   assert capsys.readouterr().err == "error: the controller failed\n"
+
+
+def test_full_disk_is_told_with_what_to_do(capsys, monkeypatch):
+  def train(argv):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(launch, "main", train)
+  assert cli.main(["train"]) == process.EXIT_USER_ERROR
+  assert capsys.readouterr().err == (
+    "error: diloco train: No space left on device; make room on its disk; a"
+    " run goes on with 'diloco resume'\n"
+  )
 
 
 def test_help_of_change_names_all_that_may_change():

@@ -173,18 +173,22 @@ class Tenure(Unopposed):
     return self._lost or self._clock() < self._sure_until
 
   def _renew(self) -> operations.Script[None]:
+    told = False  # of an outage, once
     while True:
       yield operations.Nap(self._ttl_secs / _RENEWALS)
       began = self._clock()
       try:
         self._lost = not (yield from self._still_mine())
       except operations.FAILURES as error:
-        logger.warning("renewal_failed error=%s", errors.one_line(error))
+        if not told:
+          logger.warning("renewal_failed error=%s", errors.of_store(error))
+        told = True
         self._failed += 1
         continue
       if self._lost:
         logger.warning("lease_gone token=%d", self.token)
         return
+      told = False
       self._sure_until = began + _SURE * self._ttl_secs
 
   def _still_mine(self) -> operations.Procedure[bool]:

@@ -248,14 +248,22 @@ def test_controller_that_was_stopped_and_not_replaced_goes_on(snapshots):
     assert held(snapshots).beat > 0
 
 
-def test_store_that_answers_nobody_deposes_nobody(snapshots):
+def test_store_that_answers_nobody_deposes_nobody_and_is_told_of_once(
+  snapshots, caplog
+):
   clock = Clock()
   with holding(snapshots, clock) as mine:
-    snapshots.fails = True
-    for _ in range(3):
+    for outages in (1, 2):
+      snapshots.fails = True
+      for _ in range(3):
+        clock.now += LONG_SECS
+        mine.check()
+      snapshots.fails = False
       clock.now += LONG_SECS
       mine.check()
-    snapshots.fails = False
+      assert [r.message for r in caplog.records] == [
+        "renewal_failed error=no answer"
+      ] * outages
 
 
 @pytest.mark.parametrize("where", ["renewal", "release"])
