@@ -298,3 +298,10 @@ def test_payload_without_a_record_goes_once_its_island_has_passed_it():
     keys.payload_prefix(name(0, 4)),
     keys.payload_prefix(name(0, 8)),
   ]
+
+
+def test_island_that_was_told_nothing_is_reminded_of_nothing():
+  asked = []
+  one = chores.Chores(chores.NoPins(), 2)
+  operations.perform(one.remind(3), asked.append)
+  assert asked == [] and not one.pending

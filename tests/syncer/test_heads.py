@@ -1,13 +1,14 @@
 """What a try to make a version leaves behind, and what its successor finds."""
 
 import dataclasses
+import types
 
 import pytest
 from cut_builder import CutRun, spoil
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import core, grace, heads, protocol
+from diloco.syncer import chores, core, grace, heads, protocol
 
 CONTENT = heads.Content([[4]], {"told": 1}, "digest")
 FACTS = grace.GraceFacts(0.1, 0.1, 0.1)
@@ -299,3 +300,17 @@ def test_head_counts_as_written_anew_only_if_its_generation_moved(leader):
   rewritten = leader.run.perform(protocol.rewrite(held))
   assert rewritten.head == held.head
   assert rewritten.generation != held.generation
+
+
+def test_who_takes_over_is_after_the_last_cut_that_is_known(leader):
+  def recover(found):
+    assert [head.token for head in found] == [8, 8]
+    yield from ()
+    return 4
+
+  leader.run.commit(0, 5, {}, 1.0, cut=2)
+  nobody = chores.Chores(chores.NoPins(), 2)
+  for cuts, last in ((None, 2), (types.SimpleNamespace(recover=recover), 4)):
+    one = heads.Heads(8)
+    taken = leader.run.perform(one.take_over(2, cuts, nobody))
+    assert (taken, one.cut) == (last, last)

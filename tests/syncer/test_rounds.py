@@ -464,7 +464,8 @@ def test_each_turn_does_what_is_due(leader):
   turns = iter([""] * 5 + ["enough"])
   leader.rounds.over = lambda: next(turns)
   lead(leader.rounds, execute, leader.rounds.lead())
-  assert boards[0] == 0.0 and looks == [0.0, pytest.approx(1.2)]
+  # What a predecessor told may be old; then the round is told of.
+  assert boards[:2] == [0.0, 0.0] and looks == [0.0, pytest.approx(1.2)]
   assert leader.run.head(0).version == 1
   (merged,) = leader.events("merged")
   assert merged["absent"] == [1] and leader.rounds.step_secs == 0.5

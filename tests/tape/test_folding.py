@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco.tape import folding, history
+from diloco.tape import folding, history, ledger
 
 _FAR = 1 << 62
 
@@ -54,3 +54,14 @@ def test_merge_that_its_life_never_told_of_is_told_of_when_summed_up():
   assert facts.folded.violations == [
     "steps (5, 6] merged in version 6 were never published"
   ]
+
+
+def test_rows_that_no_version_holds_are_counted_whether_summed_up_or_not():
+  spans = {"merged": [(9, 12)], "overwritten": [(12, 14), (20, 21)]}
+  book = ledger.Ledger(
+    *(1, 0, 0, 0, {}, 0, {}, {}),
+    rows={0: [spans], 1: [{"merged": [(0, 5)]}]},
+    folded_rows={"merged": 9, "overwritten": 4, "too_stale": 2},
+    **{"violations": [], "silent": []},
+  )
+  assert book.unmerged_rows() == {"overwritten": 7, "too_stale": 2}
