@@ -314,3 +314,10 @@ def test_who_takes_over_is_after_the_last_cut_that_is_known(leader):
     one = heads.Heads(8)
     taken = leader.run.perform(one.take_over(2, cuts, nobody))
     assert (taken, one.cut) == (last, last)
+
+
+def test_heads_of_a_newer_leader_are_not_fenced(leader):
+  leader.run.commit(1, 5, {}, 1.0, token=9)
+  with pytest.raises(errors.FencedError, match="token 9"):
+    leader.run.perform(heads.Heads(8).fence(2))
+  assert leader.run.head(1).token == 9

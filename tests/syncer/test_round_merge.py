@@ -103,6 +103,21 @@ def test_version_is_what_the_outer_step_gives(snapshots, merger):
   assert merged.cosine == pytest.approx(cosine, abs=1e-5)
 
 
+def test_contribution_of_another_form_is_named_and_nothing_is_merged(
+  snapshots, merger
+):
+  first = keys.global_prefix(0, 0, "i0.1")
+  write(snapshots, f"{first}/params", normal(0))
+  good, bad = (contribute(snapshots, merger, normal(1), i) for i in (0, 1))
+  bad = dataclasses.replace(bad, chunks=[])
+  payload = keys.global_prefix(0, 1, "s1.0")
+  with pytest.raises(round_merge.RefusedError) as caught:
+    merge(merger, head(merger, 0, first), payload, (good, 1.0), (bad, 1.0))
+  (reason,) = caught.value.reasons.items()
+  assert reason[0] == bad.key and reason[1].startswith("corrupt: ")
+  assert not snapshots.keys(payload)
+
+
 def test_cosine_of_a_version_is_the_mean_of_its_tensors_by_size(snapshots):
   tensors = [partition.Tensor(n, (k,), "mean") for n, k in (("a", 9), ("b", 3))]
   plan = partition.partition(tensors, 1)
