@@ -41,8 +41,8 @@ class WindDown:
       if not fleet.is_ready(role):
         fleet.supervisor.stopping(role)
         fleet.kill(role)
-    if fleet.ready_islands:  # else there is nothing new, or no leader yet
-      yield from self._ask_islands("drain", timeout_secs=times.drain_secs)
+    yield from self._ask_islands("drain", timeout_secs=times.drain_secs)
+    if fleet.ready_islands or fleet.leader:  # else nobody may ever have led
       yield from self._ask_leader("drain")
     final_eval = (yield from self._final_eval()) if evaluate else {}
     yield from self._ask_islands("checkpoint", wait=True)

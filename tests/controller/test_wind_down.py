@@ -68,6 +68,17 @@ def test_run_without_an_island_that_is_ready_ends_at_once(session, fleet):
   assert fleet.now < before + 5.0
 
 
+def test_who_leads_merges_what_islands_left_that_are_all_dead(session, fleet):
+  for role in ("island-0", "island-1"):
+    fleet.start_secs[role] = 10.0**6
+  run = session()
+  run.open()
+  run.turn_until(lambda: run.controller.core.fleet.is_ready("syncer"))
+  run.controller.interrupt()
+  assert run.run().status == "stopped"
+  assert "drain" in [m["name"] for name, m in fleet.sent if name == "syncer"]
+
+
 def test_second_interrupt_kills_everything(session, fleet):
   run = session()
   run.open()
