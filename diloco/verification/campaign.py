@@ -121,8 +121,12 @@ def play(first: int, count: int) -> Tally:
   tally = Tally()
   started = time.process_time()
   # Production code warns of what is provoked here a thousand times.
-  for name in ("diloco.controller", "diloco.syncer"):
-    logging.getLogger(name).setLevel(logging.ERROR)
+  loggers = [
+    logging.getLogger(name) for name in ("diloco.controller", "diloco.syncer")
+  ]
+  levels = [logger.level for logger in loggers]
+  for logger in loggers:
+    logger.setLevel(logging.ERROR)
   collecting = gc.isenabled()
   # Worlds are freed by their last reference; looking for cycles costs a third.
   gc.disable()
@@ -132,6 +136,8 @@ def play(first: int, count: int) -> Tally:
   finally:
     if collecting:
       gc.enable()
+    for logger, level in zip(loggers, levels, strict=True):
+      logger.setLevel(level)
   tally.cpu_secs = time.process_time() - started
   return tally
 

@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import logging
 import multiprocessing
 import os
 import pathlib
@@ -219,6 +220,13 @@ def test_run_goes_back_again_and_again():
       assert not outcome.violation, (outcome.violation, schedule.to_json())
       seen.update(outcome.seen)
   assert seen["set_back"] > 100
+
+
+def test_campaign_leaves_nobody_muted(caplog):
+  campaign.play(0, 2)
+  for name in ("diloco.controller.tenure", "diloco.syncer.leader"):
+    logging.getLogger(name).warning("%s is heard", name)
+    assert f"{name} is heard" in caplog.messages
 
 
 def test_equal_seeds_give_equal_traces():
