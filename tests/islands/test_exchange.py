@@ -437,6 +437,17 @@ def test_sound_optimizer_is_left_alone_by_a_resync(make):
   assert island.values()["a"] == 3 - 0.5 * (0.5 * 2.5 + 3)
 
 
+def test_resync_keeps_what_comes_first_though_it_is_no_newer(make):
+  island = make()
+  island.step(2)
+  island.hear(offences=1)
+  island.hear(fetched("a", 0, 3.0))
+  assert not island.events("resynced")
+  island.hear(fetched("b", 0, 4.0))
+  assert len(island.events("resynced")) == 1
+  assert island.values() == {"a": 3.0, "b": 4.0}
+
+
 @pytest.mark.parametrize(
   ("asked", "answered"), [([0, 0], True), ([1, 0], False), ([0], False)]
 )

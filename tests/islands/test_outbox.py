@@ -82,6 +82,15 @@ def test_what_fails_gives_way_only_to_what_contains_it():
   assert box.busy is None
 
 
+def test_nothing_that_waits_leaves_a_stopped_outbox():
+  box = outbox.Outbox()
+  publish(box, 0, 0, 4)
+  box.stop()
+  assert box.take() is None and box.busy is None
+  (dropped,) = box.close()
+  assert dropped.reason == "island_stopped"
+
+
 def test_no_values_are_kept_of_what_has_gone():
   box = outbox.Outbox()
   publish(box, 0, 0, 4)
