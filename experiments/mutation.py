@@ -110,12 +110,12 @@ _PRELOADED = ["pytest", "numpy", "jax", "flax", "optax", "tensorstore", "grain"]
 _OURS = ("diloco", "experiments", "__mp_main__")
 
 
-def _perform(command: Sequence[str], tree: pathlib.Path, log: str) -> None:
-  """Does `python -m command` in the tree, in a process that has just begun."""
+def _perform(command: Sequence[str], tree: pathlib.Path) -> None:
+  """Does `python -m command` in the tree, unheard, in a new process."""
   os.setsid()
-  with open(log, "wb") as file:
-    os.dup2(file.fileno(), 1)
-    os.dup2(file.fileno(), 2)
+  nowhere = os.open(os.devnull, os.O_WRONLY)
+  os.dup2(nowhere, 1)
+  os.dup2(nowhere, 2)
   for name in list(sys.modules):
     if name.partition(".")[0] in _OURS:
       del sys.modules[name]
@@ -128,8 +128,7 @@ def _perform(command: Sequence[str], tree: pathlib.Path, log: str) -> None:
 
 def _fails(command: Sequence[str], tree: pathlib.Path) -> bool:
   context = multiprocessing.get_context("forkserver")
-  log = str(tree / "mutant.log")
-  process = context.Process(target=_perform, args=(command, tree, log))
+  process = context.Process(target=_perform, args=(command, tree))
   process.start()
   process.join(_STAGE_SECS)
   if process.is_alive() and process.pid:
