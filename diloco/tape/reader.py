@@ -254,8 +254,8 @@ class Follower:
 def interleave(roles: Iterable[Iterable[Line]]) -> Iterator[Line]:
   """Merges lines of several roles by wall time, keeping the order within each.
 
-  A clock that was set back does not reorder a role: a line counts as no
-  earlier than the line before it.
+  A clock that was set back does not reorder a role: a line comes right after
+  the one before it if it is older.
   """
   keyed = map(_keyed, roles, itertools.count())
   return (line for _, _, line in heapq.merge(*keyed))
@@ -264,10 +264,8 @@ def interleave(roles: Iterable[Iterable[Line]]) -> Iterator[Line]:
 def _keyed(
   lines: Iterable[Line], role: int
 ) -> Iterator[tuple[float, tuple[int, int], Line]]:
-  latest = 0.0
   for position, line in enumerate(lines):
-    latest = max(latest, line["wall_secs"])
-    yield latest, (role, position), line
+    yield line["wall_secs"], (role, position), line
 
 
 def check_directory(run_dir: str | os.PathLike[str]) -> pathlib.Path:

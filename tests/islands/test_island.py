@@ -412,6 +412,42 @@ def test_island_whose_wait_is_over_or_interrupted_goes_on(
   island.close("test")
 
 
+@pytest.mark.parametrize("answered_after", [0, 3, None])
+def test_hand_over_saves_once_all_is_answered_or_time_is_up(answered_after):
+  now, did = [0.0], []
+
+  def look():
+    did.append("look")
+    exchange.in_flight = [0] * (len(did) != answered_after)
+
+  def saved(serial, timeout_secs):
+    assert (serial, timeout_secs) == (7, 0.0)
+    did.append("wait")
+    return did.count("wait") == 2
+
+  def draining(timeout_secs):
+    did.clear()
+    yield 0.0
+
+  exchange = types.SimpleNamespace(
+    in_flight=[0] if answered_after != 0 else [],
+    save=lambda: did.append("save") or 7,
+    wait_saved=saved,
+  )
+  leaving = types.SimpleNamespace(
+    draining=draining, _exchange=exchange, _clock=lambda: now[0], _look=look
+  )
+  for secs in island_lib.Island.handing_over(leaving, 0.1):
+    now[0] += secs
+  looks = did.count("look")
+  rest = ["save", "wait", "wait"]
+  assert did[:looks] == ["look"] * looks
+  if answered_after is None:
+    assert now[0] >= 0.1 and did[looks:] == rest[:2]
+  else:
+    assert looks == answered_after and did[looks:] == rest
+
+
 def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
   tmp_path, run_dir
 ):

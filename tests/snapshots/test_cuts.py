@@ -30,6 +30,8 @@ def test_no_cut_is_missed_that_a_stale_listing_lacks(tmp_path):
   for taken in (0, 3, 4):
     found = operations.perform(cuts.all_numbers(taken), execute)
     assert found == [1, 2, 3, 4]
+  run.perform(cuts.delete(2))  # by who kept only the newest
+  assert operations.perform(cuts.all_numbers(4), execute) == [1, 3, 4]
 
 
 def test_cut_is_complete_only_with_all_its_parts(tmp_path):

@@ -43,10 +43,10 @@ class Records:
         return True
     raise AssertionError(operation)
 
-  def acquire(self, owner, clock, watch=None):
+  def acquire(self, owner, clock, watch=None, above=None):
     watch = watch or lease.LeaseWatch(TTL_SECS)
     return operations.perform(
-      lease.acquire(KEY, owner, watch, clock), self.execute
+      lease.acquire(KEY, owner, watch, clock, above=above), self.execute
     )
 
   def read(self, key):
@@ -219,6 +219,20 @@ def test_token_is_above_all_that_the_store_still_knows(case, clock):
   while not store.acquire("next", clock, watch):
     clock.now += TTL_SECS
   assert store.read(KEY) == records.Lease("next", token, 0)
+
+
+@pytest.mark.parametrize("there", [None, 3, 12])
+@pytest.mark.parametrize("drawn", [None, 5])
+@pytest.mark.parametrize("above", [0, 9])
+def test_token_is_above_what_is_known_elsewhere(there, drawn, above, clock):
+  store = Records()
+  if there:
+    store.execute(COMPARE_AND_SET(KEY, records.Lease("", there, 1), None))
+  if drawn:
+    token = records.DrawnToken(drawn)
+    store.execute(COMPARE_AND_SET(f"{KEY}.token", token, None))
+  newest = max(there or 0, drawn or 0, above)
+  assert store.acquire("me", clock, above=above) == newest + 1
 
 
 @pytest.mark.parametrize("hurt", ["lose", "damage"])

@@ -124,6 +124,30 @@ def test_channel_has_what_a_stale_listing_lacks(tmp_path, monkeypatch):
   assert channel_of(run, 1) == sorted(x.key for x in (waiting, *unlisted))
 
 
+def test_channel_that_is_written_stays_as_it_is(tmp_path, monkeypatch):
+  run, seat, waiting, asked = cut_under_way(tmp_path)
+  unseen = run.publish(1, 0, 0, 0, 8)
+  save_all(run, 1, published=8)
+  read = run.store.read_for_update
+
+  def fails(key, kind):
+    if key == keys.cut_heads_key(1):
+      raise OSError("no answer")  # on the way to what is pinned
+    return read(key, kind)
+
+  with monkeypatch.context() as broken:
+    broken.setattr(run.store, "read_for_update", fails)
+    with pytest.raises(OSError, match="no answer"):
+      seat.look()
+  written = channel_of(run, 1)
+  assert written == sorted([waiting.key, unseen.key])
+  seat.delete(unseen)  # refused meanwhile; its cut may be complete by now
+  seat.look()
+  assert channel_of(run, 1) == written
+  run.perform(cuts.complete(asked))
+  assert run.store.keys(unseen.payload)
+
+
 def test_merged_contribution_of_the_channel_keeps_its_payload(tmp_path):
   run, seat, sent, asked = cut_under_way(tmp_path)
   run.commit(0, 1, {0: 8}, value=1.0, cut=1)

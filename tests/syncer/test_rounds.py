@@ -1,5 +1,6 @@
 """What the syncer's shell does while the store fails now and then."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -490,7 +491,8 @@ def test_leader_says_whether_its_merge_has_to_get_on(leader):
   assert said == {"before": False, "during": True, "after": False}
 
 
-def test_what_a_commit_leaves_over_is_discarded(leader):
+@pytest.mark.parametrize("refused", ["", keys.BOARD])
+def test_what_a_commit_leaves_over_is_discarded(leader, refused):
   late = leader.publish(16)
 
   def merging():
@@ -498,7 +500,11 @@ def test_what_a_commit_leaves_over_is_discarded(leader):
     yield from ()
 
   leader.rounds.merging = merging
-  leader.handle(core.Arrived([leader.publish(8)]))
+  sent = leader.publish(8)
+  if refused:
+    leader.break_store("write", refused)
+  with pytest.raises(OSError) if refused else contextlib.nullcontext():
+    leader.handle(core.Arrived([sent]))
   (discarded,) = leader.events("discarded")
   assert discarded["key"] == late.key
   assert discarded["reason"] == "overlaps_merged"

@@ -1,11 +1,13 @@
 """The ledger, case by case; each step has 10 tokens."""
 
+import itertools
 import re
 import sys
 
 import pytest
 from tape_builder import TOKENS_PER_STEP, Tapes
 
+from diloco.tape import fates as fates_lib
 from diloco.tape import history, ledger
 
 
@@ -210,6 +212,11 @@ def _merged_twice_at_once(tapes):
   tapes.merge(1, item, item)
 
 
+def _merged_three_times_at_once(tapes):
+  item = tapes.publish(0, 6)
+  tapes.merge(1, item, item, item)
+
+
 def _never_published(tapes):
   tapes.merge(1, tapes.contribution(0, 6))
   tapes.publish(6, 8)
@@ -297,6 +304,7 @@ def _version_twice(tapes):
   [
     (_merged_twice, r"steps \(4, 6\] merged twice, in versions \[1, 2\]"),
     (_merged_twice_at_once, r"steps \(0, 6\] merged twice"),
+    (_merged_three_times_at_once, r"steps \(0, 6\] merged twice"),
     (_never_published, r"\(0, 6\] merged in version 1 were never published"),
     (_never_published_by_stopped, "were never published"),
     (_never_published_by_unknown, "were never published"),
@@ -666,15 +674,20 @@ def test_version_told_again_after_many_others_counts_once(monkeypatch):
   assert _fates(tapes) == {"trained": 8, "merged": 8}
 
 
-def test_what_has_no_fate_is_never_summed_up():
+@pytest.mark.parametrize("told", [False, True])
+def test_what_has_no_fate_is_never_summed_up(told):
   tapes = _trained(4000)
-  waiting = tapes.publish(0, 2)
+  tapes.submit(0, 2)
+  if told:
+    waiting = tapes.publish(0, 2)
   items = [tapes.publish(n, n + 2) for n in range(2, 4000, 2)]
   for version, item in enumerate(items, 1):
     tapes.merge(version, item)
   result = ledger.compute(tapes.record())
   assert result.balanced and result.pending == 2 * TOKENS_PER_STEP
   assert not result.folded_rows
+  if not told:
+    waiting = tapes.publish(0, 2)  # the publisher was slow
   tapes.merge(len(items) + 1, waiting)
   assert _fates(tapes) == {"trained": 4000, "merged": 4000}
 
@@ -713,3 +726,44 @@ def test_muted_island_is_not_called_silent():
   tapes.start(step=2, unsent_from_step=[60])
   tapes.train(2, 60)
   assert not ledger.compute(tapes.record(), every=4).silent
+
+
+def _sent(key):
+  return history.Contribution(key, 1, 0, 8, 80)
+
+
+_LOSS = history.Loss(1, 0, 8)
+# What may be told of a step and what it makes of it, the weakest first.
+_EVIDENCE = {
+  "submitted": (lambda f: f.submitted.append(_LOSS), "lost_with_island"),
+  "superseded": (
+    lambda f: f.discarded.append(("superseded", _sent("s"))),
+    "superseded",
+  ),
+  "dropped": (lambda f: f.dropped.append(_LOSS), "publish_dropped"),
+  "overwritten": (lambda f: f.overwritten.append(_LOSS), "overwritten"),
+  "quarantined": (lambda f: f.quarantined.append(_LOSS), "quarantined"),
+  "discarded": (
+    lambda f: f.discarded.append(("too_stale", _sent("d"))),
+    "too_stale",
+  ),
+  "rolled back": (lambda f: f.rolled_back.append(_sent("r")), "rolled_back"),
+  "published": (lambda f: f.published.update(p=_sent("p")), "pending"),
+  "merged": (
+    lambda f: f.merged.append(history.Merge(1, _sent("m"))),
+    "merged",
+  ),
+}
+
+
+@pytest.mark.parametrize(
+  ("weak", "strong"), [*itertools.combinations(_EVIDENCE, 2)]
+)
+def test_stronger_evidence_decides_over_weaker(weak, strong):
+  facts = history.FragmentHistory()
+  for name in (strong, weak):
+    _EVIDENCE[name][0](facts)
+    canvas = fates_lib.Canvas([history.Life(1, 0, 10, 8, died=True)], facts)
+    counts = {}
+    canvas.count_into(counts)
+    assert counts == {_EVIDENCE[strong][1]: 80}, name

@@ -6,6 +6,7 @@ something happens; the ledger sees only the lines.
 """
 
 import collections
+import itertools
 import random
 
 import hypothesis
@@ -315,6 +316,10 @@ def _compare(model, result):
   # another; the ledger keeps the first until the second is there.
   if not model.restored:
     assert {k: v for k, v in found.items() if v} == model.counts()
+    in_vain = sum(model.counts().get(fate, 0) for fate in folding.IN_VAIN)
+    spans = itertools.chain.from_iterable(result.lost_spans.values())
+    steps = sum(span.last - span.first for span in spans)
+    assert steps * TOKENS_PER_STEP == in_vain
   trained = len({(i, life, step) for i, _, life, step in model.fate})
   tokens = result.tokens()
   assert tokens.trained == trained * TOKENS_PER_STEP

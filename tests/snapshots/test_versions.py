@@ -1,0 +1,66 @@
+"""What is read of a run's global versions, as the store has them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from cut_builder import PLAN, CutRun, filled
+
+from diloco import errors
+from diloco.snapshots import digest, keys, versions
+
+
+def made(tmp_path, newest=(3, 4)):
+  run = CutRun(tmp_path)
+  for fragment, last in enumerate(newest):
+    for version in range(1, last + 1):
+      run.commit(fragment, version, {}, value=float(version))
+  return run
+
+
+def leave_uncommitted(run, fragment, version, token=9):
+  """What a leader wrote whose commit never took effect."""
+  head = run.head(fragment)
+  run.commit(fragment, version, {}, value=-1.0, token=token)
+  run.store.write(keys.head_key(fragment), head)
+
+
+def told(fragment, version):
+  tensors = PLAN.fragments[fragment]
+  named = ((t.name, filled(t, float(version))) for t in tensors)
+  return digest.tensors(named)
+
+
+@pytest.mark.parametrize("token", [0, 9])
+def test_all_that_is_listed_was_committed_and_can_be_read(tmp_path, token):
+  run = made(tmp_path)
+  for fragment in (0, 1):  # one where a version is, one beyond the newest
+    for version in (2, 5):
+      leave_uncommitted(run, fragment, version, token)
+  found = versions.Versions(run.store, told)
+  assert found.listed() == [0, 1, 2, 3]
+  for version in found.listed():
+    read = found.read(version)
+    assert read.versions == [version, version]
+    for values in read.params.values():
+      np.testing.assert_array_equal(values, float(version))
+  newest = found.read()
+  assert newest.versions == [3, 4]
+  assert {name: v[0] for name, v in newest.params.items()} in (
+    {"a": 3.0, "b": 4.0},
+    {"a": 4.0, "b": 3.0},
+  )
+  with pytest.raises(errors.UserError, match="versions 0, 1, 2, 3 and no cut"):
+    found.read(4)
+
+
+def test_version_that_is_not_what_the_tape_tells_is_damaged(tmp_path):
+  run = made(tmp_path)
+  leave_uncommitted(run, 0, 2)
+  run.store.delete_tree(keys.global_prefix(0, 2, "s1.2.0"))
+  with pytest.raises(errors.CorruptSnapshotError, match="version 2"):
+    versions.Versions(run.store, told).read(2)
+  head = dataclasses.replace(run.head(1), digest="of something else")
+  run.store.write(keys.head_key(1), head)
+  with pytest.raises(errors.CorruptSnapshotError, match="digest differs"):
+    versions.Versions(run.store, told).read()
