@@ -21,7 +21,8 @@ Progress a life restored and published was done by earlier lives, each step by
 the last of them that did it.
 
 The same paint without `repeated`, over the steps as *rows* of the island's
-data, says of each row whether it is merged, and if not, why.
+data, says of each row whether it is merged, and if not, why. A row that was
+rolled back and read again has the fate that it had then.
 """
 
 import itertools
@@ -59,7 +60,7 @@ class Canvas:
     )
     self._rows = painting.Painting(
       [
-        (fate, [(s.first, s.last) for s in spans])
+        (fate, _final(spans, lives if fate == ROLLED_BACK else ()))
         for fate, spans in coats
         if fate != REPEATED
       ],
@@ -148,6 +149,20 @@ def _coats(
     (MERGED, merged),
   ]
   return [coat for coat in coats if coat[1]]
+
+
+def _final(
+  spans: Iterable[painting.LifeSpan], lives: Iterable[history_lib.Life]
+) -> list[painting.Span]:
+  """Rows of what was done, but for those that later ones of `lives` read."""
+  return [
+    row
+    for span in spans
+    for row in painting.difference(
+      [(span.first, span.last)],
+      [(i.start, i.end) for i in lives if i.incarnation > span.incarnation],
+    )
+  ]
 
 
 def _span(item: history_lib.Contribution | history_lib.Loss) -> painting.Span:

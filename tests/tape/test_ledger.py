@@ -611,6 +611,20 @@ def test_merges_after_a_cut_are_rolled_back_with_it():
   }
 
 
+def test_row_that_was_rolled_back_and_lost_as_it_was_read_again_is_so_called():
+  tapes, _ = _rolled_back()
+  tapes.drop(5, 7)  # the store was out of reach
+  assert _rows(tapes) == {
+    "merged": [(0, 4)],
+    "rolled_back": [(4, 5)],
+    "publish_dropped": [(5, 7)],
+  }
+  tapes.train(7, 8)
+  tapes.discard(tapes.publish(7, 8), "corrupt")
+  assert _rows(tapes)["corrupt"] == [(7, 8)]
+  assert not _violations(tapes)
+
+
 def test_contribution_that_waits_again_may_be_merged_again():
   tapes, item = _rolled_back(reinjected=True)
   expected = {"trained": 12, "merged": 4, "rolled_back": 4}
