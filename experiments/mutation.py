@@ -71,7 +71,7 @@ class Mutant:
   def stages(self) -> dict[str, list[str]]:
     """Commands after `python -m`, by the stage's name, nearest first."""
     parts = pathlib.Path(self.file).parts[1:]
-    package = "/".join(("tests", *parts[:-1]))
+    package = "/".join(("tests", *parts[:-1][:1]))
     near = self.tests or (f"{package}/test_{parts[-1]}",)
     near = tuple(path for path in near if (ROOT / path).exists())
     pytest = [

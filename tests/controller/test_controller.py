@@ -8,6 +8,7 @@ import fake_fleet
 import pytest
 
 from diloco import channel, process
+from diloco import config as config_lib
 from diloco.controller import change
 from diloco.report import liveness
 
@@ -60,6 +61,31 @@ def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
   kept = fleet.records_kept
   run.turn_until(lambda: liveness.controller_alive(tmp_path), secs=2.0)
   assert fleet.records_kept > kept
+
+
+def test_change_is_told_once_it_is_written(tmp_path, monkeypatch):
+  old = config_lib.from_mapping({"outer": {"learning_rate": 0.5}})
+  new = config_lib.from_mapping({"outer": {"learning_rate": 0.25}})
+  process.write_config(old, tmp_path)
+  wish, told = change.wish_path(tmp_path), []
+  wish.parent.mkdir()
+  wish.write_text(json.dumps(new.to_dict()))
+
+  def changed(config, changes):
+    told.append((process.read_config(tmp_path), changes))
+
+  def refuse(config, run_dir):
+    raise OSError("the disk is full")
+
+  with monkeypatch.context() as full:
+    full.setattr(process, "write_config", refuse)
+    with pytest.raises(OSError, match="full"):
+      change.take_up(tmp_path, changed)
+  assert not told and wish.exists()
+  change.take_up(tmp_path, changed)
+  ((written, changes),) = told
+  assert written == new and list(changes.values()) == [(0.5, 0.25)]
+  assert not wish.exists()
 
 
 def test_role_that_died_is_started_again_with_its_next_number(session, fleet):

@@ -179,6 +179,19 @@ def test_evaluation_that_an_earlier_controller_asked_for_counts_for_nothing():
   assert run.evaluation(free=True)["skipped"] == 0
 
 
+@pytest.mark.parametrize("step", [0, 13, 30, 500])
+def test_island_that_joins_again_saves_so_many_steps_after_that(step):
+  run = make(checkpoint_every_steps=20)
+  run.joined(0, 0)
+  run.observe(0, 33)
+  assert names(run.wanted({0: 0}), 0)[0] == "checkpoint"
+  run.joined(0, step)  # from a cut, or a saved state
+  for more in range(1, 21):
+    run.observe(0, step + more)
+    saves = "checkpoint" in names(run.wanted({0: 0}), 0)
+    assert saves == (more == 20)
+
+
 def test_late_checkpoint_puts_off_the_next():
   run = make(checkpoint_every_steps=10)
   run.joined(0, 0)

@@ -279,6 +279,23 @@ def test_next_controller_takes_a_role_up_with_what_was_known_of_it(
   assert not found.handle.wait(0.01)
 
 
+@pytest.mark.parametrize("lives", [(1, 2), (2, 1)])
+def test_of_two_lives_of_a_role_the_later_is_taken_up(engine, run_dir, lives):
+  pids = {}
+  for life in lives:  # a controller may die before it knows of its start
+    launch = base.Launch(
+      "island-0",
+      "role_under_test",
+      ["wait", str(run_dir / f"{life}.child")],
+      run_dir / "logs" / "island-0.log",
+      facts={"incarnation": life},
+    )
+    pids[life] = engine.start(launch).pid
+    eventually((run_dir / f"{life}.child").exists)
+  found = process_engine.ProcessEngine(run_dir).survivors()
+  assert found["island-0"].handle.pid == pids[2]
+
+
 def test_death_of_a_role_that_was_taken_up_is_noticed(engine, run_dir):
   handle, child = start_with_child(engine, run_dir)
   found = process_engine.ProcessEngine(run_dir).survivors()["island-0"].handle

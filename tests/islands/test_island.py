@@ -11,8 +11,8 @@ import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
+from diloco.islands import hands, programs, recovery
 from diloco.islands import island as island_lib
-from diloco.islands import programs, recovery
 from diloco.snapshots import checkpoint, keys, operations, records, store
 from diloco.syncer import round_merge
 from diloco.tape import ledger, reader
@@ -410,6 +410,62 @@ def test_island_whose_wait_is_over_or_interrupted_goes_on(
   # Asked something else, it waits for the same answer before its next step.
   assert island.train(5, lambda: True)["step"] == 8
   island.close("test")
+
+
+class _ReadError(Exception):
+  """An island has read what it goes on from."""
+
+
+def test_earlier_lives_leave_before_what_they_published_is_read():
+  done = []
+
+  def patiently(do):
+    done.append(do)
+    yield from ()
+
+  def recovering(sync_every):
+    done.append(sync_every)
+    raise _ReadError
+
+  joining = types.SimpleNamespace(
+    _spec=types.SimpleNamespace(island=0),
+    learner=None,
+    _patiently=patiently,
+    _publish_initial="initial",
+    _take_place="place",
+    _recovery=types.SimpleNamespace(recovering=recovering),
+    _config=types.SimpleNamespace(sync_every=lambda island: 4),
+  )
+  with pytest.raises(_ReadError):
+    list(island_lib.Island.joining(joining))
+  assert done[1:] == ["initial", "place", 4]
+
+
+@pytest.mark.parametrize("overtaken", [False, True])
+@pytest.mark.parametrize("limit_secs", [3.0, 100.0])
+def test_drain_waits_longer_for_what_is_known_to_be_there(
+  overtaken, limit_secs
+):
+  now, did = [0.0], []
+
+  class Hands(types.SimpleNamespace):
+    def publish_all(self):
+      did.append(now[0])
+
+  core = types.SimpleNamespace(in_flight=[0], overtaken=overtaken)
+  script = hands.Hands.publishing_all(
+    Hands(core=core),
+    clock=lambda: now[0],
+    look=lambda: None,
+    flushed=lambda: True,
+    patience=hands.Patience(2.0, 7.0, limit_secs),
+    poll_secs=0.5,
+  )
+  for secs in script:
+    now[0] += secs
+  first = min(limit_secs, 7.0 if overtaken else 2.0)
+  again = [min(limit_secs, 14.0)] if overtaken else []
+  assert did == [first, *again]
 
 
 @pytest.mark.parametrize("answered_after", [0, 3, None])

@@ -18,11 +18,14 @@ from diloco import errors, process
 from diloco.islands import (
   adopter,
   checkpoints,
+  comeback,
   core,
   notices,
   outbox,
+  peer_protocol,
   protocol,
   recovery,
+  swap,
 )
 from diloco.islands import island as island_lib
 from diloco.islands import trainer as trainer_lib
@@ -181,6 +184,36 @@ def test_island_that_comes_back_waits_until_the_store_can_be_read(tmp_path):
   found = operations.perform(coming.find(2, 4), execute)
   assert len(waits) == 2
   assert [f.head for f in found.standing.fetched] == run.heads()
+
+
+@pytest.mark.parametrize("heard", [None, "a peer's"])
+@pytest.mark.parametrize("saved", [None, "its own"])
+def test_error_feedback_is_taken_from_a_state_that_is_recent_alone(
+  heard, saved
+):
+  progress = swap.Progress({"p": 1}, {"p": 2}, {0: "owed"})
+  state = saved and types.SimpleNamespace(progress=progress, opt_state=saved)
+  basis = protocol.Basis(
+    comeback.Comeback(4, (core.Origin(0, 4),), (0,), "own"),
+    protocol.Standing(0, None, 0, None, []),
+    state=state,
+    heard=heard and peer_protocol.Heard(None, heard),
+  )
+
+  def find(num_fragments, sync_every):
+    yield from ()
+    return basis
+
+  resumed = {}
+  learner = types.SimpleNamespace(
+    plan=types.SimpleNamespace(num_fragments=1),
+    resume=lambda *args, **more: resumed.update(more),
+  )
+  coming = types.SimpleNamespace(find=find, _learner=learner, _island=0)
+  list(recovery.Recovery.recovering(coming, 4))
+  assert resumed["opt_state"] == (heard or saved)
+  owed = {} if heard else progress.residuals
+  assert resumed["saved"] == (saved and progress._replace(residuals=owed))
 
 
 def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(

@@ -333,6 +333,16 @@ def test_open_cut_ends_with_the_restore(tmp_path):
   assert [h.cut for h in run.heads()] == [asked.cut] * 2
 
 
+def test_cut_that_was_left_open_before_the_one_chosen_ends_too(tmp_path):
+  run, _ = run_with_a_cut(tmp_path)
+  asked = run.perform(cuts.request([0], 2))
+  run.take_cut(published=(32, 8))
+  run.perform(restoring(run)[0])
+  look = run.perform(cuts.look(asked.cut))
+  assert not look.is_open
+  assert "was set back to cut 3" in run.perform(cuts.reason(asked.cut))
+
+
 def test_newest_good_cut_is_chosen_and_the_others_told(tmp_path):
   run, _ = run_with_a_cut(tmp_path)
   for _ in range(4):

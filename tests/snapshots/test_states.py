@@ -78,6 +78,8 @@ def test_state_comes_back_on_another_machine(tmp_path, copies, small_pieces):
   there = folder_of(tmp_path, "other") / path.name
   assert copies.completed(there.parent) == [path.name]
   assert copies.read_marker(there) == checkpoint.read_marker(path)
+  there.mkdir(parents=True)  # somebody died here, who brought something else
+  (there / "another").write_bytes(b"file")
   copies.fetch(there)
   marker = checkpoint.verify(there)
   checkpoint.read_all(there, marker)

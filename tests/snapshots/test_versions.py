@@ -7,7 +7,7 @@ import pytest
 from cut_builder import PLAN, CutRun, filled
 
 from diloco import errors
-from diloco.snapshots import digest, keys, versions
+from diloco.snapshots import cuts, digest, keys, versions
 
 
 def made(tmp_path, newest=(3, 4)):
@@ -52,6 +52,21 @@ def test_all_that_is_listed_was_committed_and_can_be_read(tmp_path, token):
   )
   with pytest.raises(errors.UserError, match="versions 0, 1, 2, 3 and no cut"):
     found.read(4)
+
+
+def test_cuts_that_are_listed_are_complete_and_can_be_read(tmp_path):
+  run = made(tmp_path)
+  found = versions.Versions(run.store, told)
+  complete = run.take_cut()
+  given_up = run.perform(cuts.request([0], 2)).cut
+  run.perform(cuts.abandon(given_up, "for a test"))
+  run.commit(0, 4, {}, value=4.0)
+  still_open = run.perform(cuts.request([0], 2)).cut
+  assert found.cuts() == [complete]
+  assert found.read(cut=complete).versions == [3, 4]
+  for other in (given_up, still_open):
+    with pytest.raises(errors.UserError, match="and cuts 1; name"):
+      found.read(cut=other)
 
 
 def test_version_that_is_not_what_the_tape_tells_is_damaged(tmp_path):

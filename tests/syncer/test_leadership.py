@@ -248,6 +248,20 @@ def test_who_takes_over_leads_by_the_runs_times_once_all_heads_are_sound(
   )
 
 
+def test_who_waits_for_heads_leaves_when_it_is_not_wanted(make, clock):
+  leader, looks = make("one"), []
+
+  def no_plan():
+    looks.append(clock.now)
+    assert len(looks) < 9
+    yield from ()
+    return 0
+
+  leader.num_fragments = no_plan
+  assert leader.take_over(lambda: len(looks) < 5) is None
+  assert len(looks) == 5 and leader.token
+
+
 def test_only_who_leads_gives_the_lease_up(make, snapshots):
   first, second = make("first"), make("second")
   first.wait(_always)

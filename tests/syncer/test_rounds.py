@@ -157,6 +157,16 @@ def test_round_is_merged_although_the_request_of_its_cut_is_damaged(leader):
   assert leader.run.head(0).version == 2
 
 
+def test_versions_after_a_cut_are_stamped_although_its_part_was_refused(leader):
+  leader.run.perform(cuts.request([0], 2))
+  sent = dataclasses.replace(leader.publish(8), cut=1)
+  leader.run.store.write(keys.contribution_key(sent.key), sent)
+  leader.break_store("compare_and_set", "cuts")
+  with pytest.raises(OSError, match="full"):
+    leader.look()
+  assert [h.cut for h in leader.run.heads()] == [1, 0]
+
+
 def test_merged_record_that_could_not_be_deleted_is_deleted_later(leader):
   leader.break_store("delete", "contributions")
   sent = leader.send(8)

@@ -1,5 +1,6 @@
 """Sources yield the flattened tensor whole and in order."""
 
+import itertools
 import math
 
 import hypothesis
@@ -9,8 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from diloco import errors
+from diloco.fragments import codec
 from diloco.snapshots import arrays, layout
-from diloco.syncer import sources
+from diloco.syncer import packed, sources
 
 
 @hypothesis.settings(max_examples=80, deadline=None)
@@ -52,6 +54,44 @@ def test_stored_tensor_is_read_in_flat_order(shape, chunk_bytes, data):
   blocks = [block.copy() for block in source.blocks(start, stop, step)]
   assert np.array_equal(np.concatenate(blocks), np.arange(start, stop))
   assert all(block.size == step for block in blocks[:-1])
+
+
+@hypothesis.settings(max_examples=80, deadline=None)
+@hypothesis.given(
+  shape=st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple),
+  block=st.sampled_from([2, 4, 6]),
+  chunk_bytes=st.integers(4, 200),
+  data=st.data(),
+)
+def test_packed_tensor_is_read_in_flat_order(shape, block, chunk_bytes, data):
+  part = tuple(
+    data.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+    for size in shape
+  )
+  form = codec.of("int4", block)
+  size, rows = math.prod(shape), []
+  values = np.zeros(shape, np.float32)
+  numbers = np.random.default_rng(size).standard_normal(shape, np.float32)
+  for at in itertools.product(
+    *(range(0, n, step) for n, step in zip(shape, part, strict=True))
+  ):
+    box = tuple(slice(a, a + n) for a, n in zip(at, part, strict=True))
+    rows.append(form.encode(numbers[box].reshape(-1)))
+    decoded = np.empty(math.prod(part), np.float32)
+    form.decode(rows[-1], decoded)
+    values[box] = decoded.reshape(part)
+  store = arrays.ArrayStore("memory://")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(layout, "MAX_CHUNK_BYTES", chunk_bytes)
+    patch.setattr(layout, "MIN_CHUNK_BYTES", 4)
+    whole = arrays.Layout((len(rows), rows[0].size), "uint8", (1, rows[0].size))
+    store.write("p", [arrays.Tensor("x", whole, [(None, np.stack(rows))])])
+    source = packed.PackedSource(store.open("p", "x"), form, shape, part)
+  assert source.size == size
+  start = data.draw(st.integers(0, size - 1))
+  stop = data.draw(st.integers(start + 1, size))
+  blocks = [b.copy() for b in source.blocks(start, stop, size)]
+  assert np.array_equal(np.concatenate(blocks), values.reshape(-1)[start:stop])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])

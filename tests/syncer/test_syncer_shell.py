@@ -12,7 +12,7 @@ import pytest
 from cut_builder import ISLANDS, PLAN, CutRun, lead, spoil
 
 from diloco import config as config_lib
-from diloco import errors, workers
+from diloco import config_changes, errors, workers
 from diloco.snapshots import arrays, cuts, keys, operations, records
 from diloco.syncer import core, leadership, round_merge
 from diloco.syncer import syncer as syncer_lib
@@ -387,6 +387,51 @@ def test_drain_is_answered_once_the_store_was_looked_at(tmp_path, monkeypatch):
 
   assert _drain(run, fail) == {"idle": True}
   assert [h.version for h in run.heads()] == [1, 0]
+
+
+def test_second_drain_waits_for_what_came_after_the_first(
+  tmp_path, monkeypatch
+):
+  run = CutRun(tmp_path)
+  publish(run, 0)
+  drains = [
+    {"type": "program", "name": "drain", "seq": seq, "args": {}}
+    for seq in (7, 8)
+  ]
+  link, versions = Link(drains[0]), []
+  with _leading(run) as (syncer, _):
+    works, looks = syncer.execute, operations.Names("contributions")
+    fails = _fails_at_first(works)
+
+    def execute(operation):
+      does = fails if versions and operation == looks else works
+      return does(operation)
+
+    def send(message):
+      versions.append([h.version for h in run.heads()])
+      if message["seq"] == 8:
+        syncer.stop()
+        return
+      publish(run, 1)
+      link.inbox.put(drains[1])
+
+    monkeypatch.setattr(syncer, "execute", execute)
+
+    link.send = send
+    assert syncer.run(link) == "stopped"
+  assert versions == [[1, 0], [1, 1]]
+
+
+def test_leader_merges_by_the_learning_rate_that_it_was_told_last(tmp_path):
+  run = CutRun(tmp_path)
+  with _leading(run) as (syncer, told):
+    for fragment, rate in enumerate((0.25, 0.125)):
+      live = config_changes.live(_config())
+      syncer.configure(live | {"outer.learning_rate": rate})
+      publish(run, fragment)
+      perform(syncer, "scan")
+      perform(syncer, "handle", core.Drain())
+      assert [e["learning_rate"] for e in told("merged")][fragment:] == [rate]
 
 
 @pytest.mark.parametrize("trouble", ["merge fails", "head is spoiled"])

@@ -331,6 +331,20 @@ def test_broken_rule_is_reported(action, text):
   _fates(tapes)  # it adds up all the same
 
 
+@pytest.mark.parametrize("broken", [1, 100, 101, 130])
+def test_first_hundred_broken_rules_are_named_and_others_counted(broken):
+  tapes = _trained(10)
+  for island in range(1, broken + 1):
+    tapes.start(island=island, step=3)
+  found = _violations(tapes)
+  named = [
+    f"island {island}: rows (0, 3] were skipped, before incarnation 1 began"
+    for island in range(1, broken + 1)
+  ]
+  more = [f"and {broken - 100} more"] if broken > 100 else []
+  assert found == [*named[:100], *more]
+
+
 def test_merge_told_again_after_a_takeover_counts_once():
   tapes = _trained(10)
   item = tapes.publish(0, 6)

@@ -73,6 +73,26 @@ LINES = {
     "controller",
     "do not pair",
   ),
+  "versions that rise": (
+    {"event": events.RESTORED, "version_from": [1, 2], "version_to": [2, 9]},
+    "controller",
+    "",
+  ),
+  "version that stays": (
+    {"event": events.RESTORED, "version_from": [1, 2], "version_to": [2, 2]},
+    "controller",
+    "do not rise",
+  ),
+  "evaluation by the evaluator": (
+    {"event": events.EVALUATED, "step": 8, "target": "global", "loss": 1.5},
+    "evaluator",
+    "",
+  ),
+  "evaluation by a syncer": (
+    {"event": events.EVALUATED, "step": 8, "target": "global", "loss": 1.5},
+    "syncer",
+    "only an island",
+  ),
 }
 
 
