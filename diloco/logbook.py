@@ -25,11 +25,12 @@ import urllib.parse
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 
-from diloco import errors, process, workers
+from diloco import errors, process, relay, workers
 from diloco.snapshots import locations, store
 from diloco.tape import recorder
 
 PUSH_SECS = 10.0
+_COLLECT_SECS = 3.0  # while roles relay what they record
 _PIECE_BYTES = 128 << 10  # then the next one begins
 _WHOLE = ("config.json", "summary.json")
 _GROWING = (recorder.TAPE_DIR, recorder.METRICS_DIR)
@@ -51,6 +52,8 @@ class Keeper:
     run_dir: pathlib.Path,
     snapshots: store.SnapshotStore,
     check: Callable[[], None] = lambda: None,
+    *,
+    relayed: bool = False,
   ):
     """Goes on where an earlier one ended; to enter it starts its thread.
 
@@ -59,8 +62,14 @@ class Keeper:
       snapshots: its store.
       check: asked before each write; raises `FencedError` once another
         controller has the run, and nothing is written from then on.
+      relayed: whether roles may have folders of their own; what they relay is
+        taken into the run directory first.
     """
     self._check = check
+    self._relayed = relayed
+    self._collected: set[str] = set()  # and not deleted yet
+    self._more = False  # whether the last look found any
+    self._pushing = threading.Lock()
     self._run_dir = run_dir
     self._store = snapshots
     self._known = False  # what is in the store already
@@ -86,6 +95,15 @@ class Keeper:
     except (OSError, errors.PlainError) as error:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
+  def bring(self) -> None:
+    """Takes what roles have relayed, now that they have ended."""
+    if not self._relayed:
+      return
+    try:
+      self.push()
+    except (OSError, errors.PlainError) as error:
+      logger.warning("logbook_behind error=%s", errors.one_line(error))
+
   def _work(self) -> None:
     retry = workers.Retry((PUSH_SECS, 8 * PUSH_SECS))
     secs = 0.0
@@ -93,7 +111,8 @@ class Keeper:
       try:
         self.push()
         self._put(_SEEN, json.dumps({"wall_secs": time.time()}).encode())
-        retry, secs = workers.Retry((PUSH_SECS, 8 * PUSH_SECS)), PUSH_SECS
+        retry = workers.Retry((PUSH_SECS, 8 * PUSH_SECS))
+        secs = _COLLECT_SECS if self._more else PUSH_SECS
       except OSError as error:
         logger.warning("logbook_waits error=%s", errors.one_line(error))
         secs = retry.failed(error)
@@ -112,7 +131,15 @@ class Keeper:
       OSError: the store, or the directory, fails; what is written stays.
       FencedError: another controller has the run.
     """
+    with self._pushing:
+      self._push()
+
+  def _push(self) -> None:
     self._check()
+    if self._relayed:
+      new = relay.collect(self._run_dir, self._store, self._collected)
+      self._collected.update(new)
+      self._more = bool(new)
     if not self._known:
       for name, offset in _pieces(self._store.keys(_ROOT)):
         self._pieces[name] = offset  # the last one of each counts
@@ -127,6 +154,10 @@ class Keeper:
       self._push_lines(path, ends[path] if path in ends else _size(path))
     for name in _WHOLE:
       self._push_whole(name)
+    for key in sorted(self._collected):  # what they hold has its place now
+      self._check()
+      self._store.delete(key)
+      self._collected.discard(key)
 
   def _put(self, key: str, data: bytes) -> None:
     self._check()

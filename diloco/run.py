@@ -23,6 +23,7 @@ from diloco import (
   logbook,
   process,
   promises,
+  relay,
   timing,
 )
 from diloco import config as config_lib
@@ -149,6 +150,8 @@ def conduct(
       return engine.kill_leftovers()
 
     if resumed:
+      if config.engine == "ray" and config.store:
+        relay.collect(run_dir, snapshots)  # what was told of the last session
       restorer_with(end_roles).prepare(cut)
     held.check()
     # Before any role, so that a run killed at any later instant can go on.
@@ -182,8 +185,10 @@ def conduct(
       changed=config_changes.changes(before, config),
     )
     begun(controller)
-    with _kept(run_dir, config, held.check):
+    with _kept(run_dir, config, held.check) as keeper:
       outcome = _run(controller, view)
+      if keeper:
+        keeper.bring()
       concluded = _conclude(run_dir)
   if outcome.user_error:
     raise outcome.user_error
@@ -477,11 +482,16 @@ def _kept(
   run_dir: pathlib.Path,
   config: config_lib.RunConfig,
   check: Callable[[], None] = lambda: None,
-) -> contextlib.AbstractContextManager[object]:
+) -> contextlib.AbstractContextManager[logbook.Keeper | None]:
   """Keeps a run's files where its store is, if that is not with them."""
   if not config.store:
     return contextlib.nullcontext()
-  return logbook.Keeper(run_dir, store.SnapshotStore(config.store), check)
+  return logbook.Keeper(
+    run_dir,
+    store.SnapshotStore(config.store),
+    check,
+    relayed=config.engine == "ray",
+  )
 
 
 def _conclude(run_dir: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:

@@ -20,7 +20,8 @@ CONFIG = BASE | {
 STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
-ROLE = PROCESS | STORE | {"diloco.timing", "diloco.pulse", "diloco.workers"}
+ROLE = PROCESS | STORE
+ROLE |= {"diloco.relay", "diloco.timing", "diloco.pulse", "diloco.workers"}
 CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
@@ -41,7 +42,9 @@ ALLOWED = {
   "diloco.promises": BASE
   | {"diloco.snapshots", "diloco.timing", "diloco.workers"},
   "diloco.workers": {"diloco.errors", "diloco.snapshots", "diloco.pulse"},
-  "diloco.logbook": STORE | {"diloco.process", "diloco.workers"},
+  "diloco.relay": STORE | {"diloco.process", "diloco.workers"},
+  "diloco.logbook": STORE
+  | {"diloco.process", "diloco.relay", "diloco.workers"},
   "diloco.moving": CONTROLLER | {"diloco.controller", "diloco.logbook"},
   "diloco.fragments": BASE,
   "diloco.snapshots": BASE | {"diloco.fragments"},

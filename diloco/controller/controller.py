@@ -145,6 +145,7 @@ class Controller:
       self._tell(event)
     self._tenure.check()
     self._announce()
+    self.roles.keep_record()
     self._tell(orders.Opened(self._tenure.token, self._changed))
 
   def turn(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
-from diloco import errors, process, pulse, timing
+from diloco import errors, process, pulse, relay, timing
 from diloco.islands import devices, heartbeat
 from diloco.snapshots import operations, requests, store, versions
 from diloco.tape import events, recorder
@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
   if not args.cores:
     _give_way()
   try:
-    live(args.run_dir, args.incarnation)
+    with relay.relayed(args.run_dir, ROLE, args.incarnation):
+      live(args.run_dir, args.incarnation)
   except Exception as error:
     return process.end_with(error, sys.stderr)
   return 0

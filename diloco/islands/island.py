@@ -60,6 +60,7 @@ class Spec:
   slice: config_lib.SliceConfig
   opened: store.SnapshotStore | None = None  # the store, if it is open
   present: tuple[int, ...] = ()  # slices of an elastic job that are there
+  recorded: Callable[[], None] = lambda: None  # see `recorder.Recorder`
 
 
 class Island:
@@ -107,7 +108,11 @@ class Island:
     self._config = config
     self._task = task
     self._tape = recorder.Recorder(
-      spec.run_dir, f"island-{spec.island}", spec.incarnation, threads.wall
+      spec.run_dir,
+      f"island-{spec.island}",
+      spec.incarnation,
+      threads.wall,
+      spec.recorded,
     )
     self._store = spec.opened or store.SnapshotStore(spec.store_url)
     self.times = timing.read(self._store, config.controller)

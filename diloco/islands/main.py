@@ -34,6 +34,7 @@ def _run(args: argparse.Namespace) -> int:
   os.environ |= devices.environ(indices, os.environ)
   import jax
 
+  from diloco import relay
   from diloco.islands import compilation, life
   from diloco.islands import island as island_lib
   from diloco.tasks import registry
@@ -42,19 +43,22 @@ def _run(args: argparse.Namespace) -> int:
   task = registry.make_task(
     config.task.name, config.task.options, config.replicas
   )
-  life.live(
-    island_lib.Spec(
-      run_dir=args.run_dir,
-      store_url=process.store_url(args.run_dir),
-      island=args.island,
-      incarnation=args.incarnation,
-      slice=hardware,
-    ),
-    config,
-    task,
-    devices.of_slice(indices, jax.devices()),
-    joined=_settle,
-  )
+  role = f"island-{args.island}"
+  with relay.relayed(args.run_dir, role, args.incarnation) as recorded:
+    life.live(
+      island_lib.Spec(
+        run_dir=args.run_dir,
+        store_url=process.store_url(args.run_dir),
+        island=args.island,
+        incarnation=args.incarnation,
+        slice=hardware,
+        recorded=recorded,
+      ),
+      config,
+      task,
+      devices.of_slice(indices, jax.devices()),
+      joined=_settle,
+    )
   return 0
 
 

@@ -25,6 +25,8 @@ Layout, relative to the store's root:
     peers/...                             optimizer states for those without
     states/...                            copies of saved states, see `states`
     log/...                               the run's own files, see `logbook`
+    relay/...                             lines on their way there, see `relay`
+    permits/...                           of lives that relay them
 """
 
 import functools

@@ -102,6 +102,14 @@ def below(url: str, name: str) -> str:
   return urllib.parse.urlunsplit(parts._replace(path=path))
 
 
+def lies_in(url: str, folder: str | os.PathLike[str]) -> bool:
+  """Whether a store is a directory below another."""
+  place = directory(url)
+  return place is not None and place.resolve().is_relative_to(
+    pathlib.Path(folder).resolve()
+  )
+
+
 def directory(url: str) -> pathlib.Path | None:
   """Where a store is in the file system; None if it is elsewhere."""
   parts = urllib.parse.urlsplit(url)

@@ -47,11 +47,8 @@ def of_run(
   run_dir: str | os.PathLike[str], snapshots: store.SnapshotStore
 ) -> Copies | None:
   """Where a run's states are copied to; None if its store lies with them."""
-  folder = locations.directory(snapshots.url)
-  if folder is None:
-    scheme = urllib.parse.urlsplit(snapshots.url).scheme
-    return None if scheme == "memory" else Copies(snapshots)
-  inside = folder.resolve().is_relative_to(pathlib.Path(run_dir).resolve())
+  in_memory = urllib.parse.urlsplit(snapshots.url).scheme == "memory"
+  inside = in_memory or locations.lies_in(snapshots.url, run_dir)
   return None if inside else Copies(snapshots)
 
 

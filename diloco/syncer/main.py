@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import channel as channel_lib
-from diloco import errors, process, timing, workers
+from diloco import errors, process, relay, timing, workers
 from diloco.snapshots import requests, store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import events, recorder
@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
   args = parser.parse_args(argv)
   process.setup_role((), args.run_dir, args.role)
   try:
-    live(args.run_dir, args.role, args.incarnation)
+    told = args.run_dir, args.role, args.incarnation
+    with relay.relayed(*told) as recorded:
+      live(*told, recorded=recorded)
   except errors.FencedError as error:
     logger.warning("fenced error=%s", error)
     return process.EXIT_FAILED
@@ -47,6 +49,7 @@ def live(
   incarnation: int,
   threads: workers.Threads = workers.Threads(),
   snapshots: store.SnapshotStore | None = None,
+  recorded: Callable[[], None] = lambda: None,
 ) -> None:
   """Returns once the syncer has left in order.
 
@@ -56,6 +59,7 @@ def live(
     incarnation: which life of it.
     threads: gives its threads and their clock.
     snapshots: the run's store, if others of this process use it too.
+    recorded: see `recorder.Recorder`.
 
   Raises:
     FencedError: another one leads.
@@ -82,7 +86,7 @@ def live(
   reports = threads.pulse(report, times.heartbeat_secs, "report")
   waiting = Waiting(channel, times.orphan_secs)
   waiting.ready(token=0)
-  tape = recorder.Recorder(run_dir, role, incarnation)
+  tape = recorder.Recorder(run_dir, role, incarnation, recorded=recorded)
   threads.at_death(tape.close)
   requesting = None
   if snapshots is None:  # else these requests are counted with all others

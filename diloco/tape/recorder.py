@@ -36,6 +36,7 @@ class Recorder:
     role: str,
     incarnation: int,
     clock: Callable[[], float] = time.time,
+    recorded: Callable[[], None] = lambda: None,
   ):
     """Opens `tape/<role>-<incarnation>.jsonl`, creating folders as needed.
 
@@ -44,11 +45,14 @@ class Recorder:
       role: "controller", "syncer", "island-<m>" or "evaluator".
       incarnation: which life of the role this is, from 1.
       clock: gives `wall_secs`; a simulated run passes its own.
+      recorded: makes sure that the run has the lines, too, where this is not
+        its directory (`diloco.relay`); may raise an OSError.
     """
     self.path = tape_path(run_dir, role, incarnation)
     self._role = role
     self._incarnation = incarnation
     self._clock = clock
+    self._recorded = recorded
     self._lines = _LineWriter(self.path)
 
   def record(self, event: str, /, **fields: Any) -> None:
@@ -76,9 +80,11 @@ class Recorder:
     process, as a commit record does, waits for this.
 
     Raises:
-      OSError: there is no room; the lines still wait in memory.
+      OSError: there is no room; the lines still wait in memory. Or the run
+        could not be told.
     """
     self._lines.flush()
+    self._recorded()
 
   def close(self) -> None:
     """Closes the file; recording afterwards is an error."""
@@ -148,7 +154,7 @@ class _LineWriter:
     """Opens the file unless it is, and writes; returns how much went in."""
     try:
       if self._fd is None:
-        self._fd = _open(self._path)
+        self._fd = open_lines(self._path)
       written = os.write(self._fd, data)
       refused = written < len(data)
     except OSError as error:
@@ -184,8 +190,11 @@ class _LineWriter:
         os.close(self._fd)
 
 
-def _open(path: pathlib.Path) -> int:
-  """Opens a file to append lines to, making folders as needed."""
+def open_lines(path: pathlib.Path) -> int:
+  """Opens a file to append lines to, behind the last whole one.
+
+  Folders are made as needed. Returns a descriptor, the caller's to close.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
   flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
   fd = os.open(path, flags, 0o644)

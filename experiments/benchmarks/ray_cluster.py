@@ -4,6 +4,7 @@ Ray forks, which a process that has JAX in it must not.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -58,7 +59,11 @@ class Cluster:
       self.do("add", **node)
 
   def do(self, what: str, **args: Any) -> None:
-    """Has it add, remove or abandon a node."""
+    """Has it add, remove or abandon a node.
+
+    One that is added with `hidden=DIR` sees nothing in that directory, as on
+    another machine.
+    """
     asked, answers = self._process.stdin, self._process.stdout
     assert asked is not None and answers is not None
     asked.write(json.dumps([what, args]) + "\n")
@@ -73,6 +78,17 @@ class Cluster:
       time.sleep(0.1)
     assert not _alive(self.address)
     shutil.rmtree(self._folder)
+
+
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # of unshare(2)
+
+
+def can_hide() -> bool:
+  """Whether nodes can be started that do not see a directory."""
+  asked = subprocess.run(
+    ["unshare", "--mount", "true"], stderr=subprocess.DEVNULL
+  )
+  return asked.returncode == 0
 
 
 def _alive(address: str) -> list[bytes]:
@@ -95,6 +111,26 @@ def running(*nodes: Mapping[str, Any]) -> Iterator[Cluster]:
     cluster.close()
 
 
+@contextlib.contextmanager
+def _without(folder: str) -> Iterator[None]:
+  """Starts processes to which a directory is empty, if one is named."""
+  if not folder:
+    yield
+    return
+  libc = ctypes.CDLL(None, use_errno=True)
+  with open("/proc/self/ns/mnt") as home:
+    if libc.unshare(_CLONE_NEWNS):
+      raise OSError(ctypes.get_errno(), "unshare")
+    try:
+      subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+      subprocess.run(["mount", "-t", "tmpfs", "none", folder], check=True)
+      yield
+    finally:
+      libc.unshare(_CLONE_FS)  # with threads that were started meanwhile
+      if libc.setns(home.fileno(), _CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
 def _serve() -> None:
   from ray import cluster_utils
 
@@ -107,7 +143,8 @@ def _serve() -> None:
     what, args = json.loads(line)
     if what == "add":
       system = {} if nodes else {"_system_config": _SYSTEM}
-      nodes.append(cluster.add_node(**_SMALL, **args, **system))
+      with _without(args.pop("hidden", "")):
+        nodes.append(cluster.add_node(**_SMALL, **args, **system))
       (raylet,) = nodes[-1].all_processes["raylet"]
       daemons.append(raylet.process.pid)
     elif what == "remove":

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -23,13 +24,14 @@ class Kept:
   def __init__(self, tmp_path, module, args, held="word", **fields):
     run_dir = tmp_path / "run"
     self.permit = run_dir / "control" / "permits" / "island-0.1"
-    self.permit.parent.mkdir(parents=True)
+    self.permit.parent.mkdir(parents=True, exist_ok=True)
     if held is not None:
       self.permit.write_text(held)
     order = {
       **{"module": module, "args": args, "env": {}, "word": "word"},
       **{"log": str(tmp_path / "log"), "permit": str(self.permit)},
       **{"wait_secs": 0.0, "lease_secs": LEASE_SECS, "facts": {}},
+      **{"run_dir": str(run_dir), "files": {}},
     }
     self.keeper = keeper.Keeper(keeper.Order(**(order | fields)))
     self._thread = threading.Thread(target=self._live)
@@ -57,7 +59,7 @@ class Kept:
 )
 def test_keeper_tells_how_its_role_ended(tmp_path, module, args, code):
   kept = Kept(tmp_path, module, args)
-  assert kept.end() == kept.keeper.live() == (code, "")
+  assert kept.end() == kept.keeper.live() == keeper.End(code)
   assert (tmp_path / "log").read_text()
 
 
@@ -65,7 +67,7 @@ def test_role_without_permit_is_killed(tmp_path):
   kept = Kept(tmp_path, "http.server", ["0"])
   pid = kept.pid()
   kept.permit.unlink()
-  assert kept.end() == (-signal.SIGKILL, "")
+  assert kept.end() == keeper.End(-signal.SIGKILL)
   assert not psutil.pid_exists(pid)
 
 
@@ -73,7 +75,7 @@ def test_role_is_killed_when_nobody_can_look_for_its_permit(tmp_path):
   kept = Kept(tmp_path, "http.server", ["0"])
   kept.pid()
   kept.permit.write_text("of somebody else")
-  assert kept.end() == (-signal.SIGKILL, "")
+  assert kept.end() == keeper.End(-signal.SIGKILL)
 
 
 @pytest.mark.parametrize("how", ["killed", "withdrawn"])
@@ -83,7 +85,7 @@ def test_role_that_waits_for_its_predecessor_may_never_start(tmp_path, how):
     kept.keeper.signal(signal.SIGKILL)
   else:
     kept.permit.unlink()
-  assert kept.end() == (-signal.SIGKILL, "")
+  assert kept.end() == keeper.End(-signal.SIGKILL)
   assert kept.keeper._process is None
 
 
@@ -91,18 +93,102 @@ def test_signal_reaches_the_role(tmp_path):
   kept = Kept(tmp_path, "http.server", ["0"])
   kept.pid()
   kept.keeper.signal(signal.SIGTERM)
-  assert kept.end() == (-signal.SIGTERM, "")
+  assert kept.end() == keeper.End(-signal.SIGTERM)
   kept.keeper.signal(signal.SIGTERM)  # nothing is there to be hit
 
 
 def test_node_that_does_not_see_the_run_directory_says_so(tmp_path):
-  code, why = Kept(tmp_path, "this", [], held="another disk's").end()
+  code, why, _ = Kept(tmp_path, "this", [], held="another disk's").end()
   assert code == 2
   assert f"does not see the run directory {tmp_path / 'run'}" in why
   assert len(why.splitlines()) == 1
   nowhere = str(tmp_path / "elsewhere" / "control" / "permits" / "x.1")
   again = Kept(tmp_path / "again", "this", [], permit=nowhere)
   assert again.end()[0] == 2
+
+
+SHOWN = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+print(folder, sorted(p.name for p in folder.rglob("*") if p.is_file()))
+(folder / "tape").mkdir()
+path = folder / "control" / "controller.json"
+while json.loads(path.read_text()) != "the next":
+  time.sleep(0.01)
+print("found")
+"""
+FILES = {
+  "config.json": b'{"id": "this run"}',
+  "control/controller.json": b'"the first"',
+}
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+  """A module to keep, which says what it finds and ends when it is told to."""
+  (tmp_path / "modules").mkdir()
+  (tmp_path / "modules" / "shown.py").write_text(SHOWN)
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+  return "shown"
+
+
+@pytest.mark.parametrize("there", ["nothing", "another run"])
+def test_life_that_does_not_see_the_run_has_a_folder_of_its_own(
+  tmp_path, shown, there
+):
+  run_dir = tmp_path / "run"
+  kept = Kept(tmp_path, shown, [str(run_dir)], files=FILES, held="old")
+  if there == "another run":
+    (run_dir / "config.json").write_text('{"id": "another"}')
+  while kept.keeper._folder is None:
+    time.sleep(0.01)
+  (run_dir / "control" / "permits" / "island-0.1").unlink()
+  kept.keeper.put("control/controller.json", b'"the next"')
+  code, why, log = kept.end()
+  assert (code, why) == (0, "")
+  folder, *rest = log.decode().split(maxsplit=1)
+  assert "found" in rest[0]
+  assert "['config.json', 'controller.json', 'held', 'log']" in rest[0]
+  assert folder != str(run_dir) and not os.path.exists(folder)
+  assert not (tmp_path / "log").exists() and not (run_dir / "tape").exists()
+  kept.keeper.put("control/controller.json", b"nobody is there")
+
+
+def test_life_that_sees_the_run_has_no_other_folder(tmp_path, shown):
+  run_dir = tmp_path / "run"
+  run_dir.mkdir()
+  (run_dir / "config.json").write_text('{"id": "this run", "more": 1}')
+  (run_dir / "control" / "permits").mkdir(parents=True)
+  (run_dir / "control" / "controller.json").write_text('"the next"')
+  kept = Kept(tmp_path, shown, [str(run_dir)], files=FILES)
+  assert kept.end() == keeper.End(0)
+  assert (tmp_path / "log").read_text().startswith(str(run_dir))
+  assert (run_dir / "tape").exists()
+
+
+def test_life_with_its_own_folder_can_be_killed_before_it_starts(
+  tmp_path, shown
+):
+  kept = Kept(tmp_path, shown, [], files=FILES, held=None, wait_secs=600.0)
+  kept.keeper.signal(signal.SIGKILL)
+  assert kept.end() == keeper.End(-signal.SIGKILL)
+  assert kept.keeper._process is None
+
+
+def test_folder_of_a_killed_keeper_is_deleted_by_the_next(
+  tmp_path, shown, monkeypatch
+):
+  temporary = tmp_path / "temporary"
+  temporary.mkdir()
+  monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+  left, held = keeper._own_folder()
+  other, kept = keeper._own_folder()
+  assert left.exists() and other.exists()
+  os.close(held)
+  mine, own = keeper._own_folder()
+  assert sorted(temporary.iterdir()) == sorted([other, mine])
+  os.close(kept)
+  os.close(own)
 
 
 def test_role_dies_with_its_keeper(tmp_path):

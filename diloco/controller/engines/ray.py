@@ -6,13 +6,17 @@ process that every engine of processes starts, and tells how it ended. Roles
 outlive their controller as long as the cluster lives; the next one finds their
 actors by name.
 
-All nodes share the run directory, so logs and tapes are where they always are.
+Where a node sees the run directory, logs and tapes are where they always are.
+Where it does not, a role lives in a folder of its own: its keeper is sent the
+configuration and the controller's address, and returns the log; what it records
+comes through the store (`diloco.relay`).
 A life is numbered, not its process: process numbers of two nodes may be equal.
 What might wait for the cluster is done on a thread of the engine's own; the
 controller's thread only looks at what has come back.
 """
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -20,13 +24,15 @@ import pathlib
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent import futures
 from typing import Any
 
+from diloco import channel, relay
 from diloco import config as config_lib
 from diloco.controller.engines import base, cluster, keeper
 from diloco.controller.engines import process as process_engine
+from diloco.snapshots import locations, store
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +42,7 @@ _LEASES_A_HANG = 6
 _MARGIN_SECS = 1.0  # for clocks that run at another rate, and to die in
 _KILL_SECS = 5.0  # for a keeper to end its role; then Ray ends the keeper
 _ANSWER_SECS = 10.0  # for a keeper to say who it is
+_TOLD_SECS = 2.0  # for all of them to hear where the controller is
 # Of the controller's environment; a node has its own PATH and HOME.
 _HANDED_ON = ("AWS_", "DILOCO_", "GOOGLE_", "JAX_", "XLA_")
 
@@ -48,15 +55,15 @@ class Handle(base.Handle):
   def __init__(
     self,
     life: int,
-    permit: pathlib.Path,
-    log: pathlib.Path | None,
+    release: Callable[[], object],
+    log: pathlib.Path,
     placed: "futures.Future[Placed]",
     submit: Callable[..., "futures.Future[Any]"],
   ):
     """Args: what the engine knows of it, and how it calls Ray."""
     self._ray = cluster.load()
     self._life = life
-    self._permit = permit
+    self._release = release  # takes its permit away
     self._log = log
     self._placed = placed
     self._submit = submit
@@ -87,7 +94,7 @@ class Handle(base.Handle):
       actor, end = self._placed.result()
       if not self._ray.wait([end], timeout=0)[0]:
         return None
-      code, why = self._ray.get(end)
+      found = self._ray.get(end)
     except errors.ActorUnavailableError:
       # It could not be asked for a moment.
       self._placed = self._submit(lambda: (actor, actor.live.remote()))
@@ -100,12 +107,14 @@ class Handle(base.Handle):
       return _lost(str(error)) if lost else f"not kept: {error}"
     # Nobody is left who needs it; a successor need not wait.
     with contextlib.suppress(OSError):
-      self._permit.unlink(missing_ok=True)
+      self._release()
     self._submit(self._ray.kill, actor)
-    if why and self._log is not None:
-      with contextlib.suppress(OSError), self._log.open("a") as log:
-        log.write(f"error: {why}\n")
-    return process_engine.cause(code)
+    last = found.log + (f"error: {found.why}\n" if found.why else "").encode()
+    with contextlib.suppress(OSError), self._log.open("ab+") as log:
+      log.seek(-min(len(last), log.tell()), os.SEEK_END)
+      if log.read() != last:  # two handles of a life may see its end
+        log.write(last)
+    return process_engine.cause(found.code)
 
   def signal(self, number: int) -> None:
     """Sends a signal to the role and all it started."""
@@ -136,7 +145,13 @@ class Engine(base.Engine):
     self._ray = ray = cluster.load()
     self._slices = config.fleet.slices
     self._lease_secs = config.controller.hang_limit_secs / _LEASES_A_HANG
+    self._run_dir = run_dir
     self._permits = run_dir / "control" / "permits"
+    # A store that is not in the run directory is open to all nodes.
+    self._store: store.SnapshotStore | None = None
+    if config.store and not locations.lies_in(config.store, run_dir):
+      self._store = store.SnapshotStore(config.store)
+    self._address = b""  # of the controller, as all who live were told it
     self.host = ray.util.get_node_ip_address()
     path = run_dir.resolve()
     place = f"{path.stat().st_ino}:{path}"  # not of a copy
@@ -168,17 +183,20 @@ class Engine(base.Engine):
       OSError: its files cannot be written.
     """
     life = launch.facts["incarnation"]
+    word = secrets.token_hex(16)
+    files = self._files(word)
     self._permits.mkdir(parents=True, exist_ok=True)
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     launch.log.touch()  # with this process's mode for files
     wait_secs = 0.0
-    for older in self._permits.iterdir():
-      if older.name.rpartition(".")[0] == launch.role:
-        older.unlink(missing_ok=True)
-        wait_secs = self._lease_secs + _MARGIN_SECS
+    of_role = [n for n in self._held() if n.rpartition(".")[0] == launch.role]
+    self._withdraw(of_role)
+    if of_role:
+      wait_secs = self._lease_secs + _MARGIN_SECS
     permit = self._permits / f"{launch.role}.{life}"
-    word = secrets.token_hex(16)
     permit.write_text(word)
+    if self._store:
+      self._store.put(relay.permit_key(launch.role, life), word.encode())
     env = {k: v for k, v in os.environ.items() if k.startswith(_HANDED_ON)}
     order = keeper.Order(
       module=launch.module,
@@ -195,9 +213,66 @@ class Engine(base.Engine):
       wait_secs=wait_secs,
       lease_secs=self._lease_secs,
       facts=dict(launch.facts),
+      run_dir=str(self._run_dir),
+      files=files,
     )
     placed = self._calls.submit(self._place, permit.name, launch, order)
-    return Handle(life, permit, launch.log, placed, self._calls.submit)
+    return self._handle(permit.name, life, launch.log, placed)
+
+  def _handle(
+    self,
+    name: str,
+    life: int,
+    log: pathlib.Path,
+    placed: "futures.Future[Placed]",
+  ) -> Handle:
+    release = functools.partial(self._withdraw, [name])
+    return Handle(life, release, log, placed, self._calls.submit)
+
+  def _held(self) -> set[str]:
+    """Names of all permits, in the run directory and in the store."""
+    here = [path.name for path in self._permits.glob("*")]
+    return {*here, *(self._store.keys(relay.PERMITS) if self._store else ())}
+
+  def _withdraw(self, names: Iterable[str]) -> None:
+    """Takes permits away."""
+    for name in names:
+      (self._permits / name).unlink(missing_ok=True)
+      if self._store:
+        self._store.delete(f"{relay.PERMITS}/{name}")
+
+  def _files(self, word: str) -> dict[str, bytes]:
+    """What a role must know where nothing of the run is seen but the store."""
+    if self._store is None:
+      return {}
+    files = {
+      "config.json": (self._run_dir / "config.json").read_bytes(),
+      relay.APART: word.encode(),
+    }
+    with contextlib.suppress(FileNotFoundError):
+      path = channel.address_path(self._run_dir)
+      name = path.relative_to(self._run_dir).as_posix()
+      files[name] = path.read_bytes()
+    return files
+
+  def keep_record(self) -> None:
+    """Has all who live know where the controller is; Ray keeps the rest."""
+    if self._store is None:
+      return
+    path = channel.address_path(self._run_dir)
+    with contextlib.suppress(FileNotFoundError):
+      address = path.read_bytes()
+      if address != self._address:
+        name = path.relative_to(self._run_dir).as_posix()
+        self._calls.submit(self._tell_address, name, address)
+
+  def _tell_address(self, name: str, address: bytes) -> None:
+    told = [actor.put.remote(name, address) for _, actor in self._actors()]
+    if told:
+      heard, _ = self._ray.wait(told, num_returns=len(told), timeout=_TOLD_SECS)
+      if len(heard) < len(told):
+        return  # once more, with the next turn
+    self._address = address
 
   def _place(
     self, name: str, launch: base.Launch, order: keeper.Order
@@ -249,8 +324,8 @@ class Engine(base.Engine):
   def _attached(self, role: str, life: int, actor: Any) -> Handle:
     placed: futures.Future[Placed] = futures.Future()
     placed.set_result((actor, actor.live.remote()))
-    permit = self._permits / f"{role}.{life}"
-    return Handle(life, permit, None, placed, self._calls.submit)
+    log = self._run_dir / "logs" / f"{role}.log"
+    return self._handle(f"{role}.{life}", life, log, placed)
 
   def kill_leftovers(self) -> list[str]:
     """Ends all roles of this run, whoever started them; returns who lived."""
@@ -262,10 +337,11 @@ class Engine(base.Engine):
       found.handle.wait(2 * _KILL_SECS)
     for _, actor in self._actors():  # that did not answer, or were replaced
       self._ray.kill(actor)
-    left = list(self._permits.glob("*"))  # of those that nobody saw end
-    for permit in left:
-      permit.unlink(missing_ok=True)
-    if left:
+    left: set[str] | None = None
+    with contextlib.suppress(OSError):
+      left = self._held()  # by lives that nobody saw end
+      self._withdraw(left)
+    if left is None or left:
       time.sleep(self._lease_secs + _MARGIN_SECS)
     return sorted(living)
 
