@@ -154,10 +154,11 @@ class Keeper:
       self._push_lines(path, ends[path] if path in ends else _size(path))
     for name in _WHOLE:
       self._push_whole(name)
-    for key in sorted(self._collected):  # what they hold has its place now
+    if self._collected:  # what they hold has its place now
       self._check()
-      self._store.delete(key)
-      self._collected.discard(key)
+      with futures.ThreadPoolExecutor(self._store.width) as pool:
+        list(pool.map(self._store.delete, sorted(self._collected)))
+      self._collected.clear()
 
   def _put(self, key: str, data: bytes) -> None:
     self._check()

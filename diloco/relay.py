@@ -1,17 +1,17 @@
 """How the records of a role reach a run directory that its node does not see.
 
 Such a role lives in a folder of its node's own, and writes tape and metrics
-there. Its `Relay` puts them into the run's store, piece by piece, and has them
-there before what follows from them: `push` is what `recorder.Recorder.flush`
-calls. Who controls the run takes the pieces into the run directory. Below the
-store's root:
+there. Its `Relay` puts them into the run's store, piece by piece, and a tape's
+before what follows from them: `flush` is what `recorder.Recorder.flush` calls.
+Who controls the run takes the pieces into the run directory. Below the store's
+root:
 
     relay/<role>-<life>/<file>/<offset>    whole lines
 
 Lines since the last push are lost with the role, as if what they tell of had
 never happened.
 
-Such a life has its *permit* in the store, where `push` looks for it, and so
+Such a life has its *permit* in the store, where `flush` looks for it, and so
 every second does a thread. Who starts a successor takes it away first; a life
 that finds none ends. One that cannot look goes on, for it cannot publish.
 
@@ -28,7 +28,8 @@ import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent import futures
 
 from diloco import errors, process, workers
 from diloco.snapshots import store
@@ -67,16 +68,25 @@ class Relay:
     self._ends: dict[str, int] = {}  # of each file, how much is in the store
     self._piece: tuple[str, int, bytes] | None = None  # not known to be there
 
-  def push(self) -> None:
-    """Returns once all lines recorded before are in the store.
+  def flush(self) -> None:
+    """Returns once all lines of the tape recorded before are in the store.
 
     Raises:
       OSError: the store fails; the lines stay, for the next call.
       FencedError: see `look`.
     """
+    self.push((recorder.TAPE_DIR,))
+    self.look()
+
+  def push(self, folders: Iterable[str] = _GROWING) -> None:
+    """Puts what is new into the store.
+
+    Raises:
+      OSError: the store fails; the lines stay, for the next call.
+    """
     with self._lock:
       self._put()  # unchanged, for a part of it may have been taken already
-      for folder in _GROWING:
+      for folder in folders:
         for path in sorted((self._folder / folder).glob("*.jsonl")):
           name = f"{folder}/{path.name}"
           start = self._ends.get(name, 0)
@@ -86,7 +96,6 @@ class Relay:
           if data := data[: data.rfind(b"\n") + 1]:
             self._piece = name, start, data
             self._put()
-    self.look()
 
   def look(self) -> None:
     """Returns if this life may go on.
@@ -123,7 +132,7 @@ def relayed(
     incarnation: which life of it this is.
 
   Yields:
-    `Relay.push`; nothing to be done where the directory is the run's.
+    `Relay.flush`; nothing to be done where the directory is the run's.
 
   Raises:
     OSError: the store did not take the last lines within a minute.
@@ -137,10 +146,13 @@ def relayed(
   closing = threading.Event()
 
   def work() -> None:
-    turns = itertools.cycle([relay.push, *[relay.look] * (_LOOKS_A_PUSH - 1)])
-    while not closing.wait(_LOOK_SECS):
+    for turn in itertools.count():
+      if closing.wait(_LOOK_SECS):
+        return
       try:
-        next(turns)()
+        relay.look()
+        if turn % _LOOKS_A_PUSH == 0:
+          relay.push()
       except OSError as error:
         logger.warning("relay_waits error=%s", errors.one_line(error))
       except errors.FencedError as error:
@@ -150,7 +162,7 @@ def relayed(
 
   worker = workers.Worker("relay", work)
   try:
-    yield relay.push
+    yield relay.flush
   finally:
     closing.set()
     worker.join()
@@ -162,6 +174,7 @@ def _push_at_last(relay: Relay) -> None:
   while True:
     try:
       relay.push()
+      relay.look()
       return
     except OSError:
       if time.monotonic() > deadline:
@@ -189,18 +202,21 @@ def collect(
   Raises:
     OSError: the store or the directory fails.
   """
-  taken = []
+  new = []
   for key in snapshots.keys(_ROOT):
     _, _, rest = key.partition("/")
     name, _, offset = rest.rpartition("/")
     folder, _, file = name.partition("/")
-    whole = f"{_ROOT}/{key}"
     ours = folder in _GROWING and file.endswith(".jsonl") and "/" not in file
-    if not ours or not offset.isdecimal() or whole in known:
-      continue
-    data = snapshots.get(whole)
-    if data and _append(run_dir / folder / file, data, folder, int(offset)):
-      taken.append(whole)
+    whole = f"{_ROOT}/{key}"
+    if ours and offset.isdecimal() and whole not in known:
+      new.append((whole, folder, file, int(offset)))
+  taken = []
+  with futures.ThreadPoolExecutor(snapshots.width) as pool:
+    read = pool.map(snapshots.get, [piece[0] for piece in new])
+    for data, (key, folder, file, start) in zip(read, new, strict=True):
+      if data and _append(run_dir / folder / file, data, folder, start):
+        taken.append(key)
   return taken
 
 

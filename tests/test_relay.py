@@ -52,7 +52,7 @@ class Life:
     hold(snapshots, self.permit, self.folder)
     self.relay = relay.Relay(self.folder, snapshots, "island-0", number)
     self.tape = recorder.Recorder(
-      self.folder, "island-0", number, recorded=self.relay.push
+      self.folder, "island-0", number, recorded=self.relay.flush
     )
     self.metrics = recorder.MetricLog(self.folder, 0)
 
@@ -85,11 +85,14 @@ def test_what_was_recorded_before_a_flush_is_in_the_run(
   for number in range(3):
     life.says(number)
     life.tape.flush()
-  assert len(relay.collect(run_dir, snapshots)) == 6
-  assert told(run_dir) == [[0, 1, 2]] * 2
+  assert len(relay.collect(run_dir, snapshots)) == 3
+  assert told(run_dir) == [[0, 1, 2], []]
   life.says(3)  # and not flushed: it is lost with the role
   relay.collect(run_dir, snapshots)
-  assert told(run_dir) == [[0, 1, 2]] * 2
+  assert told(run_dir) == [[0, 1, 2], []]
+  life.relay.push()
+  relay.collect(run_dir, snapshots)
+  assert told(run_dir) == [[0, 1, 2, 3]] * 2
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
@@ -99,21 +102,21 @@ def test_lines_that_a_store_refused_come_later_and_once(
   life.says(0)
   snapshots.fails = fails
   with pytest.raises(OSError, match="no answer"):
-    life.tape.flush()
+    life.relay.push()
   taken = relay.collect(run_dir, snapshots)
   assert bool(taken) == (fails == "after")
   for key in taken:  # what took them forgets them, and they come once more
     snapshots.delete(key)
   life.says(1)
   snapshots.fails = ""
-  life.tape.flush()
+  life.relay.push()
   relay.collect(run_dir, snapshots)
   assert told(run_dir) == [[0, 1]] * 2
 
 
 def test_what_was_taken_is_not_taken_twice(run_dir, snapshots, life):
   life.says(0)
-  life.tape.flush()
+  life.relay.push()
   first = relay.collect(run_dir, snapshots)
   assert relay.collect(run_dir, snapshots, first) == []
   assert relay.collect(run_dir, snapshots) == first  # by another controller
@@ -124,10 +127,10 @@ def test_line_that_was_torn_as_its_controller_died_is_mended(
   run_dir, snapshots, life
 ):
   life.says(0)
-  life.tape.flush()
+  life.relay.push()
   relay.collect(run_dir, snapshots)
   life.says(1)
-  life.tape.flush()
+  life.relay.push()
   for path in run_dir.glob("*/*.jsonl"):
     path.write_text(path.read_text() + '{"event": "hea')
   relay.collect(run_dir, snapshots)
@@ -137,7 +140,7 @@ def test_line_that_was_torn_as_its_controller_died_is_mended(
 def test_piece_that_comes_before_an_earlier_one_waits(run_dir, snapshots, life):
   for number in range(2):
     life.says(number)
-    life.tape.flush()
+    life.relay.push()
   tapes = [key for key in snapshots.keys("relay") if "/tape/" in key]
   first = f"relay/{tapes[0]}"
   held = snapshots.get(first)
@@ -153,7 +156,7 @@ def test_lives_of_an_island_share_its_metrics(tmp_path, run_dir, snapshots):
   for number in (1, 2):
     life = Life(tmp_path, snapshots, number)
     life.says(number)
-    life.tape.flush()
+    life.relay.push()
   relay.collect(run_dir, snapshots)
   assert told(run_dir)[1] == [1, 2]
   assert recorder.tape_path(run_dir, "island-0", 2).exists()
@@ -180,7 +183,7 @@ def test_who_keeps_the_run_takes_keeps_and_forgets_what_was_relayed(
   config = config_lib.from_mapping({"store": snapshots.url})
   process.write_config(config, run_dir)
   life.says(0)
-  life.tape.flush()
+  life.relay.push()
   keeper = logbook.Keeper(run_dir, snapshots, relayed=True)
   keeper.bring()
   assert told(run_dir) == [[0]] * 2
@@ -188,7 +191,7 @@ def test_who_keeps_the_run_takes_keeps_and_forgets_what_was_relayed(
   copy = logbook.fetch(snapshots.url)
   assert told(copy) == [[0]] * 2
   life.says(1)
-  life.tape.flush()
+  life.relay.push()
   snapshots.fails = "before"
   keeper.bring()  # which does not end who asks
   assert told(run_dir) == [[0, 1]] * 2
