@@ -101,6 +101,7 @@ class Keeper:
       return
     try:
       self.push()
+      self.push()  # which forgets what the first one took
     except (OSError, errors.PlainError) as error:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
@@ -136,6 +137,15 @@ class Keeper:
 
   def _push(self) -> None:
     self._check()
+    # What controllers and syncers tell follows from what islands have told by
+    # now, and have relayed; what is told from now on comes with the next turn.
+    tapes = self._run_dir / recorder.TAPE_DIR
+    ends = {
+      path: _size(path)
+      for path in sorted(tapes.glob("*.jsonl"), key=_order)
+      if not path.name.startswith("island-")
+    }
+    kept = sorted(self._collected)
     if self._relayed:
       new = relay.collect(self._run_dir, self._store, self._collected)
       self._collected.update(new)
@@ -144,21 +154,19 @@ class Keeper:
       for name, offset in _pieces(self._store.keys(_ROOT)):
         self._pieces[name] = offset  # the last one of each counts
       self._known = True
-    tapes = sorted((self._run_dir / recorder.TAPE_DIR).glob("*.jsonl"))
-    controllers = [p for p in tapes if p.name.startswith("controller-")]
-    islands = [p for p in tapes if p.name.startswith("island-")]
-    syncers = [p for p in tapes if p not in (*controllers, *islands)]
-    ends = {path: _size(path) for path in (*controllers, *syncers)}
-    logs = sorted((self._run_dir / recorder.METRICS_DIR).glob("*.jsonl"))
-    for path in (*logs, *islands, *syncers, *controllers):
-      self._push_lines(path, ends[path] if path in ends else _size(path))
+    metrics = sorted((self._run_dir / recorder.METRICS_DIR).glob("*.jsonl"))
+    islands = sorted(tapes.glob("island-*.jsonl"))
+    for path in (*metrics, *islands):
+      self._push_lines(path, _size(path))
+    for path, size in ends.items():
+      self._push_lines(path, size)
     for name in _WHOLE:
       self._push_whole(name)
-    if self._collected:  # what they hold has its place now
+    if kept:  # before this turn; so all they hold has its place now
       self._check()
       with futures.ThreadPoolExecutor(self._store.width) as pool:
-        list(pool.map(self._store.delete, sorted(self._collected)))
-      self._collected.clear()
+        list(pool.map(self._store.delete, kept))
+      self._collected.difference_update(kept)
 
   def _put(self, key: str, data: bytes) -> None:
     self._check()
@@ -313,6 +321,11 @@ def _birth(config: bytes | None) -> object:
     return json.loads(config or b"")["directory"]
   except (ValueError, KeyError, TypeError):
     return None
+
+
+def _order(tape: pathlib.Path) -> tuple[bool, str]:
+  """Controllers' tapes come last."""
+  return tape.name.startswith("controller-"), tape.name
 
 
 def _size(path: pathlib.Path) -> int:

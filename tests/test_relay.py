@@ -202,6 +202,29 @@ def test_who_keeps_the_run_takes_keeps_and_forgets_what_was_relayed(
   assert snapshots.keys("relay") == []
 
 
+def test_nothing_is_kept_that_follows_from_what_was_not_taken_yet(
+  run_dir, snapshots, life, monkeypatch
+):
+  mine = recorder.Recorder(run_dir, "controller", 1)
+  keys = snapshots.keys
+
+  def and_then(prefix):
+    found = keys(prefix)
+    if prefix == "relay" and not found:
+      life.says(7)
+      life.tape.flush()
+      mine.record("heard", number=8)  # which follows from it
+    return found
+
+  monkeypatch.setattr(snapshots, "keys", and_then)
+  keeper = logbook.Keeper(run_dir, snapshots, relayed=True)
+  keeper.push()
+  assert not [k for k in keys("log/lines") if "tape/" in k]
+  keeper.push()
+  kept = [k.split("/")[1] for k in keys("log/lines")]
+  assert kept == ["controller-0001.jsonl", "island-0-0001.jsonl"]
+
+
 def test_role_in_the_run_directory_relays_nothing(run_dir):
   with relay.relayed(run_dir, "syncer", 1) as recorded:
     recorded()
