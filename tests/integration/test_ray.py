@@ -1,4 +1,7 @@
-"""A real run on a real Ray cluster and a real S3 server; nodes are lost."""
+"""A real run on a real Ray cluster and a real S3 server; nodes are lost.
+
+Where a test may mount something, islands' nodes do not see the run directory.
+"""
 
 import signal
 
@@ -14,12 +17,15 @@ _NODE = {"num_cpus": 1, "resources": {"v6e": 1}}  # room for one island
 class Story:
   """What was done to the run; what became of it is on its tape."""
 
-  def __init__(self, run, cluster):
+  def __init__(self, run, cluster, node, temporary):
     self.run, self.cluster = run, cluster
+    self.node, self.temporary = node, temporary
 
   def tell(self):
     run = self.run.start()
     run.wait_for(lambda: len(self.ready()) == 2 and run.events("merged"), _SECS)
+    self.folders = self.folders_now()
+    self.seen = len(run.alive())  # who lives in the run directory
     self.first_lost = self.lose("remove", node=1)
     run.process.send_signal(signal.SIGKILL)  # the controller
     run.finish()
@@ -34,6 +40,10 @@ class Story:
     self.end = run.finish(_SECS)
     return self
 
+  def folders_now(self):
+    """Of lives to which the run directory is none."""
+    return list(self.temporary.glob("diloco-life-*/control/apart"))
+
   def ready(self):
     return self.run.events("island_ready")
 
@@ -41,7 +51,7 @@ class Story:
     """Loses a node; gives the number of its island, which came back."""
     died = len(self.run.events("island_died"))
     ready = len(self.ready())
-    self.cluster.do("add", **_NODE)
+    self.cluster.do("add", **self.node)
     self.cluster.do(how, node=node)
     self.run.wait_for(lambda: len(self.run.events("island_died")) > died, _SECS)
     self.run.wait_for(lambda: len(self.ready()) > ready, _SECS)
@@ -59,8 +69,14 @@ def story(far_s3, tmp_path_factory):
     # A node that nobody hears of is waited for by a sixth of this.
     controller={"restart_base_secs": 0.1, "hang_secs": 36.0},
   )
-  with run, ray_cluster.running({"num_cpus": 2}, _NODE, _NODE) as cluster:
-    yield Story(run, cluster).tell()
+  run.dir.mkdir()
+  node, temporary = _NODE, tmp_path_factory.mktemp("nodes")
+  if ray_cluster.can_hide():
+    node = {**_NODE, "hidden": str(run.dir)}
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("TMPDIR", str(temporary))
+    with run, ray_cluster.running({"num_cpus": 2}, node, node) as cluster:
+      yield Story(run, cluster, node, temporary).tell()
 
 
 def test_run_on_ray_trains_on_while_nodes_are_lost(story):
@@ -91,3 +107,20 @@ def test_one_life_of_an_island_publishes(story, lost):
     told["role"] == role and told["incarnation"] == 2
     for told in story.run.events("published")
   )
+
+
+@pytest.mark.skipif(
+  not ray_cluster.can_hide(), reason="nothing may be mounted here"
+)
+def test_islands_have_folders_of_their_own_and_their_logs_come_back(story):
+  # Syncers are on any node, and the head sees the run directory.
+  assert len(story.folders) >= 2
+  assert story.seen == 4 - len(story.folders)
+  # Only nodes that were lost could not delete what they had.
+  assert len(story.folders_now()) <= 2
+  for island in (0, 1):
+    log = (story.run.dir / "metrics" / f"island-{island}.jsonl").read_text()
+    lines = log.splitlines()
+    assert lines and len(set(lines)) == len(lines)
+  logs = [p.read_text() for p in (story.run.dir / "logs").glob("island-*.log")]
+  assert "no_channel" in "".join(logs)  # while there was no controller
