@@ -6,10 +6,13 @@ off for longer than every timeout; and what does each cost?
 
 Command: `python -m experiments.benchmarks.cluster`, which serves S3 and starts
 a cluster of three nodes on this machine. Five minutes on two cores. With
-`--full` the quickstart's own model trains in place of its smoke variant's.
+`--full` the quickstart's own model trains in place of its smoke variant's; with
+`--apart` only the head sees the run directory; for the others it is hidden, as
+root.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -27,6 +30,7 @@ from experiments.benchmarks import ray_cluster, s3_server
 _NODE = {"num_cpus": 2, "resources": {"v6e": 1}}  # room for one island
 _PATIENCE_SECS = 300.0
 _FOUND_DEAD_SECS = 5.0  # and more, that a node needs for that
+_RELAYED_SECS = 10.0  # and more, that what nodes record needs to be here
 
 
 class Watched:
@@ -42,10 +46,17 @@ class Watched:
     self._events += self._tape.poll().events
     return [e for e in self._events if e["event"] == name]
 
-  def steps(self) -> dict[str, int]:
-    """Inner steps logged so far, by island."""
+  def steps(self, begin: float, end: float) -> dict[str, int]:
+    """Inner steps between two times by the wall's clock, by island."""
+    time.sleep(_RELAYED_SECS)
     logs = sorted((self.run.dir / "metrics").glob("*.jsonl"))
-    return {p.stem: p.read_bytes().count(b"\n") for p in logs}
+    return {
+      path.stem: sum(
+        begin < json.loads(line)["wall_secs"] < end
+        for line in path.read_text().splitlines()
+      )
+      for path in logs
+    }
 
   def until(self, what: str, condition: Callable[[], object]) -> float:
     """Waits; returns the seconds that it took."""
@@ -70,37 +81,43 @@ def _deaths(run: Watched) -> list[str]:
 
 
 def story(
-  run: Watched, cluster: Any, server: s3_server.Server, outage_secs: float
+  run: Watched,
+  cluster: Any,
+  server: s3_server.Server,
+  outage_secs: float,
+  node: dict[str, Any],
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Does one thing after another; yields what came of each."""
   secs = run.until("first merges", lambda: len(run.told("merged")) > 8)
   yield "begun", {"secs": secs}
-  yield "node_lost", _lose_island(run, cluster, "remove", 1)
-  yield "node_lost_unheard", _lose_island(run, cluster, "abandon", 2)
+  yield "node_lost", _lose_island(run, cluster, "remove", 1, node)
+  yield "node_lost_unheard", _lose_island(run, cluster, "abandon", 2, node)
   before, began = _deaths(run), time.monotonic()
   cluster.do("abandon", node=0)
   time.sleep(_FOUND_DEAD_SECS)  # those who merge may have been elsewhere
   run.merged_on("head", len(run.told("merged")))
   facts: dict[str, Any] = {"eight_merges_secs": time.monotonic() - began}
   yield "head_daemon_killed", facts | {"died": _deaths(run)[len(before) :]}
-  before, merged, steps = _deaths(run), len(run.told("merged")), run.steps()
+  before, merged = _deaths(run), len(run.told("merged"))
   server.pause()
+  begin = time.time()
   time.sleep(outage_secs)
-  trained = {k: n - steps[k] for k, n in run.steps().items()}
+  end = time.time()
   server.go_on()
-  facts = {"secs": outage_secs, "steps_meanwhile": trained}
+  facts = {"secs": outage_secs}
   facts["eight_merges_secs"] = run.merged_on("outage", merged)
+  facts["steps_meanwhile"] = run.steps(begin, end)
   yield "store_cut_off", facts | {"died": _deaths(run)[len(before) :]}
 
 
 def _lose_island(
-  run: Watched, cluster: Any, how: str, node: int
+  run: Watched, cluster: Any, how: str, lost: int, node: dict[str, Any]
 ) -> dict[str, Any]:
   """A node goes, with its island; another is there for it."""
   before, ready = _deaths(run), len(run.told("island_ready"))
   merged = len(run.told("merged"))
-  cluster.do("add", **_NODE)
-  cluster.do(how, node=node)
+  cluster.do("add", **node)
+  cluster.do(how, node=lost)
   secs = run.until(how, lambda: len(run.told("island_ready")) > ready)
   run.merged_on(how, merged)
   return {"island_back_secs": secs, "died": _deaths(run)[len(before) :]}
@@ -112,6 +129,7 @@ def main() -> None:
   parser.add_argument("--outage_secs", type=float, default=90.0)
   parser.add_argument("--workdir", default="")
   parser.add_argument("--full", action="store_true")
+  parser.add_argument("--apart", action="store_true")
   args = parser.parse_args()
   for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
     os.environ.setdefault(name, "any")
@@ -124,16 +142,23 @@ def main() -> None:
   config.fleet.pace_step_secs = 0.2
   # A node that nobody hears of is waited for by a sixth of this.
   config.controller.hang_secs = 36.0
-  with (
-    tempfile.TemporaryDirectory() as folder,
-    s3_server.serving() as server,
-    ray_cluster.running({"num_cpus": 2}, _NODE, _NODE) as cluster,
-  ):
+  with contextlib.ExitStack() as ending:
+    folder = ending.enter_context(tempfile.TemporaryDirectory())
+    place = pathlib.Path(args.workdir or folder) / "run"
+    node: dict[str, Any] = dict(_NODE)
+    if args.apart:
+      place.mkdir(parents=True)
+      node["hidden"] = str(place)
+    server = ending.enter_context(s3_server.serving())
+    cluster = ending.enter_context(
+      ray_cluster.running({"num_cpus": 2}, node, node)
+    )
     config.store = server.place("run")
-    run = diloco.start(config, pathlib.Path(args.workdir or folder) / "run")
+    run = diloco.start(config, place)
     found: dict[str, Any] = {}
     try:
-      for name, facts in story(Watched(run), cluster, server, args.outage_secs):
+      told = story(Watched(run), cluster, server, args.outage_secs, node)
+      for name, facts in told:
         print(name, facts, file=sys.stderr, flush=True)
         found[name] = facts
     finally:
