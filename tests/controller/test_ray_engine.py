@@ -166,6 +166,22 @@ def test_life_that_sees_the_run_has_no_other_folder(tmp_path, shown):
   assert (run_dir / "tape").exists()
 
 
+def test_life_is_told_of_an_address_before_it_has_a_folder(
+  tmp_path, shown, monkeypatch
+):
+  own_folder, asked = keeper._own_folder, threading.Event()
+
+  def late():
+    asked.wait(60)
+    return own_folder()
+
+  monkeypatch.setattr(keeper, "_own_folder", late)
+  kept = Kept(tmp_path, shown, [str(tmp_path / "run")], files=FILES)
+  kept.keeper.put("control/controller.json", b'"the next"')
+  asked.set()
+  assert kept.end().code == 0
+
+
 def test_life_with_its_own_folder_can_be_killed_before_it_starts(
   tmp_path, shown
 ):

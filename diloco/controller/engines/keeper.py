@@ -85,6 +85,7 @@ class Keeper:
     self._process: subprocess.Popen[bytes] | None = None
     self._killed = False
     self._seen = 0.0  # when the permit was last
+    self._files = dict(order.files)
     self._folder: pathlib.Path | None = None  # of a life that has its own
 
   def facts(self) -> Mapping[str, Any]:
@@ -104,6 +105,7 @@ class Keeper:
   def put(self, name: str, data: bytes) -> None:
     """Changes a file of a life that does not see the run directory."""
     with self._lock:
+      self._files[name] = data
       if self._folder is not None:
         _write(self._folder / name, data)
 
@@ -142,9 +144,9 @@ class Keeper:
     except OSError as error:
       return End(1, str(error))
     try:
-      for name, data in order.files.items():
-        _write(folder / name, data)
       with self._lock:
+        for name, data in self._files.items():
+          _write(folder / name, data)
         self._folder = folder
       log = folder / "log"
       log.touch()
