@@ -278,6 +278,16 @@ def test_deaths_of_syncers_are_forgiven_with_a_merge(merges, survives):
   assert bool(of(run.made, orders.End)) != survives
 
 
+def test_merge_forgives_the_seats_that_did_not_make_it_too():
+  run = Run(controller={"max_restarts": 1})
+  run.begin_all()
+  for merges in (1, 2, 3):
+    run.die("standby")
+    run.begin("standby")
+    run.tell(orders.Status("syncer", merges=merges))
+  assert run.state("standby") == "running"
+
+
 @pytest.mark.parametrize(
   ("silent", "why"),
   [("island-0", "no sign of life"), ("standby", "no sign of life")],
@@ -430,7 +440,8 @@ def test_programs_lost_with_a_channel_are_sent_again_once_there_is_one():
   run.begin_all()
   assert sent(run.tick()) == []
   run.tell(orders.Lost("island-0", pid=7))  # an older one
-  assert sent(run.tick()) == []
+  assert sent(run.tick()) == [] and run.fleet.lives["island-0"].connected
+  assert run.fleet.programs.queued("island-0", "train") == 2
   pid = run.pid("island-0")
   run.tell(orders.Lost("island-0", pid))
   assert sent(run.tick()) == sent(run.tick()) == []

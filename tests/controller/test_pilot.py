@@ -192,6 +192,18 @@ def test_island_that_joins_again_saves_so_many_steps_after_that(step):
     assert saves == (more == 20)
 
 
+def test_run_that_was_set_back_has_trained_what_its_islands_say():
+  run = make(total_tokens=1000)
+  for island in (0, 1):
+    run.joined(island, 0)
+    run.observe(island, 50)
+  assert run.budget_spent
+  run.begin_anew()
+  assert run.tokens == 0 and not run.budget_spent
+  run.joined(0, 40)
+  assert run.tokens == 400
+
+
 def test_late_checkpoint_puts_off_the_next():
   run = make(checkpoint_every_steps=10)
   run.joined(0, 0)

@@ -246,6 +246,21 @@ def test_stop_is_no_death(roles):
   assert orders_of(roles, "island-0", 1e6) == []
 
 
+def test_return_to_a_cut_starts_anew_who_was_stopped_for_it_alone(roles):
+  run(roles, "syncer", 0.0)
+  for _ in range(3):
+    run(roles, "island-0", 0.0)
+    roles.died("island-0", 0.0)
+  assert roles.state("island-0") == "given_up"
+  for role in ("syncer", "island-0"):
+    roles.anew(role, 1.0)
+  assert roles.state("island-0") == "given_up"
+  assert roles.state("syncer") == "running"
+  roles.stopping("syncer")
+  roles.anew("syncer", 2.0)
+  assert roles.due(2.0) == [orders.Start("syncer")]
+
+
 def test_ready_revives_nobody(roles):
   run(roles, "island-0", 0.0)
   roles.died("island-0", 0.0)

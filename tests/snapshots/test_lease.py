@@ -266,6 +266,18 @@ def test_every_renewal_moves_the_beat(clock):
   assert store.read(KEY) == records.Lease("me", token, 3)
 
 
+def test_lease_whose_beat_moves_is_not_taken(clock):
+  store, watch = Records(), lease.LeaseWatch(TTL_SECS)
+  token = store.acquire("leader", clock)
+  for _ in range(5):
+    assert store.acquire("me", clock, watch) == 0
+    clock.now += TTL_SECS - 0.1
+    operations.perform(lease.renew(KEY, "leader", token), store.execute)
+  assert store.acquire("me", clock, watch) == 0
+  clock.now += TTL_SECS
+  assert store.acquire("me", clock, watch) == token + 1
+
+
 # Of a lease: who asks, under which token, and whether it is that one's.
 HOLDERS = [("me", 3, True), ("me", 2, False), ("you", 3, False)]
 

@@ -144,6 +144,10 @@ def test_whole_numbers_are_no_parameters(tmp_path):
 def test_first_tensors_that_differ_are_named():
   shapes = {name: values.shape for name, values in TREE.items()}
   portable.check_fits("it", TREE, shapes)
+  for bad in (np.nan, -np.inf):
+    ill = TREE | {"block_0/bias": np.array([1, bad, 2], np.float32)}
+    with pytest.raises(errors.UserError, match="'block_0/bias' is not finite"):
+      portable.check_fits("it", ill, shapes)
   others = {**TREE, "embedding": filled_like((4, 3)), "new": filled_like((1,))}
   del others["block_0/bias"]
   with pytest.raises(errors.UserError) as refused:
