@@ -11,6 +11,7 @@ from diloco.snapshots import (
   arrays,
   keys,
   lease,
+  locations,
   operations,
   records,
   requests,
@@ -340,3 +341,28 @@ def test_write_on_a_condition_is_known_for_ours_whatever_the_answer(
       assert not server.faults
       assert not snapshots.compare_and_set("k", late, seen)
       assert snapshots.read("k", records.Lease) == mine
+
+
+@pytest.mark.parametrize(
+  ("url", "environ", "endpoint", "region"),
+  [
+    ("s3://b/p", {}, None, None),
+    ("s3://b", {"AWS_DEFAULT_REGION": "c", "AWS_REGION": "d"}, None, "d"),
+    ("s3://b", {"AWS_ENDPOINT_URL": "http://a/"}, "http://a", "us-east-1"),
+    (
+      "s3://b",
+      {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://c"},
+      *("http://c", "us-east-1"),
+    ),
+    (
+      "s3://b?endpoint=http://d&region=e",
+      {"AWS_ENDPOINT_URL_S3": "http://c", "AWS_REGION": "f"},
+      *("http://d", "e"),
+    ),
+  ],
+)
+def test_nearest_word_on_where_a_bucket_is_counts(
+  url, environ, endpoint, region
+):
+  spec = locations.kvstore(url, environ)
+  assert spec.get("endpoint") == endpoint and spec.get("aws_region") == region

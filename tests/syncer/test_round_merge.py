@@ -327,12 +327,13 @@ def test_islands_that_are_absent_count_as_zeros_where_they_are_counted(
   write(snapshots, f"{first}/params", np.zeros((4, 3), np.float32))
   sent = [contribute(snapshots, merger, normal(m), m) for m in range(3)]
   weights = (1.0, 1.0, 1.0)
-  merged = merger.merge(
-    operations.Merge(
-      head(merger, 0, first), "globals/a", tuple(sent), weights, 0.75
+  for payload in ("globals/b", "globals/a"):  # of each round anew
+    merged = merger.merge(
+      operations.Merge(
+        head(merger, 0, first), payload, tuple(sent), weights, 0.75
+      )
     )
-  )
-  assert merged.learning_rate == pytest.approx(rate)
+    assert merged.learning_rate == pytest.approx(rate)
   found = snapshots.arrays.read("globals/a/params", "w")
   share = 0.25 if counted else 1 / 3
   expected = -0.4 * share * sum(normal(m) for m in range(3))

@@ -80,6 +80,22 @@ def test_broken_middle_line_is_named_and_the_rest_read(tmp_path, broken):
     reader.read(tmp_path, strict=True)
 
 
+def test_first_of_several_broken_lines_is_named_and_all_are_counted(tmp_path):
+  lines = [_event("a", 1), b"{\n", _event("b", "soon"), _event("c", 3)]
+  _tape(tmp_path, "syncer", 1, *lines)
+  follower = reader.Follower(tmp_path)
+  record = follower.poll()
+  (problem,) = record.problems
+  assert "line 2 (one of 2 broken lines)" in str(problem)
+  assert "no JSON object" in str(problem) and problem.count == 2
+  assert record.sound == {"tape/syncer-0001.jsonl": 2}
+  # Who goes on from here knows of them, and names one that it saw itself.
+  _tape(tmp_path, "syncer", 1, _event("d", 4), b"[\n")
+  record = reader.Follower(tmp_path, follower.position).poll()
+  assert "line 6 (one of 3 broken lines)" in str(record.problems[0])
+  assert record.sound == {"tape/syncer-0001.jsonl": 3}
+
+
 def test_broken_metric_line_is_named(tmp_path):
   path = recorder.metrics_path(tmp_path, 1)
   path.parent.mkdir()

@@ -25,6 +25,11 @@ LINES = {
     "syncer",
     "'version' is missing",
   ),
+  "count below zero": (
+    MERGED | {"version": -1},
+    "syncer",
+    "'version' is -1",
+  ),
   "field of a wrong type": (
     MERGED | {"version": "1"},
     "syncer",
