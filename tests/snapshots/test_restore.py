@@ -416,6 +416,20 @@ def test_saved_state_of_another_moment_is_not_that_of_a_cut(tmp_path):
   for changes in ({"step": part.step + 1}, {"positions": part.positions[::-1]}):
     with pytest.raises(errors.CorruptSnapshotError, match="another moment"):
       check(dataclasses.replace(part, **changes))
+  other = run.store.read(keys.cut_part_key(1, 1), records.CutPart)
+  with pytest.raises(errors.CorruptSnapshotError, match="said to be in"):
+    check(dataclasses.replace(other, island=0))
+
+
+def test_restore_that_nobody_deposes_keeps_the_newest_controllers_token(
+  tmp_path,
+):
+  run, _ = run_with_a_cut(tmp_path)
+  run.perform(restore.hold(5))
+  run.perform(restoring(run)[0])
+  assert run.perform(restore.newest_token()) == 5
+  with pytest.raises(errors.FencedError, match="token 5"):
+    run.perform(restore.hold(4))
 
 
 def test_cut_that_only_looks_open_is_not_given_up(tmp_path, monkeypatch):
