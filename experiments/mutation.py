@@ -26,6 +26,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import tomllib
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
@@ -113,6 +114,7 @@ _OURS = ("diloco", "experiments", "__mp_main__")
 def _perform(command: Sequence[str], tree: pathlib.Path) -> None:
   """Does `python -m command` in the tree, unheard, in a new process."""
   os.setsid()
+  threading.Thread(target=_end_with_tool, daemon=True).start()
   nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 1)
   os.dup2(nowhere, 2)
@@ -124,6 +126,14 @@ def _perform(command: Sequence[str], tree: pathlib.Path) -> None:
   sys.path.insert(0, str(tree))
   sys.argv = list(command)
   runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+
+
+def _end_with_tool() -> None:
+  """Ends this process and what it started with the tool, however that ends."""
+  tool = multiprocessing.parent_process()
+  assert tool is not None
+  tool.join()
+  os.killpg(0, signal.SIGKILL)
 
 
 def _fails(command: Sequence[str], tree: pathlib.Path) -> bool:

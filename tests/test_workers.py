@@ -88,6 +88,12 @@ class Looped:
     assert self.may_go_on.wait(SECS)
     return operation.key
 
+  def close(self):
+    closing = threading.Thread(target=self.loop.close, daemon=True)
+    closing.start()
+    closing.join(SECS)
+    assert not closing.is_alive()
+
   def wait_for(self, *diary):
     with self.loop.changed:
       assert self.loop.changed.wait_for(
@@ -123,7 +129,7 @@ def test_whoever_is_woken_while_at_work_does_not_sleep_after_it():
   looped.wait_for(0, 1)
   looped.loop.wake()
   looped.wait_for(0, 1, 2)
-  looped.loop.close()
+  looped.close()
 
 
 def test_number_is_waited_for_though_somebody_wakes():
@@ -135,7 +141,7 @@ def test_number_is_waited_for_though_somebody_wakes():
   looped = Looped(script)
   assert looped.reached.wait(SECS)
   looped.loop.wake()
-  looped.loop.close()  # at once
+  looped.close()  # at once
   assert looped.diary == []
 
 
@@ -147,7 +153,7 @@ def test_who_waits_for_what_a_script_does_hears_of_it():
   looped = Looped(script)
   assert looped.loop.wait_for(lambda: looped.diary == ["key"], SECS)
   assert not looped.loop.wait_for(lambda: False, 0.0)
-  looped.loop.close()
+  looped.close()
 
 
 def test_owner_takes_the_lock_while_the_script_waits_for_an_operation():
