@@ -33,7 +33,6 @@ PUSH_SECS = 10.0
 _COLLECT_SECS = 3.0  # while roles relay what they record
 _PIECE_BYTES = 128 << 10  # then the next one begins
 _WHOLE = ("config.json", "summary.json")
-_GROWING = (recorder.TAPE_DIR, recorder.METRICS_DIR)
 _ROOT = "log"
 _SEEN = f"{_ROOT}/seen"
 
@@ -305,14 +304,8 @@ def _pieces(keys: Iterable[str]) -> Iterator[tuple[str, int]]:
   for key in keys:
     kind, _, rest = key.partition("/")
     name, _, offset = rest.rpartition("/")
-    if kind == "lines" and offset.isdecimal() and _is_ours(name):
+    if kind == "lines" and offset.isdecimal() and recorder.is_record(name):
       yield name, int(offset)
-
-
-def _is_ours(name: str) -> bool:
-  """Whether a run has a file of that name; nothing else is written here."""
-  folder, _, file = name.partition("/")
-  return folder in _GROWING and "/" not in file and file.endswith(".jsonl")
 
 
 def _birth(config: bytes | None) -> object:

@@ -206,21 +206,20 @@ def collect(
   for key in snapshots.keys(_ROOT):
     _, _, rest = key.partition("/")
     name, _, offset = rest.rpartition("/")
-    folder, _, file = name.partition("/")
-    ours = folder in _GROWING and file.endswith(".jsonl") and "/" not in file
     whole = f"{_ROOT}/{key}"
-    if ours and offset.isdecimal() and whole not in known:
-      new.append((whole, folder, file, int(offset)))
+    ours = recorder.is_record(name) and offset.isdecimal()
+    if ours and whole not in known:
+      new.append((whole, name, int(offset)))
   taken = []
   with futures.ThreadPoolExecutor(snapshots.width) as pool:
     read = pool.map(snapshots.get, [piece[0] for piece in new])
-    for data, (key, folder, file, start) in zip(read, new, strict=True):
-      if data and _append(run_dir / folder / file, data, folder, start):
+    for data, (key, name, start) in zip(read, new, strict=True):
+      if data and _append(run_dir / name, data, start):
         taken.append(key)
   return taken
 
 
-def _append(path: pathlib.Path, data: bytes, folder: str, start: int) -> bool:
+def _append(path: pathlib.Path, data: bytes, start: int) -> bool:
   """Adds what a file does not have of a piece; False if an earlier one lacks.
 
   A tape is of one life, so offsets are those of the file. A metric log is of
@@ -229,7 +228,7 @@ def _append(path: pathlib.Path, data: bytes, folder: str, start: int) -> bool:
   fd = recorder.open_lines(path)
   try:
     size = os.fstat(fd).st_size
-    if folder == recorder.TAPE_DIR:
+    if path.parent.name == recorder.TAPE_DIR:
       if size < start:
         return False
       data = data[size - start :]

@@ -127,6 +127,13 @@ def metrics_path(run_dir: str | os.PathLike[str], island: int) -> pathlib.Path:
   return pathlib.Path(run_dir) / METRICS_DIR / f"island-{island}.jsonl"
 
 
+def is_record(name: str) -> bool:
+  """Whether a path below a run's directory is that of a tape or metric log."""
+  folder, _, file = name.partition("/")
+  ours = folder in (TAPE_DIR, METRICS_DIR) and "/" not in file
+  return ours and file.endswith(".jsonl")
+
+
 class _LineWriter:
   """Appends JSON lines whole, and keeps them while the disk is full."""
 
