@@ -85,6 +85,8 @@ _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000  # of unshare(2)
 
 def can_hide() -> bool:
   """Whether nodes can be started that do not see a directory."""
+  if shutil.which("unshare") is None:
+    return False
   asked = subprocess.run(
     ["unshare", "--mount", "true"], stderr=subprocess.DEVNULL
   )
