@@ -6,6 +6,7 @@ fragment; every arm is tuned with as many runs, on a seed that no confirmation
 has; an optimum at the edge of its grid is called unbracketed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -77,6 +78,32 @@ def get_config(
   )
   config.virtual = ml_collections.ConfigDict(dict(latency_secs=0.01))
   return config
+
+
+def against_one_job(
+  rates: Sequence[float], job: float, islands: float
+) -> list[hyper.Point]:
+  """Four islands and one job: learning rates by one seed, then five seeds.
+
+  Args:
+    rates: learning rates that both are tuned by.
+    job: the rate with which the job is confirmed.
+    islands: that with which four islands are, with half the studies' H.
+  """
+  merged = {"sync.merge": "mean", "sync.every": 6, "sync.num_fragments": 6}
+  arms: tuple[tuple[hyper.Point, float], ...] = (
+    ({"method": "data_parallel", "sync.num_fragments": 1}, job),
+    (merged, islands),
+  )
+  field = "task.options.learning_rate"
+  tuning = hyper.product([arm for arm, _ in arms], hyper.sweep(field, rates))
+  best = [arm | {field: rate} for arm, rate in arms]
+  return named(
+    hyper.chain(
+      hyper.product([{"seed": TUNING_SEED}], tuning),
+      hyper.product(hyper.sweep("seed", CONFIRMING_SEEDS), best),
+    )
+  )
 
 
 def named(points: list[hyper.Point]) -> list[hyper.Point]:

@@ -36,7 +36,6 @@ _DYING = {
 _ONE_JOB = {
   "method": "data_parallel",
   "sync.num_fragments": 1,
-  "outer.learning_rate": 1.0,
 }
 
 
@@ -44,9 +43,6 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
   config = base.get_config("costs", variant, 4)
   config.sync.merge = "mean"
-  config.outer = ml_collections.ConfigDict(
-    dict(learning_rate=0.5, count_absent=False)
-  )
   config.virtual.repair_secs = 6.0
   return config
 
@@ -54,31 +50,32 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 def get_sweep() -> list[hyper.Point]:
   """What the questions need most comes first; five seeds."""
   first: list[hyper.Point] = [
-    {},
+    {"sync.codec": "f32"},
     {"sync.codec": "int4", **_FEEDBACK, "sync.down_codec": "int4"},
-    _DYING,
-    _with_slow(0.25),
-    _with_slow(0.25) | _waiting(),
-    _with_slow(0.82),
-    _with_slow(0.82) | _waiting(),
     {"sync.codec": "int2", **_FEEDBACK},
+    {},
+    _DYING,
+  ]
+  after: list[hyper.Point] = [
+    _with_slow(0.25),
+    _with_slow(0.25) | base.TOGETHER,
+    _with_slow(0.82),
+    _with_slow(0.82) | base.TOGETHER,
     {"sync.merge": "rda"},
     _ONE_JOB | _DYING,
   ]
-  then: list[hyper.Point] = [
-    *({"sync.codec": codec} for codec in ("f32", "int8", "int4", "int2")),
+  last: list[hyper.Point] = [
+    *({"sync.codec": codec} for codec in ("int8", "int4", "int2")),
     *(_with_slow(slow) | {"sync.grace": "0"} for slow in (0.82, 0.25)),
   ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
   return base.named(
     hyper.chain(
-      *(hyper.product(seeds, [base.MUON], arms) for arms in (first, then))
+      *(
+        hyper.product(seeds, [base.MUON], arms) for arms in (first, after, last)
+      )
     )
   )
-
-
-def _waiting() -> dict[str, Any]:
-  return {**base.TOGETHER, "outer.learning_rate": 1.0}
 
 
 def _with_slow(slow: float) -> dict[str, Any]:

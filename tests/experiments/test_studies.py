@@ -24,7 +24,9 @@ def test_every_point_of_a_study_keeps_its_rules(path, variant):
   for point in sweep.points:
     config = config_lib.from_mapping(point.config)
     assert config.engine == "virtual"
-    steps = config.total_tokens / base.TOKENS_A_STEP / len(config.fleet.slices)
+    options = config.task.options
+    tokens = options["batch_size"] * options.get("seq_len", 1)
+    steps = config.total_tokens / tokens / len(config.fleet.slices)
     if variant != "smoke" and config.method != "data_parallel":
       assert steps >= 100 * config.sync.every, point.name
 
