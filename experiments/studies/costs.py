@@ -53,10 +53,10 @@ def get_sweep() -> list[hyper.Point]:
     {"sync.codec": "f32"},
     {"sync.codec": "int4", **_FEEDBACK, "sync.down_codec": "int4"},
     {"sync.codec": "int2", **_FEEDBACK},
-    {},
-    _DYING,
   ]
   after: list[hyper.Point] = [
+    {},
+    _DYING,
     _with_slow(0.25),
     _with_slow(0.25) | base.TOGETHER,
     _with_slow(0.82),
