@@ -42,7 +42,7 @@ def check(
   wrong: list[str] = []
   for share, record in zip(merge.shares, contributions, strict=True):
     behind = staleness(merge, record.base_version, makings)
-    if behind is None or not weights.admits(behind):
+    if behind is None or behind > weights.max_staleness:
       found.append(share.weight)
       far = "no version on the way" if behind is None else f"{behind} behind"
       wrong.append(f"{share.key}: it started from {far}, and was merged")

@@ -141,20 +141,12 @@ class ArrayStore:
   path component, so that no tensor's name can collide with another's chunks.
   """
 
-  def __init__(
-    self,
-    base: str | os.PathLike[str] | Mapping[str, Any],
-    *,
-    mapped: bool = False,
-  ):
+  def __init__(self, base: str | os.PathLike[str] | Mapping[str, Any]):
     """Describes the store; nothing is touched yet.
 
     Args:
       base: a `pathlib.Path`, a URL (`file:///...`, `memory://`, `s3://...`) or
         a TensorStore key-value store specification.
-      mapped: read files through memory maps: half as fast again, but a disk
-        or network file system that fails during a read kills the process
-        (SIGBUS) instead of raising an error.
     """
     if isinstance(base, os.PathLike):
       path = os.path.abspath(os.fspath(base))
@@ -164,7 +156,6 @@ class ArrayStore:
         # A killed process loses nothing without it. A power cut may lose files
         # that a commit record names already; readers then find them corrupt.
         "file_io_sync": False,
-        "file_io_mode": {"mode": "memmap" if mapped else "default"},
         # Snapshots are immutable and read once; a cache only costs memory.
         "cache_pool": {"total_bytes_limit": 0},
       }

@@ -4,8 +4,8 @@ A pass reads all contributions once, block by block, into one accumulator and
 measures what it reads. Only when every contribution was read to its end and
 found sound does the outer step touch the parameters.
 
-The result is the same to the bit however a contribution is stored and however
-many threads share the work (`diloco.syncer.passes`).
+The result is the same to the bit however a contribution is stored
+(`diloco.syncer.passes`).
 
 References: Decoupled DiLoCo, arXiv 2604.21428 (radial-directional averaging);
 DiLoCo, arXiv 2311.08105 (weighted mean). `averages` and `correction` have the
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,14 +54,13 @@ class Input(NamedTuple):
   Attributes:
     source: the outer gradient, anchor minus island parameters.
     weight: at least 0; only ratios matter.
-    norm: its L2 norm as its commit record states it, which is checked; None
-      lets the merge measure it, in a pass of its own.
+    norm: its L2 norm as its commit record states it, which is checked.
     scale: it is shortened to this, from 0 to 1, before all else.
   """
 
   source: sources.Source
   weight: float
-  norm: float | None = None
+  norm: float
   scale: float = 1.0
 
 
@@ -83,8 +82,6 @@ class Result(NamedTuple):
       the directions for "rda" and of the vectors for others; 1 where all
       point the same way, about 1 / sqrt(M) where they are unrelated, 0 where
       they cancel.
-    cancelled: "rda" found no common direction and took the weighted mean.
-    measures: one per contribution.
     cosine: mean over the pairs of contributions of the cosine between them, by
       weight, and but for "rda" by length; None for a single one. It costs
       nothing: with p the parts of the sum of weights, `agreement` squared is
@@ -93,20 +90,15 @@ class Result(NamedTuple):
 
   norm: float
   agreement: float
-  cancelled: bool
-  measures: tuple[passes.Measure, ...]
-  cosine: float | None = None
-
-
-NO_RULES = Rules()
+  cosine: float | None
 
 
 class _Sums(NamedTuple):
-  """What a pass leaves beside the accumulator."""
+  """Norms that a pass finds."""
 
   length: float  # of the accumulator
   common: float  # of the weighted mean, or of the directions
-  measures: tuple[passes.Measure, ...]  # of the contributions
+  norms: list[float]  # of the contributions
 
 
 class Merger:
@@ -122,22 +114,15 @@ class Merger:
   def __init__(
     self,
     outer: outer_optimizer.OuterOptimizer,
-    threads: int = 1,
-    rules: Rules = NO_RULES,
+    rules: Rules = Rules(),
   ):
-    """Allocates nothing yet.
-
-    Args:
-      outer: the outer optimizer.
-      threads: to divide each tensor among; changes no bit of the result. One
-        is best for a store, which decodes in threads of its own.
-      rules: how to trim and whether to correct; the rest is the caller's.
-    """
+    """Allocates nothing yet; of the rules it trims and corrects."""
     self.outer = outer
     self.rules = rules
-    self._threads = threads
     self._workspace = np.empty(0, np.float32)
 
+  # Overflow and nan are measured, not warned about.
+  @np.errstate(all="ignore")
   def apply(
     self,
     contributions: Sequence[Input],
@@ -166,9 +151,7 @@ class Merger:
       ContributionError: some contributions are damaged, not finite, or not
         what their norms say; theta and buffers are as they were.
       OSError: the store could not be reached; as above.
-      ValueError: sizes, weights or dtypes that do not fit.
     """
-    _check(contributions, method, theta, buffers)
     flat = [buffer.reshape(-1) for buffer in buffers]
     towards = flat[0] if flat and self.rules.align else None
     outcome, scale = self._combine(contributions, method, towards)
@@ -182,7 +165,7 @@ class Merger:
     self,
     contributions: Sequence[Input],
     method: Method,
-    towards: np.ndarray | None = None,
+    towards: np.ndarray | None,
   ) -> tuple[Result, float]:
     """Fills the accumulator up to a factor, and returns that too."""
     total_weight = sum(c.weight for c in contributions)
@@ -190,7 +173,7 @@ class Merger:
     mix = self._mix(contributions, shares, towards)
     agreement = None
     if method == "rda":
-      lengths = mix.lengths(self._norms(contributions))
+      lengths = mix.lengths([c.norm for c in contributions])
       radius = _dot(shares, lengths)
       # Scaled by the radius so that small gradients stay in float32's range.
       directions = [
@@ -200,22 +183,22 @@ class Merger:
       sums = self._accumulate(contributions, mix, mix.linear(directions))
       agreement = sums.length / radius if radius > _SHORTEST else 1.0
       if agreement >= CANCELLATION:
-        radius = _dot(shares, mix.lengths([m.norm for m in sums.measures]))
+        radius = _dot(shares, mix.lengths(sums.norms))
         scale = radius / sums.length if sums.length else 1.0
-        result = Result(radius, agreement, False, sums.measures)
-        return _with_cosine(result, shares), scale
+        cosine = _cosine(agreement, sums.norms, shares)
+        return Result(radius, agreement, cosine), scale
     combine = mix.linear(shares)
     if method in ("median", "trimmed_mean"):
       combine = mix.trimmed(0.5 if method == "median" else self.rules.trim)
     sums = self._accumulate(contributions, mix, combine)
-    lengths = mix.lengths([m.norm for m in sums.measures])
+    lengths = mix.lengths(sums.norms)
     if agreement is None:
       radius = _dot(shares, lengths)
       agreement = sums.common / radius if radius > _SHORTEST else 1.0
-    result = Result(sums.length, agreement, method == "rda", sums.measures)
     if method != "rda":
       shares = [s * n for s, n in zip(shares, lengths, strict=True)]
-    return _with_cosine(result, shares), 1.0
+    cosine = _cosine(agreement, sums.norms, shares)
+    return Result(sums.length, agreement, cosine), 1.0
 
   def _mix(
     self,
@@ -234,22 +217,12 @@ class Merger:
       return averages.Mix(shares, bends, tensors)
     mean = 1.0 if self.outer.optimizer == "ema" else 1 - self.outer.momentum
     tensors.append(sources.MemorySource(towards))
-    *dots, square = passes.dots(tensors, self._threads)
+    *dots, square = passes.dots(tensors)
     bends = [
-      correction.correct(norm, mean * dot, mean**2 * square, c.scale)
-      for c, norm, dot in zip(
-        contributions, self._norms(contributions), dots, strict=True
-      )
+      correction.correct(c.norm, mean * dot, mean**2 * square, c.scale)
+      for c, dot in zip(contributions, dots, strict=True)
     ]
     return averages.Mix(shares, [b.of_sum(mean) for b in bends], tensors)
-
-  def _norms(self, contributions: Sequence[Input]) -> list[float]:
-    """The recorded norms; if one is missing, all are measured."""
-    recorded = [c.norm for c in contributions if c.norm is not None]
-    if len(recorded) == len(contributions):
-      return recorded
-    found = passes.measure([c.source for c in contributions], self._threads)
-    return [measure.norm for measure in found]
 
   def _accumulate(
     self,
@@ -267,22 +240,18 @@ class Merger:
       self._workspace = np.empty(0, np.float32)  # freed before its successor
       self._workspace = np.empty(size, np.float32)
     total = self._workspace[:size]
-    squares = np.zeros((passes.num_blocks(size), count + 2))
-
-    def work(first: int, last: int) -> None:
-      scratch = np.empty(passes.BLOCK, np.float32)
-      for n, blocks in passes.lockstep(mix.tensors, first, last):
-        target = total[n * passes.BLOCK : (n + 1) * passes.BLOCK]
-        squares[n, :count] = [norms.square(b) for b in blocks[:count]]
-        common = combine(blocks, target, scratch)
-        squares[n, count:] = norms.square(target)
-        if common is not target:
-          squares[n, -1] = norms.square(common)
-
-    passes.share(work, len(squares), self._threads)
-    *measures, length, common = (passes.measured(c) for c in squares.T)
+    squares = np.zeros((-(-size // passes.BLOCK), count + 2))
+    scratch = np.empty(passes.BLOCK, np.float32)
+    for n, blocks in enumerate(passes.lockstep(mix.tensors)):
+      target = total[n * passes.BLOCK : (n + 1) * passes.BLOCK]
+      squares[n, :count] = [norms.square(b) for b in blocks[:count]]
+      common = combine(blocks, target, scratch)
+      squares[n, count:] = norms.square(target)
+      if common is not target:
+        squares[n, -1] = norms.square(common)
+    *measures, length, mean = (passes.measured(c) for c in squares.T)
     _check_measures(contributions, measures, length)
-    return _Sums(length.norm, common.norm, tuple(measures))
+    return _Sums(length.norm, mean.norm, [m.norm for m in measures])
 
   def _step(
     self,
@@ -293,71 +262,38 @@ class Merger:
   ) -> None:
     """The outer step along the accumulator times `scale`."""
     total = self._workspace[: theta.size]
-
-    def work(first: int, last: int) -> None:
-      scratch = np.empty(min(passes.BLOCK, theta.size), np.float32)
-      for n in range(first, last):
-        part = slice(n * passes.BLOCK, (n + 1) * passes.BLOCK)
-        outer_grad = total[part]
-        if scale != 1:
-          np.multiply(outer_grad, scale, out=outer_grad)
-        self.outer.step(
-          theta[part],
-          [buffer[part] for buffer in buffers],
-          outer_grad,
-          scratch[: outer_grad.size],
-          arrival=arrival,
-        )
-
-    passes.share(work, passes.num_blocks(theta.size), self._threads)
+    scratch = np.empty(min(passes.BLOCK, theta.size), np.float32)
+    for start in range(0, theta.size, passes.BLOCK):
+      part = slice(start, start + passes.BLOCK)
+      outer_grad = total[part]
+      if scale != 1:
+        np.multiply(outer_grad, scale, out=outer_grad)
+      self.outer.step(
+        theta[part],
+        [buffer[part] for buffer in buffers],
+        outer_grad,
+        scratch[: outer_grad.size],
+        arrival,
+      )
 
 
-def _with_cosine(result: Result, parts: Sequence[float]) -> Result:
-  """Adds the mean cosine, from what each contribution is of the sum."""
+def _cosine(
+  agreement: float, norms_: Sequence[float], parts: Sequence[float]
+) -> float | None:
+  """The mean cosine, from what each contribution is of the sum."""
   known = [
-    part if measure.norm > _SHORTEST else 0.0
-    for part, measure in zip(parts, result.measures, strict=True)
+    part if norm > _SHORTEST else 0.0
+    for part, norm in zip(parts, norms_, strict=True)
   ]
   whole, alone = sum(parts) ** 2, sum(part**2 for part in known)
   pairs = sum(known) ** 2 - alone
   if pairs <= _FEWEST_PAIRS * whole:
-    return result
-  cosine = (result.agreement**2 * whole - alone) / pairs
-  return result._replace(cosine=min(1.0, max(-1.0, cosine)))
+    return None
+  return min(1.0, max(-1.0, (agreement**2 * whole - alone) / pairs))
 
 
 def _dot(shares: Sequence[float], lengths: Sequence[float]) -> float:
   return sum(s * n for s, n in zip(shares, lengths, strict=True))
-
-
-def _check(
-  contributions: Sequence[Input],
-  method: Method,
-  theta: np.ndarray,
-  buffers: Sequence[np.ndarray],
-) -> None:
-  """Raises ValueError for arguments that do not fit."""
-  if method not in get_args(Method):
-    raise ValueError(f"method {method!r} is none of {get_args(Method)}")
-  weights = [c.weight for c in contributions]
-  if not all(0 <= w < math.inf for w in weights) or not sum(weights) > 0:
-    raise ValueError(
-      f"weights {weights} must be finite, at least 0 and not all 0"
-    )
-  named = [("theta", theta), *(("buffer", buffer) for buffer in buffers)]
-  for name, array in named:
-    if array.dtype != np.float32 or not array.flags.carray:
-      raise ValueError(
-        f"{name} is {array.dtype}{array.shape}; it must be writable,"
-        " C-contiguous float32"
-      )
-  sizes = [c.source.size for c in contributions]
-  held = [array.size for _, array in named]
-  if {*held, *sizes} != {theta.size}:
-    raise ValueError(
-      f"contributions of {sizes} elements do not fit theta and buffers of"
-      f" {held}"
-    )
 
 
 def _check_measures(
@@ -373,9 +309,7 @@ def _check_measures(
     recorded = contribution.norm
     if not found.finite:
       reasons[i] = "not_finite"
-    elif recorded is not None and not math.isclose(
-      recorded, found.norm, rel_tol=NORM_TOLERANCE
-    ):
+    elif not math.isclose(recorded, found.norm, rel_tol=NORM_TOLERANCE):
       reasons[i] = (
         f"norm_mismatch: {found.norm:.6g}, its record says {recorded:.6g}"
       )

@@ -39,26 +39,12 @@ class OuterOptimizer(config.OuterConfig):
   or "heavy_ball", as `nesterov` says.
   """
 
-  def __post_init__(self) -> None:
-    if not 0 < self.learning_rate < float("inf"):
-      raise ValueError(
-        f"outer learning rate {self.learning_rate} must be above 0 and finite"
-      )
-    if not 0 <= self.momentum < 1:
-      raise ValueError(f"outer momentum {self.momentum} must be in [0, 1)")
-    if self.delay < 1 or not 0 <= self.delay_c * self.delay <= 1:
-      raise ValueError(
-        f"outer delay {self.delay} must be at least 1 and delay_c"
-        f" {self.delay_c} in [0, 1 / delay]"
-      )
-
   def step(
     self,
     theta: np.ndarray,
     buffers: Sequence[np.ndarray],
     outer_grad: np.ndarray,
-    scratch: np.ndarray | None = None,
-    *,
+    scratch: np.ndarray,
     arrival: int = 1,
   ) -> None:
     """Takes one step in place.
@@ -70,19 +56,9 @@ class OuterOptimizer(config.OuterConfig):
       theta: any shape, float32; updated.
       buffers: as theta, those named by `buffers`; updated.
       outer_grad: as theta; left alone.
-      scratch: as theta, overwritten; default a fresh array.
+      scratch: as theta, overwritten.
       arrival: which merge of its fragment this is, from 1; modulo `delay`.
     """
-    if len(buffers) != len(self.buffers):
-      raise ValueError(f"{len(buffers)} buffers are not {self.buffers}")
-    for array in (theta, *buffers, outer_grad):
-      if array.dtype != np.float32 or array.shape != theta.shape:
-        raise ValueError(
-          f"outer step over {array.dtype}{array.shape} and"
-          f" {theta.dtype}{theta.shape}; all must be float32 of one shape"
-        )
-    if scratch is None:
-      scratch = np.empty_like(theta)
     if self.optimizer == "delayed_nesterov":
       turn = arrival % self.delay == 0
       self._delayed_step(theta, buffers, outer_grad, scratch, turn)

@@ -30,7 +30,6 @@ class _Piece(NamedTuple):
 
 
 class _Slab(NamedTuple):
-  first: int  # element of the tensor
   shape: tuple[int, ...]
   pieces: list[_Piece]
 
@@ -69,22 +68,13 @@ class PackedSource:
     """Number of elements."""
     return math.prod(self._shape)
 
-  def blocks(self, start: int, stop: int, step: int) -> Iterator[np.ndarray]:
+  def blocks(self, step: int) -> Iterator[np.ndarray]:
     """See `Source.blocks`."""
-    return sources.rechunk(self._read(start, stop), step)
-
-  def _read(self, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yields the parts of successive slabs that lie in [start, stop)."""
     values = np.empty(self._slabs.max_size, np.float32)
-    pending = None
-    for slab in itertools.chain(self._slabs.covering(start, stop), [None]):
-      following = self._begin(*slab) if slab is not None else None
-      if pending is not None:
-        first, found = pending.first, self._decode(pending, values)
-        yield found[max(0, start - first) : stop - first]
-      pending = following
+    begun = sources.ahead(map(self._begin, self._slabs.boxes()))
+    return sources.rechunk((self._decode(s, values) for s in begun), step)
 
-  def _begin(self, first: int, box: arrays.Index) -> _Slab:
+  def _begin(self, box: arrays.Index) -> _Slab:
     """Starts to read a slab: it is whole along all axes after its thick one."""
     shape = tuple(side.stop - side.start for side in box)
     # Only what a slab spans whole can lie in several parts.
@@ -93,9 +83,7 @@ class PackedSource:
       for side, size in zip(box, self._part, strict=True)
     ]
     return _Slab(
-      first,
-      shape,
-      [self._piece(at, box) for at in itertools.product(*spans)],
+      shape, [self._piece(at, box) for at in itertools.product(*spans)]
     )
 
   def _piece(self, at: tuple[int, ...], box: arrays.Index) -> _Piece:

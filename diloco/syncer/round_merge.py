@@ -51,7 +51,7 @@ class RoundMerger:
     plan: partition.FragmentPlan,
     method: merge_lib.Method,
     outer: outer_optimizer.OuterOptimizer,
-    rules: merge_lib.Rules = merge_lib.NO_RULES,
+    rules: merge_lib.Rules = merge_lib.Rules(),
     down_codec: str = "f32",
   ):
     """Does nothing yet.
@@ -70,7 +70,7 @@ class RoundMerger:
     self._store = snapshots
     self._plan = plan
     self._method = method
-    self._merger = merge_lib.Merger(outer, rules=rules)
+    self._merger = merge_lib.Merger(outer, rules)
 
   @classmethod
   def of(
@@ -262,7 +262,7 @@ def _with_rate(
   merger: merge_lib.Merger, learning_rate: float
 ) -> merge_lib.Merger:
   outer = dataclasses.replace(merger.outer, learning_rate=learning_rate)
-  return merge_lib.Merger(outer, rules=merger.rules)
+  return merge_lib.Merger(outer, merger.rules)
 
 
 def _clipped(operation: operations.Merge, clip: float) -> list[float]:

@@ -11,11 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from diloco.snapshots import arrays
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -26,14 +28,10 @@ class Source(Protocol):
     """Number of elements."""
     ...
 
-  def blocks(self, start: int, stop: int, step: int) -> Iterator[np.ndarray]:
-    """Yields the flattened elements [start, stop) in order.
-
-    Safe to call from several threads at once.
+  def blocks(self, step: int) -> Iterator[np.ndarray]:
+    """Yields the flattened elements in order.
 
     Args:
-      start: first element.
-      stop: end, at most `size`.
       step: elements per block; the last one may be shorter.
 
     Yields:
@@ -50,15 +48,7 @@ class MemorySource:
   """A tensor in memory or in a memory map; float32 or bfloat16."""
 
   def __init__(self, values: np.ndarray):
-    """Refers to the values.
-
-    Args:
-      values: C-contiguous, any shape; must not change while it is merged.
-    """
-    if not values.flags.c_contiguous:
-      raise ValueError(
-        f"source of shape {values.shape} is not contiguous; copy it first"
-      )
+    """Args: C-contiguous values; they must not change while merged."""
     self._flat = values.reshape(-1)
 
   @property
@@ -66,9 +56,9 @@ class MemorySource:
     """Number of elements."""
     return self._flat.size
 
-  def blocks(self, start: int, stop: int, step: int) -> Iterator[np.ndarray]:
+  def blocks(self, step: int) -> Iterator[np.ndarray]:
     """See `Source.blocks`; float32 is not copied."""
-    return _as_float32(rechunk([self._flat[start:stop]], step), step)
+    return _as_float32(rechunk([self._flat], step), step)
 
 
 class StoreSource:
@@ -89,33 +79,27 @@ class StoreSource:
     """Number of elements."""
     return math.prod(self._stored.layout.shape)
 
-  def blocks(self, start: int, stop: int, step: int) -> Iterator[np.ndarray]:
+  def blocks(self, step: int) -> Iterator[np.ndarray]:
     """See `Source.blocks`."""
-    return _as_float32(rechunk(self._read(start, stop), step), step)
+    return _as_float32(rechunk(self._read(), step), step)
 
-  def _read(self, start: int, stop: int) -> Iterator[np.ndarray]:
-    """Yields the parts of successive slabs that lie in [start, stop)."""
+  def _read(self) -> Iterator[np.ndarray]:
+    """Yields slab after slab."""
     dtype = self._stored.layout.numpy_dtype
     buffers = itertools.cycle(
       [np.empty(self._slabs.max_size, dtype) for _ in range(2)]
     )
 
-    def begin(slab: tuple[int, arrays.Index]):
-      first, box = slab
+    def begin(box: arrays.Index) -> tuple[np.ndarray, arrays.Read]:
       shape = tuple(part.stop - part.start for part in box)
       values = next(buffers)[: math.prod(shape)]
-      return first, values, self._stored.begin_read(values.reshape(shape), box)
+      return values, self._stored.begin_read(values.reshape(shape), box)
 
-    pending = None
-    for slab in itertools.chain(self._slabs.covering(start, stop), [None]):
-      # The buffer that `begin` takes is the one yielded last; its reader is
-      # done with it once it asks for more.
-      following = begin(slab) if slab is not None else None
-      if pending is not None:
-        first, values, read = pending
-        read.finish()
-        yield values[max(0, start - first) : stop - first]
-      pending = following
+    # The buffer that `begin` takes is the one yielded last; its reader is done
+    # with it once it asks for more.
+    for values, read in ahead(map(begin, self._slabs.boxes())):
+      read.finish()
+      yield values
 
 
 class Slabs:
@@ -133,36 +117,30 @@ class Slabs:
     thick = (axis for axis, size in enumerate(chunk) if size > 1)
     axis = self._axis = next(thick, max(0, len(chunk) - 1))
     self._rows = chunk[axis] if chunk else 1
-    self._row_size = math.prod(self._shape[axis + 1 :])
     self._length = self._shape[axis] if chunk else 1
-    self.max_size = min(self._rows, self._length) * self._row_size
+    row_size = math.prod(self._shape[axis + 1 :])
+    self.max_size = min(self._rows, self._length) * row_size
 
-  def covering(
-    self, start: int, stop: int
-  ) -> Iterator[tuple[int, arrays.Index]]:
-    """Yields (first element, box) of the slabs that touch [start, stop)."""
-    outer_size = self._length * self._row_size
-    per_outer = math.ceil(self._length / self._rows)
-    slab_size = self._rows * self._row_size
-    outer, rest = divmod(start, outer_size)
-    number = outer * per_outer + rest // slab_size
-    while True:
-      outer, inner = divmod(number, per_outer)
-      first = outer * outer_size + inner * slab_size
-      if first >= stop:
-        return
-      yield first, self._box(outer, inner * self._rows)
-      number += 1
-
-  def _box(self, outer: int, row: int) -> arrays.Index:
+  def boxes(self) -> Iterator[arrays.Index]:
+    """Yields the box of each slab, in order."""
     if not self._shape:
-      return ()
-    leading = np.unravel_index(outer, self._shape[: self._axis] or (1,))
-    return (
-      *(slice(int(i), int(i) + 1) for i in leading[: self._axis]),
-      slice(row, min(row + self._rows, self._length)),
-      *(slice(0, size) for size in self._shape[self._axis + 1 :]),
-    )
+      yield ()
+      return
+    trailing = [slice(0, size) for size in self._shape[self._axis + 1 :]]
+    for leading in np.ndindex(*self._shape[: self._axis]):
+      for row in range(0, self._length, self._rows):
+        rows = slice(row, min(row + self._rows, self._length))
+        yield (*(slice(i, i + 1) for i in leading), rows, *trailing)
+
+
+def ahead(begun: Iterable[T]) -> Iterator[T]:
+  """Yields what is begun, each once the next has begun too."""
+  waiting: list[T] = []
+  for one in begun:
+    waiting.append(one)
+    if len(waiting) > 1:
+      yield waiting.pop(0)
+  yield from waiting
 
 
 def rechunk(parts: Iterable[np.ndarray], step: int) -> Iterator[np.ndarray]:

@@ -40,16 +40,6 @@ class Weighting:
     """As a run's configuration says."""
     return cls(sync.staleness_decay, sync.max_staleness, sync.staleness_kind)
 
-  def __post_init__(self) -> None:
-    if not 0 < self.decay <= 1:
-      raise ValueError(f"staleness decay {self.decay} must be in (0, 1]")
-    if self.max_staleness < 0:
-      raise ValueError(f"max_staleness {self.max_staleness} must be >= 0")
-
-  def admits(self, staleness: int) -> bool:
-    """Whether a contribution this many versions behind may be merged."""
-    return 0 <= staleness <= self.max_staleness
-
   def weight(self, c_tokens: int, c_steps: int, staleness: int) -> float:
     """The weight of one contribution; only ratios among islands matter.
 
@@ -59,20 +49,8 @@ class Weighting:
       staleness: current global version minus the one it started from.
 
     Returns:
-      Tokens times tokens per step times the decay; 0 if it holds no tokens.
-
-    Raises:
-      ValueError: for counts that cannot be, or a staleness not admitted.
+      Tokens times tokens per step times the decay.
     """
-    if c_tokens < 0 or c_steps < 0 or (c_tokens > 0 and c_steps == 0):
-      raise ValueError(f"{c_tokens} tokens in {c_steps} steps cannot be")
-    if not self.admits(staleness):
-      raise ValueError(
-        f"staleness {staleness} is outside 0..{self.max_staleness}; ask"
-        " admits() first"
-      )
-    if c_tokens == 0:
-      return 0.0
     return c_tokens * (c_tokens / c_steps) * self._damping(staleness)
 
   def _damping(self, staleness: int) -> float:

@@ -13,12 +13,13 @@ Command: `diloco bench balance`; cost: 12 s of processor time, 2.8 GB of memory.
 """
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from diloco.fragments import partition
+from diloco.fragments import norms, partition
 from diloco.syncer import merge, outer_optimizer, sources
 
 _WEIGHTS = (1.0, 0.3)
@@ -119,7 +120,11 @@ def _merged(drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
   """Parameters and momentum after a round of these values."""
   theta, momentum = (np.array(x, order="C") for x in drawn[:2])
   inputs = [
-    merge.Input(sources.MemorySource(np.ascontiguousarray(grad)), weight)
+    merge.Input(
+      sources.MemorySource(np.ascontiguousarray(grad)),
+      weight,
+      math.sqrt(norms.sum_of_squares(grad)),
+    )
     for grad, weight in zip(drawn[2:], _WEIGHTS, strict=True)
   ]
   outer = outer_optimizer.OuterOptimizer(0.7, 0.9)

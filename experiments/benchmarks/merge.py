@@ -7,9 +7,8 @@ tensor are merged radial-directionally and the outer Nesterov step is taken.
                    / (bytes copied per second by a warm memory copy)
 
 The headline has the contributions in memory and their norms known from the
-commit records, as in a run, so that one reading pass is enough; `two_passes`
-measures the norms first. `store` and `store_mapped` read and check the same
-contributions from chunked files in the page cache.
+commit records, as in a run, so that one reading pass is enough. `store` reads
+and checks the same contributions from chunked files in the page cache.
 
 Least traffic of one pass, in tensors: M reads and 1 write to accumulate, 3
 reads and 2 writes for the outer step, so (M + 6) / M bytes per byte
@@ -42,8 +41,9 @@ from typing import Any
 
 import numpy as np
 
+from diloco.fragments import norms
 from diloco.snapshots import arrays
-from diloco.syncer import merge, outer_optimizer, passes, sources
+from diloco.syncer import merge, outer_optimizer, sources
 
 STORE_BUFFERS = 6
 
@@ -56,7 +56,6 @@ def run(
   num_elements: int = 32 << 20,
   num_contributions: int = 4,
   trials: int = 9,
-  threads: int = 1,
 ) -> dict[str, Any]:
   """Measures the ratios, the phases and the peak memory.
 
@@ -64,7 +63,6 @@ def run(
     num_elements: of each contribution; a multiple of 64.
     num_contributions: M.
     trials: of each variant, interleaved; medians are reported.
-    threads: that share a merge.
 
   Returns:
     `memcpy_ratio` and its variants, each with `<name>_spread` [lowest,
@@ -84,45 +82,27 @@ def run(
       _PREFIX,
       [arrays.Tensor.whole(str(i), v) for i, v in enumerate(vectors)],
     )
-    operations = _operations(vectors, root, threads)
-    secs = _time(operations, trials)
-    norms = [m.norm for m in passes.measure(_in_memory(vectors), threads)]
-    memory = _measure_child(root, norms)
+    known = [math.sqrt(norms.sum_of_squares(v)) for v in vectors]
+    secs = _time(_operations(vectors, root, known), trials)
+    memory = _measure_child(root, known)
   num_bytes = sum(v.nbytes for v in vectors)
   return _report(num_bytes, vectors[0].nbytes, secs) | {
     "num_elements": num_elements,
     "num_contributions": num_contributions,
     "trials": trials,
-    "threads": threads,
     **memory,
   }
 
 
-def _in_memory(vectors: Sequence[np.ndarray]) -> list[sources.Source]:
-  return [sources.MemorySource(v) for v in vectors]
-
-
-def _in_store(
-  root: pathlib.Path, count: int, mapped: bool
-) -> list[sources.Source]:
-  store = arrays.ArrayStore(root, mapped=mapped)
-  return [
-    sources.StoreSource(store.open(_PREFIX, str(i))) for i in range(count)
-  ]
-
-
 def _operations(
-  vectors: list[np.ndarray], root: pathlib.Path, threads: int
+  vectors: list[np.ndarray], root: pathlib.Path, known: list[float]
 ) -> dict[str, Callable[[], Any]]:
   """What is timed, in the order of one trial."""
   theta, momentum, copied = (np.ones_like(vectors[0]) for _ in range(3))
-  merger = merge.Merger(_OUTER, threads)
-  memory, count = _in_memory(vectors), len(vectors)
-  norms = [m.norm for m in passes.measure(memory, threads)]
+  merger, store = merge.Merger(_OUTER), arrays.ArrayStore(root)
+  stored = [store.open(_PREFIX, str(i)) for i in range(len(vectors))]
 
-  def merged(
-    tensors: Sequence[sources.Source], known: Sequence[float | None] = norms
-  ) -> Callable[[], Any]:
+  def merged(tensors: Sequence[sources.Source]) -> Callable[[], Any]:
     contributions = [
       merge.Input(tensor, 1.0 + i, norm)
       for i, (tensor, norm) in enumerate(zip(tensors, known, strict=True))
@@ -131,28 +111,21 @@ def _operations(
 
   return {
     "memcpy": lambda: np.copyto(copied, vectors[-1]),
-    "merge": merged(memory),
-    "merge_two_passes": merged(memory, [None] * count),
-    "merge_store": merged(_in_store(root, count, mapped=False)),
-    "merge_store_mapped": merged(_in_store(root, count, mapped=True)),
-    "measure": lambda: passes.measure(memory, threads),
-    "outer_step": lambda: _outer_step(theta, momentum, copied, threads),
+    "merge": merged([sources.MemorySource(v) for v in vectors]),
+    "merge_store": merged([sources.StoreSource(s) for s in stored]),
+    "outer_step": lambda: _outer_step(theta, momentum, copied),
   }
 
 
 def _outer_step(
-  theta: np.ndarray, momentum: np.ndarray, grad: np.ndarray, threads: int
+  theta: np.ndarray, momentum: np.ndarray, grad: np.ndarray
 ) -> None:
   """The outer step alone, block by block as the merge takes it."""
   flat = [x.reshape(-1) for x in (theta, momentum, grad)]
-
-  def work(first: int, last: int) -> None:
-    scratch = np.empty(passes.BLOCK, np.float32)
-    for n in range(first, last):
-      parts = [x[n * passes.BLOCK : (n + 1) * passes.BLOCK] for x in flat]
-      _OUTER.step(parts[0], parts[1:2], parts[2], scratch[: parts[0].size])
-
-  passes.share(work, passes.num_blocks(theta.size), threads)
+  scratch = np.empty(norms.BLOCK, np.float32)
+  for start in range(0, theta.size, norms.BLOCK):
+    parts = [x[start : start + norms.BLOCK] for x in flat]
+    _OUTER.step(parts[0], parts[1:2], parts[2], scratch[: parts[0].size])
 
 
 def _time(
@@ -187,7 +160,6 @@ def _report(
   medians = {name: statistics.median(values) for name, values in secs.items()}
   result["secs"] = medians
   result["phase_secs"] = {
-    "measure": medians["measure"],
     "accumulate": medians["merge"] - medians["outer_step"],
     "outer_step": medians["outer_step"],
   }
@@ -199,27 +171,27 @@ def _report(
   return result
 
 
-def _measure_child(root: pathlib.Path, norms: list[float]) -> dict[str, int]:
+def _measure_child(root: pathlib.Path, known: list[float]) -> dict[str, int]:
   """Peak memory of a merge from the store, in a process of its own."""
   with concurrent.futures.ProcessPoolExecutor(
     1, mp_context=multiprocessing.get_context("spawn")
   ) as pool:
-    return pool.submit(streamed_merge_memory, root, norms).result()
+    return pool.submit(streamed_merge_memory, root, known).result()
 
 
 def streamed_merge_memory(
-  root: pathlib.Path, norms: list[float]
+  root: pathlib.Path, known: list[float]
 ) -> dict[str, int]:
   """Merges from the store in this process and returns what memory it took."""
   baseline = status_bytes("VmRSS")
   stored = [
-    arrays.ArrayStore(root).open(_PREFIX, str(i)) for i in range(len(norms))
+    arrays.ArrayStore(root).open(_PREFIX, str(i)) for i in range(len(known))
   ]
   layout = stored[0].layout
   theta, momentum = (np.ones(layout.shape, np.float32) for _ in range(2))
   contributions = [
     merge.Input(sources.StoreSource(s), 1.0, norm)
-    for s, norm in zip(stored, norms, strict=True)
+    for s, norm in zip(stored, known, strict=True)
   ]
   done = threading.Event()
   anonymous = [0]
@@ -231,9 +203,7 @@ def streamed_merge_memory(
   watcher = threading.Thread(target=watch)
   watcher.start()
   try:
-    merge.Merger(_OUTER, threads=1).apply(
-      contributions, "rda", theta, [momentum]
-    )
+    merge.Merger(_OUTER).apply(contributions, "rda", theta, [momentum])
   finally:
     done.set()
     watcher.join()
@@ -244,7 +214,7 @@ def streamed_merge_memory(
     "peak_rss_bytes": status_bytes("VmHWM"),
     "peak_rss_limit_bytes": baseline
     + 3 * layout.nbytes
-    + STORE_BUFFERS * len(norms) * chunk_bytes,
+    + STORE_BUFFERS * len(known) * chunk_bytes,
     "baseline_rss_bytes": baseline,  # interpreter and imports
     "peak_anonymous_bytes": anonymous[0],  # sampled, so a lower bound
   }

@@ -11,7 +11,6 @@ turn with the store so that noise meets both.
                                memory has huge pages as the fetch's has
     fetch_ratio_preallocated   both into warm memory: the plain read is then
                                no more than a memory copy
-    fetch_ratio_mapped         as before, files read through memory maps
 
 Command: `diloco bench store --json`; cost: half a minute and three times the
 payload on disk. All files are in the page cache: a device is not measured.
@@ -40,7 +39,6 @@ _RATIOS = {
   "fetch_ratio": ("plain_read", "fetch"),
   "fetch_ratio_numpy": ("plain_read_numpy", "fetch"),
   "fetch_ratio_preallocated": ("plain_read_into", "fetch_into"),
-  "fetch_ratio_mapped": ("plain_read_into", "fetch_into_mapped"),
 }
 
 
@@ -83,7 +81,6 @@ class _Bench:
     self._plain = root / "plain"
     self._folder = root / "store"
     self._store = arrays.ArrayStore(self._folder)
-    self._mapped = arrays.ArrayStore(self._folder, mapped=True)
 
   def operations(self) -> dict[str, Callable[[], Any]]:
     """What is timed, in the order of one trial."""
@@ -92,10 +89,9 @@ class _Bench:
       "publish": self._publish,
       "plain_read": self._plain.read_bytes,
       "plain_read_numpy": lambda: np.fromfile(self._plain, np.float32),
-      "fetch": lambda: self._fetch(self._store, None),
+      "fetch": lambda: self._fetch(None),
       "plain_read_into": self._plain_read_into,
-      "fetch_into": lambda: self._fetch(self._store, self._targets),
-      "fetch_into_mapped": lambda: self._fetch(self._mapped, self._targets),
+      "fetch_into": lambda: self._fetch(self._targets),
     }
 
   def clear(self) -> None:
@@ -119,12 +115,12 @@ class _Bench:
     )
 
   def _fetch(
-    self, store: arrays.ArrayStore, targets: dict[str, np.ndarray] | None
+    self, targets: dict[str, np.ndarray] | None
   ) -> dict[str, np.ndarray]:
     if targets is None:
       targets = {k: np.empty_like(v) for k, v in self._tensors.items()}
     reads = [
-      store.open(_PREFIX, name).begin_read(target)
+      self._store.open(_PREFIX, name).begin_read(target)
       for name, target in targets.items()
     ]
     for read in reads:

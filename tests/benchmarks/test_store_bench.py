@@ -13,7 +13,6 @@ RATIOS = [
   "fetch_ratio",
   "fetch_ratio_numpy",
   "fetch_ratio_preallocated",
-  "fetch_ratio_mapped",
 ]
 
 

@@ -169,7 +169,7 @@ def test_long_merge_is_no_hang_and_one_that_stands_still_is(monkeypatch):
 
   def read(watched):
     source = sources.StoreSource(watched.arrays.open("p", "w"))
-    for _ in source.blocks(0, source.size, 1 << 14):
+    for _ in source.blocks(1 << 14):
       watch.answered(float(next(clock)))  # the lease, on another thread
 
   read(tensors.watched(watch.asked))

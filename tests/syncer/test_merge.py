@@ -33,21 +33,22 @@ def vectors_of(count, shape, seed=0):
   ]
 
 
-def apply(
-  vectors, weights, method="rda", outer=PLAIN, norms=None, threads=1, theta=None
-):
+def norm_of(vector):
+  return float(np.linalg.norm(vector.astype(np.float64)))
+
+
+def apply(vectors, weights, method="rda", outer=PLAIN, norms=None, theta=None):
   """Merges into zeros; returns theta and outcome."""
   vectors = [np.asarray(v) for v in vectors]
   if theta is None:
     theta = np.zeros(vectors[0].shape, np.float32)
   buffers = [np.zeros_like(theta) for _ in outer.buffers]
-  norms = norms or [None] * len(vectors)
+  norms = norms or [norm_of(v) for v in vectors]
   contributions = [
     merge.Input(sources.MemorySource(v), w, n)
     for v, w, n in zip(vectors, weights, norms, strict=True)
   ]
-  merger = merge.Merger(outer, threads)
-  outcome = merger.apply(contributions, method, theta, buffers)
+  outcome = merge.Merger(outer).apply(contributions, method, theta, buffers)
   return theta, outcome
 
 
@@ -97,10 +98,6 @@ def test_merge_equals_reference(method, count, shape):
   error = 1e-5 if method == "iso" else 1e-6
   np.testing.assert_allclose(-theta.ravel(), expected, atol=error * scale)
   assert outcome.norm == pytest.approx(scale, rel=1e-6)
-  assert not outcome.cancelled
-  for vector, found in zip(vectors, outcome.measures, strict=True):
-    expected_norm = np.linalg.norm(vector.astype(np.float64))
-    assert found == (pytest.approx(expected_norm, rel=1e-6), True)
 
 
 @pytest.mark.parametrize("method", ["rda", "mean"])
@@ -132,7 +129,7 @@ def test_golden_trajectory_by_hand():
   theta, momentum = np.zeros((2, 2), np.float32)
   merger = merge.Merger(outer)
   contributions = [
-    merge.Input(sources.MemorySource(v), w)
+    merge.Input(sources.MemorySource(v), w, norm_of(v))
     for v, w in zip(vectors, (3, 1), strict=True)
   ]
   g = 5 * np.array([3, 1]) / math.sqrt(10)
@@ -259,7 +256,7 @@ def test_one_wild_island_of_four_moves_median_and_trimmed_mean_little():
 def test_shortened_contributions_merge_as_shorter_ones(method):
   vectors = vectors_of(3, (6, 5))
   scales = (1.0, 0.25, 0.5)
-  norms = [float(np.linalg.norm(v)) for v in vectors]  # as they were written
+  norms = [norm_of(v) for v in vectors]  # as they were written
   theta = np.zeros((6, 5), np.float32)
   inputs = [
     merge.Input(sources.MemorySource(v), 1.0 + i, n, s)
@@ -272,7 +269,6 @@ def test_shortened_contributions_merge_as_shorter_ones(method):
   np.testing.assert_allclose(theta, expected, atol=2e-6 * scale)
   assert found.agreement == pytest.approx(outcome.agreement, rel=1e-5)
   assert found.cosine == pytest.approx(outcome.cosine, abs=1e-5)
-  assert [m.norm for m in found.measures] == pytest.approx(norms)
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -304,7 +300,7 @@ def test_corrected_contributions_are_those_of_the_paper(
   buffer = np.array(buffer, np.float32).reshape(5, 6)
   theta, before = np.zeros((5, 6), np.float32), buffer.copy()
   inputs = [
-    merge.Input(sources.MemorySource(v), w, None, scale)
+    merge.Input(sources.MemorySource(v), w, norm_of(v), scale)
     for v, w in zip(vectors, weights, strict=True)
   ]
   merger = merge.Merger(outer, rules=merge.Rules(align=True))
@@ -323,13 +319,13 @@ def test_opposite_directions_fall_back_to_the_mean():
   vector = vectors_of(1, 1000)[0]
   vectors = [vector, np.float32(-3) * vector]
   theta, outcome = apply(vectors, [1.0, 1.0], "rda")
-  assert outcome.cancelled
   assert outcome.agreement < merge.CANCELLATION
   np.testing.assert_allclose(theta, vector, rtol=1e-6)
   assert outcome.norm == pytest.approx(np.linalg.norm(vector), rel=1e-5)
   # Just off the threshold the common direction still counts.
-  _, outcome = apply([vector, np.float32(-3) * vector], [1.0, 0.99], "rda")
-  assert not outcome.cancelled
+  theta, _ = apply([vector, np.float32(-3) * vector], [1.0, 0.99], "rda")
+  length = (1 + 3 * 0.99) / 1.99
+  np.testing.assert_allclose(-theta, length * vector, rtol=1e-4)
 
 
 def test_zero_vectors_have_no_direction_but_count_in_the_norm():
@@ -347,34 +343,29 @@ def test_all_zero_contributions_only_coast(method):
   momentum[:] = 4
   source = sources.MemorySource(np.zeros(10, np.float32))
   outcome = merge.Merger(outer).apply(
-    [merge.Input(source, 1.0)] * 2, method, theta, [momentum]
+    [merge.Input(source, 1.0, 0.0)] * 2, method, theta, [momentum]
   )
-  assert outcome.norm == 0 and not outcome.cancelled
+  assert outcome.norm == 0
   np.testing.assert_array_equal(momentum, 2)
   np.testing.assert_array_equal(theta, -0.5)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("known", [True, False])
-def test_non_finite_contribution_is_named_and_nothing_changes(
-  method, bad, known
-):
+def test_non_finite_contribution_is_named_and_nothing_changes(method, bad):
   vectors = vectors_of(3, 200_000)
-  norms = [float(np.linalg.norm(v)) for v in vectors] if known else None
+  norms = [norm_of(v) for v in vectors]
   vectors[1][150_000] = bad
   theta = np.ones(200_000, np.float32)
   with pytest.raises(passes.ContributionError, match="not_finite") as caught:
     apply(vectors, [1.0] * 3, method, norms=norms, theta=theta)
   assert list(caught.value.reasons) == [1]
   np.testing.assert_array_equal(theta, 1)
-  found = passes.measure([sources.MemorySource(v) for v in vectors])
-  assert [m.finite for m in found] == [True, False, True]
 
 
 def test_norms_are_checked_against_their_records():
   vectors = vectors_of(3, 1000)
-  norms = [float(np.linalg.norm(v)) for v in vectors]
+  norms = [norm_of(v) for v in vectors]
   expected, _ = apply(vectors, [1.0] * 3)
   # Cut into other blocks, a sum may be off by a little.
   theta, _ = apply(vectors, [1.0] * 3, norms=[n * 1.00005 for n in norms])
@@ -411,24 +402,23 @@ def test_bfloat16_merges_as_its_float32_values():
 @hypothesis.given(
   size=st.integers(1, 400),
   block=st.sampled_from([16, 32, 64]),
-  threads=st.integers(1, 3),
   method=st.sampled_from(["rda", *ELEMENTWISE]),
 )
-def test_no_element_is_skipped_at_block_edges(size, block, threads, method):
+def test_no_element_is_skipped_at_block_edges(size, block, method):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(passes, "BLOCK", block)
     vectors = vectors_of(3, size, seed=size)
-    theta, _ = apply(vectors, [1.0, 2.0, 3.0], method, threads=threads)
+    theta, _ = apply(vectors, [1.0, 2.0, 3.0], method)
   expected = oracles.merge(vectors, [1.0, 2.0, 3.0], method)
   scale = np.abs(expected).max()
   np.testing.assert_allclose(-theta, expected, atol=3e-6 * scale)
 
 
 @pytest.mark.parametrize("method", ["rda", "median"])
-def test_threads_and_storage_change_no_bit(tmp_path, method):
+def test_storage_changes_no_bit(tmp_path, method):
   shape = (6, 128, 1024)  # twelve blocks
   vectors = vectors_of(3, shape)
-  norms = [float(np.linalg.norm(v)) for v in vectors]
+  norms = [norm_of(v) for v in vectors]
   store = arrays.ArrayStore(tmp_path)
   stored = []
   for i, (vector, shard) in enumerate(
@@ -440,15 +430,14 @@ def test_threads_and_storage_change_no_bit(tmp_path, method):
     stored.append(sources.StoreSource(store.open("p", f"v{i}")))
   results = set()
   for tensors in ([sources.MemorySource(v) for v in vectors], stored):
-    for threads in (1, 2, 3):
-      theta, momentum = np.ones((2, *shape), np.float32)
-      merge.Merger(NESTEROV, threads, merge.Rules(align=True)).apply(
-        [merge.Input(s, 1.0 + i, norms[i]) for i, s in enumerate(tensors)],
-        method,
-        theta,
-        [momentum],
-      )
-      results.add(theta.tobytes() + momentum.tobytes())
+    theta, momentum = np.ones((2, *shape), np.float32)
+    merge.Merger(NESTEROV, merge.Rules(align=True)).apply(
+      [merge.Input(s, 1.0 + i, norms[i]) for i, s in enumerate(tensors)],
+      method,
+      theta,
+      [momentum],
+    )
+    results.add(theta.tobytes() + momentum.tobytes())
   assert len(results) == 1
 
 
@@ -483,14 +472,13 @@ class FailingSource:
     self._good_blocks = good_blocks
     self._error = error
 
-  def blocks(self, start, stop, step):
-    for n, begin in enumerate(range(start, stop, step)):
+  def blocks(self, step):
+    for n, begin in enumerate(range(0, self.size, step)):
       if n == self._good_blocks:
         raise self._error
-      yield np.ones(min(step, stop - begin), np.float32)
+      yield np.ones(min(step, self.size - begin), np.float32)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("good_blocks", [0, 1])
 @pytest.mark.parametrize(
   ("error", "expected"),
@@ -499,25 +487,22 @@ class FailingSource:
     (OSError("gone"), OSError),
   ],
 )
-def test_failing_source_leaves_theta_alone(
-  error, expected, good_blocks, threads
-):
+def test_failing_source_leaves_theta_alone(error, expected, good_blocks):
   size = 5 * passes.BLOCK + 3
   good = sources.MemorySource(np.ones(size, np.float32))
   bad = FailingSource(size, good_blocks, error)
   theta, momentum = np.full((2, size), 2, np.float32)
-  merger = merge.Merger(NESTEROV, threads)
-  for norm in (None, math.sqrt(size)):
-    contributions = [merge.Input(s, 1.0, norm) for s in (good, bad)]
-    for method in ("rda", "mean"):
-      with pytest.raises(expected) as caught:
-        merger.apply(contributions, method, theta, [momentum])
-      if isinstance(caught.value, passes.ContributionError):
-        assert caught.value.reasons == {1: "corrupt: torn"}
+  merger, norm = merge.Merger(NESTEROV), math.sqrt(size)
+  contributions = [merge.Input(s, 1.0, norm) for s in (good, bad)]
+  for method in ("rda", "mean"):
+    with pytest.raises(expected) as caught:
+      merger.apply(contributions, method, theta, [momentum])
+    if isinstance(caught.value, passes.ContributionError):
+      assert caught.value.reasons == {1: "corrupt: torn"}
   np.testing.assert_array_equal(theta, 2)
   np.testing.assert_array_equal(momentum, 2)
   # The same merger goes on without the bad one.
-  merger.apply([merge.Input(good, 1.0)], "rda", theta, [momentum])
+  merger.apply([merge.Input(good, 1.0, norm)], "rda", theta, [momentum])
   assert theta[0] != 2
 
 
@@ -526,14 +511,16 @@ def test_peak_memory_is_one_accumulator(method):
   size = 64 * passes.BLOCK
   vectors = vectors_of(4, size)
   theta, momentum = np.zeros((2, size), np.float32)
-  contributions = [merge.Input(sources.MemorySource(v), 1.0) for v in vectors]
+  contributions = [
+    merge.Input(sources.MemorySource(v), 1.0, norm_of(v)) for v in vectors
+  ]
   tracemalloc.start()
   try:
     merge.Merger(NESTEROV).apply(contributions, method, theta, [momentum])
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
-  # On top: a scratch block per thread and the sums per block.
+  # On top: a scratch block and the sums per block.
   assert 4 * size <= peak < 4 * size + 4 * 4 * passes.BLOCK
 
 
@@ -547,35 +534,16 @@ def test_peak_memory_from_the_store_is_two_slabs_each(tmp_path):
   stored = [store.open("p", f"{i}") for i in range(2)]
   chunk_bytes = 4 * math.prod(stored[0].layout.chunk_shape)
   theta, momentum = np.zeros((2, size), np.float32)
-  contributions = [merge.Input(sources.StoreSource(s), 1.0) for s in stored]
+  contributions = [
+    merge.Input(sources.StoreSource(s), 1.0, norm_of(v))
+    for s, v in zip(stored, vectors, strict=True)
+  ]
   tracemalloc.start()
   try:
-    merge.Merger(NESTEROV, threads=1).apply(
-      contributions, "rda", theta, [momentum]
-    )
+    merge.Merger(NESTEROV).apply(contributions, "rda", theta, [momentum])
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
   # Buffers of the store's own decoder are not numpy's and not counted.
   slabs = 2 * 2 * chunk_bytes
   assert peak < 4 * size + slabs + 4 * 4 * passes.BLOCK
-
-
-def test_arguments_that_do_not_fit_are_refused():
-  good = np.ones(4, np.float32)
-  cases = [
-    ({"weights": [0.0]}, "weights"),
-    ({"weights": [-1.0]}, "weights"),
-    ({"weights": [math.nan]}, "weights"),
-    ({"method": "mode"}, "mode"),
-    ({"theta": np.ones(4)}, "theta is float64"),
-    ({"theta": np.ones((4, 2), np.float32)[:, 0]}, "C-contiguous"),
-    ({"theta": np.ones(5, np.float32)}, "do not fit"),
-  ]
-  for changed, message in cases:
-    with pytest.raises(ValueError, match=message):
-      apply(**({"vectors": [good], "weights": [1.0]} | changed))
-  with pytest.raises(ValueError, match="weights"):
-    merge.Merger(PLAIN).apply([], "mean", good, ())
-  with pytest.raises(ValueError, match="not contiguous"):
-    sources.MemorySource(np.ones((4, 4), np.float32).T[1:])
