@@ -67,7 +67,6 @@ class StoredArray:
     context: ts.Context,
     beat: Callable[[], None],
   ):
-    """Use `ArrayStore.open`."""
     self._dataset = dataset
     self._context = context
     self._beat = beat
@@ -77,12 +76,7 @@ class StoredArray:
     )
 
   def begin_read(self, out: np.ndarray, index: Index | None = None) -> Read:
-    """Starts to fill `out`, which stays the reader's until `finish`.
-
-    Args:
-      out: array of the shape of the box and the stored dtype; any strides.
-      index: box to read, None for all.
-    """
+    """Starts to fill `out`, which stays the reader's until `finish`."""
     box = self.layout.box(index)
     shape = tuple(part.stop - part.start for part in box)
     if out.shape != shape or out.dtype != self.layout.numpy_dtype:
@@ -98,12 +92,7 @@ class StoredArray:
   def read(
     self, index: Index | None = None, out: np.ndarray | None = None
   ) -> np.ndarray:
-    """Reads a box.
-
-    Args:
-      index: box to read, None for all.
-      out: where to; default a fresh array. After an error its contents are
-        undefined.
+    """Reads a box, or all; after an error the contents of `out` are undefined.
 
     Raises:
       CorruptSnapshotError: a chunk is missing, torn or fails its checksum.
@@ -121,7 +110,6 @@ class Read:
   """A read under way."""
 
   def __init__(self, futures: Any, beat: Callable[[], None]):
-    """Use `StoredArray.begin_read`."""
     self._futures = futures
     self._beat = beat
 
@@ -185,10 +173,6 @@ class ArrayStore:
 
     Pieces need not be copied first: nothing refers to them once this returns.
 
-    Args:
-      prefix: directory of the snapshot, as `a/b`.
-      tensors: what this process holds.
-
     Raises:
       ValueError: a piece does not fit its box or splits a chunk.
       OSError: the store could not be written.
@@ -234,11 +218,8 @@ class ArrayStore:
   ) -> StoredArray:
     """Opens one array.
 
-    Args:
-      prefix: as written.
-      name: as written.
-      layout: if the caller knows it (from a commit record), the stored
-        metadata, which has no checksum, is not read at all.
+    With a layout, from a commit record, the stored metadata, which has no
+    checksum, is not read at all.
 
     Raises:
       CorruptSnapshotError: its metadata is missing or unreadable.
@@ -251,15 +232,9 @@ class ArrayStore:
       raise _read_error(error) from error
     return StoredArray(dataset, self._context, self._beat)
 
-  def read(
-    self,
-    prefix: str,
-    name: str,
-    index: Index | None = None,
-    out: np.ndarray | None = None,
-  ) -> np.ndarray:
-    """Opens an array and reads a box; see `StoredArray.read`."""
-    return self.open(prefix, name).read(index, out)
+  def read(self, prefix: str, name: str) -> np.ndarray:
+    """Opens an array and reads all of it; see `StoredArray.read`."""
+    return self.open(prefix, name).read()
 
   def _at(self, prefix: str, name: str) -> ts.KvStore:
     component = urllib.parse.quote(name, safe="")

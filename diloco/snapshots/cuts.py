@@ -45,8 +45,7 @@ def numbers() -> operations.Procedure[list[int]]:
 def all_numbers(taken: int) -> operations.Procedure[list[int]]:
   """All cuts there are records of, in order, whatever a stale listing says.
 
-  Args:
-    taken: the last cut that a head is known to be stamped with.
+  Up to `taken` a head is known to be stamped with them.
   """
   found: list[int] = yield from numbers()
   listed = max(found, default=0)
@@ -68,12 +67,9 @@ def all_numbers(taken: int) -> operations.Procedure[list[int]]:
 def request(
   islands: Sequence[int], num_fragments: int, token: int = 0
 ) -> operations.Procedure[records.CutRequest]:
-  """Asks all roles for their parts of a new cut.
+  """Asks all roles, these islands among them, for their parts of a new cut.
 
-  Args:
-    islands: those that live and will take part.
-    num_fragments: P.
-    token: of the controller's lease; 0 for one that nobody deposes.
+  `token` is of the controller's lease; 0 for one that nobody deposes.
 
   Raises:
     FencedError: the run has another controller.
@@ -165,9 +161,8 @@ def look_surely(cut: int) -> operations.Procedure[Look]:
 def add_part(part: records.CutPart) -> operations.Procedure[bool]:
   """Adds an island's part, unless the cut has ended or has one already.
 
-  Returns:
-    Whether this is the island's part now. It is not either if the cut was
-    asked for before a return to an earlier one, and was not given up then.
+  Says whether this is the island's part now. It is not either if the cut was
+  asked for before a return to an earlier one, and was not given up then.
   """
   if not (yield from look(part.cut)).is_open_in(part.epoch):
     return False
@@ -183,10 +178,9 @@ def add_part(part: records.CutPart) -> operations.Procedure[bool]:
 def add_heads(part: records.CutHeads) -> operations.Procedure[bool]:
   """Adds the syncer's part, over that of a syncer it has deposed.
 
-  Returns:
-    Whether this is the syncer's part now. It is not if the cut has ended or is
-    of another epoch, or if a newer syncer has taken part or may have committed
-    since these heads.
+  Says whether this is the syncer's part now. It is not if the cut has ended or
+  is of another epoch, or if a newer syncer has taken part or may have committed
+  since these heads.
   """
   if not (yield from look(part.cut)).is_open_in(part.epoch):
     return False
@@ -275,16 +269,12 @@ def complete(
 def expired(
   looks: Sequence[Look], payloads: Mapping[int, Collection[str]]
 ) -> list[int]:
-  """Cuts that need not be kept.
+  """Cuts that need not be kept; `payloads` of some are known.
 
   Kept are the newest complete ones, and the newest of all: it may be open, and
   its number must not be used again. A version that is damaged stays its
   fragment's newest, and every cut taken from then on has it: so for each
   version in the newest complete cut, the newest one without it is kept too.
-
-  Args:
-    looks: at all cuts.
-    payloads: by cut, the payloads it points to, where they are known.
   """
   newest = max((one.cut for one in looks), default=0)
   whole = sorted((one.cut for one in looks if one.is_complete), reverse=True)

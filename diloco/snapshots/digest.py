@@ -17,11 +17,7 @@ SIZE = 16  # bytes
 
 
 def tensors(named: Iterable[tuple[str, np.ndarray]]) -> str:
-  """Returns the digest of tensors, in an order all agree on.
-
-  Args:
-    named: (name, values); any memory order, any number of dimensions.
-  """
+  """Returns the digest of tensors, in an order all agree on; see the module."""
   total = hashlib.blake2b(digest_size=SIZE)
   for name, values in named:
     head = [name, values.dtype.name, list(values.shape)]

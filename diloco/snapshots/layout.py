@@ -90,16 +90,8 @@ class Layout(NamedTuple):
     """The dtype as numpy has it."""
     return _DTYPES[self.dtype]
 
-  @property
-  def nbytes(self) -> int:
-    """Bytes of the whole tensor."""
-    return math.prod(self.shape) * self.numpy_dtype.itemsize
-
   def box(self, index: Index | None = None) -> Index:
-    """The index with all bounds spelled out.
-
-    Args:
-      index: one slice of step 1 per axis, None for all.
+    """The index with all bounds spelled out; None is all of the tensor.
 
     Raises:
       ValueError: if it is no box inside the shape.
@@ -166,10 +158,7 @@ def of_record(
 ) -> Layout:
   """Of a tensor that a commit record or a head describes.
 
-  Args:
-    codec: as the record names it.
-    shape: of the tensor.
-    chunks: the record's: chunk shape, or of a packed codec a part's shape.
+  `chunks` are the record's: a chunk's shape, or of a packed codec a part's.
 
   Raises:
     ValueError: a record that cannot be true.

@@ -53,12 +53,7 @@ class LeaseWatch:
     self._since = 0.0
 
   def expired(self, lease: records.Lease | None, now: float) -> bool:
-    """Whether `lease` has not been renewed for the time to live.
-
-    Args:
-      lease: what the store holds now; None when nobody ever held it.
-      now: the observer's monotonic clock, seconds.
-    """
+    """Whether `lease` has not been renewed for the time to live."""
     if lease is None or not lease.owner:
       return True
     return self._stands((lease.owner, lease.token, lease.beat), now)
@@ -68,10 +63,6 @@ class LeaseWatch:
 
     Nobody can renew a lease that nobody can read. Damaged, renewed unseen and
     damaged again, it has another generation.
-
-    Args:
-      generation: the store's, of what is damaged now.
-      now: the observer's monotonic clock, seconds.
     """
     return self._stands(("unreadable", generation), now)
 
@@ -92,17 +83,9 @@ def acquire(
 ) -> operations.Procedure[int]:
   """Takes the lease if it is free, expired, or ours without our knowing.
 
-  Args:
-    key: of the lease.
-    owner: a name no other process has.
-    watch: this observer's view of the lease.
-    clock: the observer's monotonic clock, seconds.
-    home: what the lease says of its owner besides.
-    above: the newest token known to be taken, beside those of the lease itself;
-      None looks for it in the heads, which syncers fence.
-
-  Returns:
-    The fencing token; 0 when somebody else holds the lease.
+  `above` is the newest token known to be taken, beside those of the lease
+  itself; None looks for it in the heads, which syncers fence. Gives the fencing
+  token; 0 when somebody else holds the lease.
   """
   try:
     lease, generation = yield _read(key)
@@ -133,12 +116,7 @@ def acquire(
 def draw(key: str, above: int) -> operations.Procedure[int]:
   """Draws a token that nobody has, for who is about to take the lease.
 
-  Args:
-    key: of the lease.
-    above: tokens that are known to be taken, at most.
-
-  Returns:
-    The token; 0 when somebody else drew meanwhile.
+  It is above those known to be taken; 0 when somebody else drew meanwhile.
   """
   place = drawn_key(key)
   try:
@@ -201,9 +179,7 @@ def release(
 def fence(key: str, token: int) -> operations.Procedure[None]:
   """Goes before what may be written under the lease of `token` alone.
 
-  Args:
-    key: of the lease.
-    token: of who is about to write; 0 for one whom nobody deposes.
+  With 0 nobody has deposed who is about to write.
 
   Raises:
     FencedError: somebody has taken the lease since.

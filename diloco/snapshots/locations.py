@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import pathlib
 import urllib.parse
-from collections.abc import Mapping
 from typing import Any
 
 import tensorstore as ts
@@ -48,10 +47,6 @@ def bound_requests(url: str) -> None:
 
 def check(url: str, name: str = "config.store") -> None:
   """Refuses what is no URL of a store; touches nothing.
-
-  Args:
-    url: what was given.
-    name: of the field or flag it was given in.
 
   Raises:
     UserError: it cannot be parsed, or names no kind of store there is.
@@ -118,7 +113,7 @@ def directory(url: str) -> pathlib.Path | None:
   return pathlib.Path(urllib.parse.unquote(parts.path))
 
 
-def kvstore(url: str, environ: Mapping[str, str] = os.environ) -> Any:
+def kvstore(url: str) -> Any:
   """What TensorStore opens for a URL; keys begin right below it.
 
   Args:
@@ -134,11 +129,9 @@ def kvstore(url: str, environ: Mapping[str, str] = os.environ) -> Any:
     return url if url.endswith("/") else url + "/"
   query = dict(urllib.parse.parse_qsl(parts.query))
   endpoint = query.get("endpoint") or _first(
-    environ, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
+    "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"
   )
-  region = query.get("region") or _first(
-    environ, "AWS_REGION", "AWS_DEFAULT_REGION"
-  )
+  region = query.get("region") or _first("AWS_REGION", "AWS_DEFAULT_REGION")
   spec: dict[str, Any] = {
     "driver": "s3",
     **place,
@@ -151,11 +144,11 @@ def kvstore(url: str, environ: Mapping[str, str] = os.environ) -> Any:
     region = region or "us-east-1"  # most others than Amazon's have none
   if region:
     spec["aws_region"] = region
-  if "AWS_ACCESS_KEY_ID" in environ:
+  if "AWS_ACCESS_KEY_ID" in os.environ:
     # It would look for files first, and complain of each that is not there.
     spec["aws_credentials"] = {"type": "environment"}
   return spec
 
 
-def _first(environ: Mapping[str, str], *names: str) -> str:
-  return next((environ[name] for name in names if environ.get(name)), "")
+def _first(*names: str) -> str:
+  return next(filter(None, map(os.environ.get, names)), "")

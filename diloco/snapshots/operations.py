@@ -170,15 +170,10 @@ FAILURES = (OSError, errors.CorruptSnapshotError)
 
 
 def perform(procedure: Script[T], execute: Callable[[Any], Any]) -> T:
-  """Runs a procedure, or a script, to its end.
+  """Runs a procedure, or a script, to its end; gives what it returns.
 
-  Args:
-    procedure: what to do.
-    execute: does one operation, or pause; what it raises is raised at the
-      `yield`.
-
-  Returns:
-    What the procedure returns.
+  `execute` does one operation, or pause; what it raises is raised at the
+  `yield`.
   """
   try:
     go_on(procedure, execute)
@@ -196,11 +191,7 @@ def go_on(
 ) -> None:
   """Runs a script up to the next operation of the kinds in `until`.
 
-  Args:
-    procedure: what to do.
-    execute: as for `perform`.
-    until: kinds of operations that the caller does itself.
-    result: of the one at which the script stands; None at its beginning.
+  `result` is of the one at which it stands; None at its beginning.
 
   Raises:
     StopIteration: the script has ended.

@@ -30,13 +30,7 @@ _NAMED = 3  # tensors, in a message
 def write(
   path: str | os.PathLike[str], form: str, params: Params, metadata: Metadata
 ) -> None:
-  """Writes parameters, whole or not at all.
-
-  Args:
-    path: of the file, or of an Orbax checkpoint's directory.
-    form: one of `FORMATS`.
-    params: by '/'-joined name.
-    metadata: texts that go with them.
+  """Writes parameters, whole or not at all, in one of `FORMATS`.
 
   Raises:
     UserError: something is there already, or it cannot be written.
@@ -79,14 +73,9 @@ def check_free(path: pathlib.Path) -> None:
 
 
 def read(what: str, path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-  """Reads parameters in any of the formats, whoever wrote them.
+  """Reads parameters in any of the formats, as float32 by '/'-joined name.
 
-  Args:
-    what: how to call them in a refusal.
-    path: of the file or directory.
-
-  Returns:
-    float32 arrays by '/'-joined name.
+  `what` is how to call them in a refusal.
 
   Raises:
     UserError: there is nothing, or nothing of this kind.

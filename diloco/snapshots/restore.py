@@ -129,12 +129,8 @@ def choose(
 ) -> operations.Procedure[Choice]:
   """Chooses the newest cut that verifies; what was begun is finished first.
 
-  Args:
-    check: looks at the versions and saved states the records point to.
-    check_sent: looks at a contribution's tensors.
-    wanted: the only one to consider; None for all. A restore that was begun
-      goes before, unless its cut cannot be used any more.
-    token: of the controller that asks.
+  `wanted` is the only one to consider; None for all. A restore that was begun
+  goes before, unless its cut cannot be used any more.
 
   Raises:
     FencedError: the run has another controller.
@@ -214,12 +210,8 @@ def restore(
 ) -> operations.Procedure[Restored]:
   """Sets the run back to a cut, or finishes doing so.
 
-  Args:
-    choice: of the cut, with its parts.
-    tell_discarded: puts on the tape that a contribution, given by its name and
-      its record if that can be read, will never be merged. May be called again
-      for the same one.
-    tell: puts on the tape what is restored. May be called again.
+  What is told may be told again: contributions that will never be merged, by
+  name and by record if that can be read, and what is restored.
 
   Raises:
     ChangedError: another restore has decided since. Nothing has been changed.
@@ -281,11 +273,7 @@ def restore(
 def _decide(
   choice: Choice, parts: cut_parts.Parts
 ) -> operations.Procedure[tuple[records.Epoch, Any]]:
-  """Writes down what will be done, unless that was begun already.
-
-  Returns:
-    The decision, and its generation.
-  """
+  """Writes down what will be done, unless begun already; and its generation."""
   cut, found = parts.request.cut, choice.begun
   if found is not None and found.cut == cut:
     mine = dataclasses.replace(found, token=max(found.token, choice.token))

@@ -56,7 +56,6 @@ class Copies:
   """The copies in a store. A state is named by where it is on disk."""
 
   def __init__(self, snapshots: store.SnapshotStore):
-    """Args: the store."""
     self._store = snapshots
 
   def keep(
@@ -65,12 +64,9 @@ class Copies:
     cut: int = 0,
     leaves: Callable[[], bool] = lambda: False,
   ) -> None:
-    """Copies a state that counts.
+    """Copies a state that counts, and that a `cut` points to unless it is 0.
 
-    Args:
-      path: the state.
-      cut: that points to it; 0 if none does.
-      leaves: whether to give up before the next piece.
+    It is given up before the next piece once who copies it `leaves`.
 
     Raises:
       OSError: disk or store fails, or it was given up; no copy counts.

@@ -59,10 +59,7 @@ class SnapshotStore:
   width = 1
 
   def __init__(self, url: str):
-    """Opens a store.
-
-    Args:
-      url: see `locations`, or `memory://`.
+    """Opens a store; see `locations`, or `memory://`.
 
     Raises:
       OSError: it cannot be opened. Many a store opens and then fails.

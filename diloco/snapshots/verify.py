@@ -32,13 +32,7 @@ def check_version(
   buffers: Sequence[str],
   head: records.Head,
 ) -> None:
-  """Reads a global version.
-
-  Args:
-    snapshots: the store.
-    plan: of the run's fragments.
-    buffers: of the outer optimizer, kept with every version but the first.
-    head: points to it.
+  """Reads a global version, and the outer optimizer's buffers beside it.
 
   Raises:
     CorruptSnapshotError: it is not readable, or not what was written.
@@ -96,14 +90,6 @@ class Verifier:
     *,
     buffers: Sequence[str],
   ):
-    """Reads nothing yet.
-
-    Args:
-      run_dir: where islands save their states.
-      snapshots: the store.
-      plan: of the run's fragments.
-      buffers: of the outer optimizer, kept with every version but the first.
-    """
     self._run_dir = pathlib.Path(run_dir).absolute()
     self._store = snapshots
     self._plan = plan
@@ -113,8 +99,7 @@ class Verifier:
   def damage(self, *, begun: bool = False) -> str:
     """What is wrong with the run's global state; empty if nothing is.
 
-    Args:
-      begun: whether all heads are known to have been there once.
+    `begun` says that all heads are known to have been there once.
 
     Raises:
       OSError: the store cannot be read.

@@ -52,9 +52,7 @@ class Versions:
   ):
     """Looks for the fragment plan.
 
-    Args:
-      snapshots: the run's store; it is only read.
-      told: digests of versions that no head points to any more.
+    The run's store is only read; see `Digest` for what is `told`.
 
     Raises:
       UserError: the run has no parameters yet.
@@ -85,11 +83,7 @@ class Versions:
     return found
 
   def read(self, version: int | None = None, cut: int | None = None) -> Values:
-    """Reads parameters.
-
-    Args:
-      version: of all fragments; None for the newest of each.
-      cut: read those of this cut instead.
+    """Reads parameters: of a version, of a cut, or the newest of each fragment.
 
     Raises:
       UserError: there is no such version or cut, or no longer.

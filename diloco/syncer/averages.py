@@ -105,14 +105,10 @@ class Mix(NamedTuple):
 
 
 def _weights_below(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
-  """By coordinate, the sum of shares of what is less than each of M values.
+  """By coordinate, the summed shares [M] of what is less than each of [M, N].
 
   Equal ones count as less in their order. All pairs are compared, which for so
   few values is several times as fast as to sort them.
-
-  Args:
-    values: [M, N].
-    shares: [M].
   """
   below = np.zeros(values.shape)
   below += np.cumsum([0.0, *shares[:-1]])[:, None]

@@ -14,40 +14,15 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from diloco import workers
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import core, protocol
+from diloco.syncer import core, cutting, protocol
 
 logger = logging.getLogger(__name__)
 
 _MOST_STALE = 8  # versions that pass while one is read
 _RETRY_SECS = (0.2, 10.0)  # pauses after failures, first and longest
-
-
-class Pins(Protocol):
-  """Knows what must stay because a cut points to it; `cutting.CutKeeper`."""
-
-  def is_pinned(self, name: str) -> bool:
-    """Whether a payload must stay although its record is gone."""
-    ...
-
-  def is_pinned_payload(self, prefix: str) -> bool:
-    """Whether a global payload must stay."""
-    ...
-
-
-class NoPins:
-  """Of a run without cuts."""
-
-  def is_pinned(self, name: str) -> bool:
-    """Nothing is."""
-    return False
-
-  def is_pinned_payload(self, prefix: str) -> bool:
-    """Nothing is."""
-    return False
 
 
 def versions_kept(max_staleness: int) -> int:
@@ -67,17 +42,10 @@ class Chores:
 
   def __init__(
     self,
-    pins: Pins,
+    pins: cutting.CutKeeper,
     keep_versions: int,
     each: operations.Each = operations.in_turn,
   ):
-    """Knows of nothing yet.
-
-    Args:
-      pins: what must not be deleted.
-      keep_versions: global versions kept before the newest.
-      each: performs what does not depend on each other.
-    """
     self._pins = pins
     self._each = each
     self._keep_versions = keep_versions
@@ -98,26 +66,23 @@ class Chores:
     A version beyond the head that a predecessor made was never committed, and
     never will be. One that a successor made may be: this leader is deposed, and
     does not know it yet.
-
-    Args:
-      heads: [P], as fenced.
     """
     self._retained = yield from self._each(map(_retained, heads))
     yield from protocol.abandoned(
       {head.fragment: head for head in heads}, self._pins.is_pinned
     )
 
-  def look(self) -> operations.Procedure[protocol.Scanned]:
+  def look(self) -> operations.Procedure[protocol.Sorted]:
     """Reads commit records that were not seen yet."""
-    scanned: protocol.Scanned = yield from protocol.scan(self.known, self._each)
     known = self.known
+    names, found, broken = yield from protocol.scan(known, self._each)
     if known:
-      known.intersection_update(scanned.names)
+      known.intersection_update(names)
       known.update(self.litter)  # a stale listing may lack what stays for now
-    if scanned.found or scanned.broken:
-      known.update([name for name, _ in scanned.found])
-      known.update([name for name, _ in scanned.broken])
-    return scanned
+    if found or broken:
+      known.update([name for name, _ in found])
+      known.update([name for name, _ in broken])
+    return found, broken
 
   def accuse(self, action: core.Quarantine) -> operations.Procedure[None]:
     """Tells an island what the core has against it."""
@@ -177,9 +142,8 @@ class Chores:
   def tidy(self, now: float) -> operations.Procedure[None]:
     """Does what the store would not take before: verdicts and deletions.
 
-    Args:
-      now: monotonic seconds. What it goes on refusing is tried again after
-        pauses that grow.
+    What it goes on refusing is tried again after pauses that grow; `now` is in
+    monotonic seconds.
     """
     while self.untold and now >= self._retell.due:
       try:
@@ -203,11 +167,7 @@ class Chores:
   ) -> operations.Procedure[None]:
     """Tells the islands of a version, and deletes what it made superfluous.
 
-    Args:
-      head: the version, committed.
-      board: what to tell.
-      merged: names of the contributions that are in it. The core has forgotten
-        them: nobody else would delete them.
+    The core has forgotten those `merged`: nobody else would delete them.
 
     Raises:
       OSError: the store failed in some of it; all the rest is done.

@@ -306,13 +306,10 @@ class SyncerCore:
     epoch: int = 0,
     cut: int = 0,
   ):
-    """Starts from the store's heads.
+    """Starts from the store's heads, [P].
 
-    Args:
-      settings: policies and shape.
-      heads: [P].
-      epoch: contributions of another one are from before a roll-back.
-      cut: the last cut these heads have a part in.
+    Contributions of another epoch are from before a roll-back; `cut` is the
+    last one these heads have a part in.
     """
     assert len(heads) == settings.num_fragments
     self._settings = settings

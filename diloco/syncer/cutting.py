@@ -39,7 +39,6 @@ class CutKeeper:
   """Takes the syncer's parts, and guards what complete cuts point to."""
 
   def __init__(self) -> None:
-    """Knows of no cut yet."""
     self._epoch = 0
     self._open: _Open | None = None
     self._pins: dict[int, frozenset[str]] = {}  # by cut, prefixes of payloads
@@ -47,17 +46,11 @@ class CutKeeper:
     self._ended: set[int] = set()  # cuts that were seen to have ended
 
   def recover(self, heads: Sequence[records.Head]) -> operations.Procedure[int]:
-    """Learns what there is of a syncer that takes over.
+    """Learns what there is of a syncer that takes over; gives the last cut.
 
     A cut that the predecessor was in the middle of can be taken again if none
     of its versions is stamped with it. Otherwise what was on its way at that
     moment may be merged and gone, so the cut is given up.
-
-    Args:
-      heads: [P], as fenced.
-
-    Returns:
-      The last cut that these heads are after.
     """
     self._epoch = max(head.epoch for head in heads)
     taken = max(head.cut for head in heads)
@@ -205,10 +198,8 @@ class CutKeeper:
   def _all_looks(self, taken: int) -> operations.Procedure[list[cuts.Look]]:
     """Looks at all cuts there are, whatever a stale listing says.
 
-    What a cut of the predecessor points to must not be deleted in ignorance.
-
-    Args:
-      taken: the last cut the predecessor is known to have taken part in.
+    What a cut of the predecessor points to must not be deleted in ignorance. It
+    is known to have taken part in those up to `taken`.
     """
     looks = []
     for number in (yield from cuts.all_numbers(taken)):

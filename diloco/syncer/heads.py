@@ -56,13 +56,6 @@ class Heads:
     make: Callable[..., records.Head] = records.Head,
     each: operations.Each = operations.in_turn,
   ):
-    """Holds nothing yet.
-
-    Args:
-      token: of the lease held.
-      make: makes a head from its fields.
-      each: performs what does not depend on each other.
-    """
     self.token = token
     self._each = each
     self.cut = 0
@@ -99,15 +92,9 @@ class Heads:
     cuts: cutting.CutKeeper | None,
     chores: chores_lib.Chores,
   ) -> operations.Procedure[int]:
-    """Does what comes between taking the lease and leading.
+    """Does what comes between taking the lease and leading; gives the last cut.
 
     If the store fails in it, all of it is done again.
-
-    Returns:
-      The last cut these heads are after.
-
-    Raises:
-      as `fence`.
     """
     yield from self.fence(num_fragments)
     yield _AFTER_FENCE
@@ -177,7 +164,7 @@ class Heads:
         codec=content.codec,
         deltas=_deltas(held.head, payload) if content.delta_codec else [],
         delta_codec=content.delta_codec,
-        holes=protocol.holes_of(close) if close.holes else {},
+        holes={str(m): list(map(list, h)) for m, h in close.holes.items()},
       )
       self._unsettled[fragment] = payload  # the commit comes next
       return head
@@ -203,14 +190,11 @@ class Heads:
     self._unsettled.pop(fragment, None)
 
   def look_after(self) -> operations.Procedure[list[_Head]]:
-    """Looks at heads, and puts back what the store has spoiled.
+    """Looks at heads; puts back, and gives, those that the store has spoiled.
 
     At those that stand still, and at the next one of all; more would keep a
     leader from its rounds. One that is about to be moved is looked at then.
     Whether the tensors of a version that stays can be read is told, too.
-
-    Returns:
-      Heads that were put back.
 
     Raises:
       OSError: the store failed.
@@ -295,9 +279,6 @@ def standstills(num_fragments: int) -> operations.Procedure[list[Standstill]]:
   """Finds fragments without a head that had one.
 
   Whoever publishes has seen all heads.
-
-  Raises:
-    OSError: the store failed.
   """
   sent = yield operations.Names("contributions")
   begun = any(map(keys.is_contribution_name, sent))

@@ -37,16 +37,9 @@ class Parts(NamedTuple):
   Attributes:
     check: told whether a merge is under way; raises `FencedError` when another
       leads.
-    core: decides.
-    heads: of all fragments, fenced.
-    weights: of contributions.
-    cuts: takes this syncer's part in cuts; None in a run without.
-    chores: what there is to tell and to delete.
-    members: tells which islands are there.
     look_every_secs: time between two looks at members, cuts and heads.
     retry_secs: pause after a failure of the store.
     least_pause_secs: between two turns; a store that is far is not asked more.
-    each: performs what does not depend on each other.
   """
 
   check: Callable[[bool], None]
@@ -224,17 +217,12 @@ class Leader(Witness, abc.ABC):
     yield from self.handle(core_lib.Membership(present))
 
   def look_after_heads(self) -> operations.Procedure[None]:
-    """Puts heads back that the store has spoiled.
-
-    Raises:
-      OSError: the store failed.
-      FencedError: another syncer leads.
-    """
+    """Puts heads back that the store has spoiled."""
     self.healed((yield from self.heads.look_after()))
 
   def scan(self) -> operations.Script[None]:
     """Reads commit records that are new."""
-    _, found, broken = yield from self.chores.look()
+    found, broken = yield from self.chores.look()
     for name, why in broken:
       yield from self._reject(name, why)
     sound = []

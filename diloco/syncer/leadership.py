@@ -143,21 +143,13 @@ class Leadership(abc.ABC):
     clock: Callable[[], float],
     stranger: Callable[[str], bool] = lambda owner: False,
   ):
-    """Takes nothing yet.
-
-    Args:
-      owner: a name no other process has.
-      terms: what it waits and leads by.
-      cuts: takes its part in cuts.
-      clock: monotonic seconds.
-      stranger: whether the process of that name does not belong to this run.
-    """
+    """Takes nothing yet; a `stranger` is none of this run's processes."""
     times = terms.times
     self.token = 0
     self.fenced = False
     self.cuts = cuts
     self.chores = chores_lib.Chores(
-      cuts or chores_lib.NoPins(),
+      cuts or cutting.CutKeeper(),
       chores_lib.versions_kept(terms.settings.max_staleness),
       self.each,
     )
@@ -203,9 +195,6 @@ class Leadership(abc.ABC):
   def check(self, merging: bool = False) -> None:
     """Says that the leading thread gets on; asks whether it still leads.
 
-    Args:
-      merging: whether a merge is under way.
-
     Raises:
       FencedError: another process has taken the lease, or may by now.
     """
@@ -217,10 +206,7 @@ class Leadership(abc.ABC):
       )
 
   def waiting(self, wanted: Callable[[], bool]) -> operations.Script[bool]:
-    """Waits for the lease, and has it renewed from then on.
-
-    Returns:
-      Whether it has it; False when that was not `wanted` any more.
+    """Waits for the lease while `wanted`, has it renewed; says if it has it.
 
     Raises:
       UserError: a stranger keeps it.
@@ -276,11 +262,7 @@ class Leadership(abc.ABC):
   ) -> operations.Script[leader.Parts | None]:
     """Waits for the lease and the heads; afterwards this process leads.
 
-    Args:
-      wanted: asked now and then whether to go on waiting.
-
-    Returns:
-      What to lead with; None when it was not wanted any more.
+    Gives what to lead with; None when it was not `wanted` any more.
 
     Raises:
       FencedError: somebody else took the lease meanwhile.
@@ -322,10 +304,9 @@ class Leadership(abc.ABC):
   def _fence(self) -> operations.Script[int | None]:
     """Tries to hold all heads, and to learn what predecessors left behind.
 
-    Returns:
-      The last cut these heads are after. None, after a pause, while islands
-      still write them, while the store fails, or if one is damaged or lost:
-      that takes a return to a cut, and until then islands train on.
+    Gives the last cut these heads are after. None, after a pause, while islands
+    still write them, while the store fails, or if one is damaged or lost: that
+    takes a return to a cut, and until then islands train on.
     """
     self.check()
     pause_secs = self._terms.times.standby_poll_secs

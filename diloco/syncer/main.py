@@ -53,13 +53,7 @@ def live(
 ) -> None:
   """Returns once the syncer has left in order.
 
-  Args:
-    run_dir: directory of the run.
-    role: its seat.
-    incarnation: which life of it.
-    threads: gives its threads and their clock.
-    snapshots: the run's store, if others of this process use it too.
-    recorded: see `recorder.Recorder`.
+  `snapshots` is the run's store, if others of this process use it too.
 
   Raises:
     FencedError: another one leads.
@@ -124,7 +118,6 @@ class Waiting:
   """What a syncer that does not lead says to its controller, and hears."""
 
   def __init__(self, channel: channel_lib.Client, orphan_secs: float):
-    """Args: the channel; how long to wait without a controller."""
     self._channel = channel
     self._orphan_secs = orphan_secs
 
@@ -136,11 +129,7 @@ class Waiting:
   def wanted(
     self, configure: Callable[[Mapping[str, Any]], None] = lambda live: None
   ) -> bool:
-    """Whether to go on waiting; answers what was asked meanwhile.
-
-    Args:
-      configure: takes other settings over.
-    """
+    """Whether to go on waiting; answers what was asked meanwhile."""
     while True:
       try:
         message = self._channel.inbox.get_nowait()

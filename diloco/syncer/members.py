@@ -16,12 +16,7 @@ class MemberWatch:
   def present(
     self, members: Iterable[records.Member], now: float
   ) -> dict[int, float]:
-    """Returns the seconds a step takes each island that rounds wait for.
-
-    Args:
-      members: what the store holds now.
-      now: the observer's monotonic clock, seconds.
-    """
+    """Returns the seconds a step takes each island that rounds wait for."""
     live = {}
     for member in members:
       beat = (member.incarnation, member.beat)

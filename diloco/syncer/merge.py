@@ -230,11 +230,7 @@ class Merger:
     mix: averages.Mix,
     combine: averages.Combine,
   ) -> _Sums:
-    """One pass: what `combine` makes into the accumulator, and all norms.
-
-    Raises:
-      ContributionError: damaged, not finite or not of the recorded norm.
-    """
+    """One pass: what `combine` makes into the accumulator, and all norms."""
     size, count = contributions[0].source.size, len(contributions)
     if self._workspace.size < size:
       self._workspace = np.empty(0, np.float32)  # freed before its successor

@@ -47,14 +47,7 @@ class PackedSource:
     shape: Sequence[int],
     part: Sequence[int],
   ):
-    """Wraps an opened array.
-
-    Args:
-      stored: a row of bytes for each part.
-      codec: of them.
-      shape: of the tensor.
-      part: shape of a part.
-    """
+    """Wraps an opened array: a row of bytes for each part of a tensor."""
     self._stored = stored
     self._codec = codec
     self._shape = tuple(shape)

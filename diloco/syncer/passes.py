@@ -37,7 +37,6 @@ class ContributionError(RuntimeError):
   """
 
   def __init__(self, reasons: Mapping[int, str]):
-    """Takes the reason for each contribution."""
     super().__init__(
       "; ".join(f"contribution {i}: {why}" for i, why in reasons.items())
     )
@@ -45,12 +44,7 @@ class ContributionError(RuntimeError):
 
 
 def dots(tensors: Sequence[sources.Source]) -> list[float]:
-  """Products of each tensor with the last one, that one's own included.
-
-  Raises:
-    ContributionError: one is damaged.
-    OSError: the store could not be reached.
-  """
+  """Products of each tensor with the last one; raises as `lockstep`."""
   sums = np.array(
     [
       [norms.product(block, blocks[-1]) for block in blocks]

@@ -43,13 +43,6 @@ def starts(heads: Sequence[records.Head]) -> list[core.Start]:
   ]
 
 
-def holes_of(close: core.Close) -> dict[str, list[list[int]]]:
-  """What the head of a new version says that it passes over."""
-  return {
-    str(m): [list(hole) for hole in holes] for m, holes in close.holes.items()
-  }
-
-
 class RefusedError(Exception):
   """Contributions that must not be merged, with the reason for each."""
 
@@ -102,14 +95,8 @@ def close_round(
 ) -> operations.Procedure[Held]:
   """Merges a round and commits the version.
 
-  Args:
-    held: the head before, as this syncer last wrote it.
-    merge: writes the version's payload, under a prefix never used before: the
-      commit of an earlier try may have succeeded although nobody was told.
-    head_of: makes the head from what the merge gives.
-
-  Raises:
-    FencedError: see `commit`.
+  The payload's prefix was never used before: the commit of an earlier try may
+  have succeeded although nobody was told.
   """
   facts = yield merge
   yield _AFTER_MERGE
@@ -118,10 +105,6 @@ def close_round(
 
 def commit(held: Held, head: records.Head) -> operations.Procedure[Held]:
   """Makes a payload that is complete in the store the fragment's head.
-
-  Args:
-    held: the head before, as this syncer last wrote it.
-    head: the new one.
 
   Raises:
     FencedError: another syncer holds the fragment, or it is unknown whether an
@@ -156,7 +139,7 @@ def _look_at(key: str) -> operations.Procedure[tuple[Any, str]]:
 
 
 def heal(held: Held, *, doubted: bool) -> operations.Procedure[Held]:
-  """Puts a head back that the store has damaged or lost.
+  """Puts a head back that the store has damaged or lost; gives what is there.
 
   Only a leader can: it alone knows what was there. That it still leads is the
   condition, and the order is the proof that nobody else's head is undone:
@@ -164,17 +147,11 @@ def heal(held: Held, *, doubted: bool) -> operations.Procedure[Held]:
   1. The head is damaged, at generation g.
   2. After that, the lease has our token. Tokens only grow, so until then nobody
      with a newer one had the lease, and nobody but us could move this head: it
-     was the one in `held`, unless a commit of ours took effect unheard.
+     was the one in `held`, unless a commit of ours took effect unheard, which
+     is `doubted`.
   3. Compare-and-set from g. Whoever takes the lease after step 2 has to raise
      the token of this head first, and cannot read it. If somebody has replaced
      it all the same, such as a return to a cut, its generation is not g.
-
-  Args:
-    held: the head as this syncer last wrote it.
-    doubted: whether a commit after it may have taken effect unheard.
-
-  Returns:
-    The head put back; `held` itself if there is nothing to mend.
 
   Raises:
     FencedError: somebody else has the lease.
@@ -230,34 +207,23 @@ def rewrite(held: Held) -> operations.Procedure[Held]:
   )
 
 
-class Scanned(NamedTuple):
-  """What a look at the commit records found.
-
-  Attributes:
-    names: all there are.
-    found: name and record of those that are new.
-    broken: name of those that cannot be trusted, and why.
-  """
-
-  names: list[str]
-  found: list[tuple[str, records.Contribution]]
-  broken: list[tuple[str, str]]
+# Records by name that could be read, and why others could not.
+Sorted = tuple[list[tuple[str, Any]], list[tuple[str, str]]]
 
 
 def scan(
   known: Collection[str], each: operations.Each = operations.in_turn
-) -> operations.Procedure[Scanned]:
-  """Reads commit records that are not known yet."""
+) -> operations.Procedure[tuple[list[str], *Sorted]]:
+  """Reads commit records that are not known yet; gives the names of all."""
   names = yield _CONTRIBUTIONS
   new = [n for n in names if n not in known and keys.is_contribution_name(n)]
   if not new:
-    return Scanned(names, [], [])
+    return names, [], []
   reads = (
     operations.Read(keys.contribution_key(name), records.Contribution)
     for name in new
   )
-  found, broken = _sorted_out(new, (yield from each(map(_sound, reads))))
-  return Scanned(names, found, broken)
+  return names, *_sorted_out(new, (yield from each(map(_sound, reads))))
 
 
 def _sound(read: operations.Read) -> operations.Procedure[tuple[Any, str]]:
@@ -271,8 +237,7 @@ def _sound(read: operations.Read) -> operations.Procedure[tuple[Any, str]]:
 
 def _sorted_out(
   names: Sequence[str], read: Sequence[tuple[Any, str]]
-) -> tuple[list[tuple[str, Any]], list[tuple[str, str]]]:
-  """By name, those that `_sound` could read, and why it could not others."""
+) -> Sorted:
   pairs = list(zip(names, read, strict=True))
   found = [(name, record) for name, (record, _) in pairs if record is not None]
   return found, [(name, why) for name, (_, why) in pairs if why]
@@ -283,26 +248,14 @@ def _read_member(name: str) -> operations.Read:
   return operations.Read(f"members/{name}", records.Member)
 
 
-class Members(NamedTuple):
-  """What a look at the signs of life found.
-
-  Attributes:
-    found: those that could be read.
-    unreadable: name of those that could not, and why.
-  """
-
-  found: list[records.Member]
-  unreadable: list[tuple[str, str]]
-
-
 def members(
   each: operations.Each = operations.in_turn,
-) -> operations.Procedure[Members]:
-  """Reads the islands' signs of life."""
+) -> operations.Procedure[tuple[list[records.Member], list[tuple[str, str]]]]:
+  """Reads the islands' signs of life; by name, why some cannot be read."""
   names = list(filter(keys.is_member_name, (yield _MEMBERS)))
   read = yield from each(map(_sound, map(_read_member, names)))
   found, unreadable = _sorted_out(names, read)
-  return Members([member for _, member in found], unreadable)
+  return [member for _, member in found], unreadable
 
 
 def discard(
@@ -310,10 +263,8 @@ def discard(
 ) -> operations.Procedure[None]:
   """Deletes a contribution that is merged, or never will be.
 
-  Args:
-    name: of the contribution.
-    pinned: whether its payload belongs to a cut and stays. Asked once the
-      record is gone: from then on the payload may go as soon as the cut does.
+  Whether a cut has its payload `pinned` is asked once the record is gone: from
+  then on the payload may go as soon as the cut does.
   """
   yield _BEFORE_DELETE
   # The record goes first: a record without payload would look corrupt.
@@ -329,10 +280,6 @@ def abandoned(
   """Deletes payloads whose publisher died before it wrote their record.
 
   Only those an island has since gone past: another may still be on its way.
-
-  Args:
-    heads: of all fragments.
-    pinned: whether a contribution belongs to a cut, so that its payload stays.
   """
   payloads = yield operations.Names("payloads")
   # Payloads before records: whoever publishes meanwhile has both.

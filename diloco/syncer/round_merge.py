@@ -54,16 +54,7 @@ class RoundMerger:
     rules: merge_lib.Rules = merge_lib.Rules(),
     down_codec: str = "f32",
   ):
-    """Does nothing yet.
-
-    Args:
-      snapshots: the store.
-      plan: the fragment plan.
-      method: how tensors that are not embeddings are averaged.
-      outer: the outer optimizer.
-      rules: what else there is to say of merging.
-      down_codec: what versions are sent in: "f32", "bf16", or "int4:128".
-    """
+    """Does nothing yet; versions are sent in `down_codec`, as "int4:128"."""
     self._down = codec.parse(down_codec)
     self.params_codec = "f32" if self._down.packed else down_codec
     self.delta_codec = down_codec if self._down.packed else ""

@@ -39,7 +39,6 @@ class Rounds(leader.Leader):
     parts: leader.Parts,
     threads: workers.Threads = workers.Threads(),
   ):
-    """Does nothing yet."""
     super().__init__(parts, threads.clock)
     self._plan = plan
     self._merger = merger

@@ -29,13 +29,9 @@ class Source(Protocol):
     ...
 
   def blocks(self, step: int) -> Iterator[np.ndarray]:
-    """Yields the flattened elements in order.
+    """Yields the flattened elements in order, `step` to a block but the last.
 
-    Args:
-      step: elements per block; the last one may be shorter.
-
-    Yields:
-      [<= step] float32 blocks; each is overwritten when the next is taken.
+    Blocks are float32; each is overwritten when the next is taken.
 
     Raises:
       CorruptSnapshotError: the contribution is damaged.
@@ -70,7 +66,6 @@ class StoreSource:
   """
 
   def __init__(self, stored: arrays.StoredArray):
-    """Wraps an opened array."""
     self._stored = stored
     self._slabs = Slabs(stored.layout)
 

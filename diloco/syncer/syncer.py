@@ -37,12 +37,7 @@ logger = logging.getLogger(__name__)
 def settings(
   config: config_lib.RunConfig, retry_secs: float = 0.0
 ) -> core.Settings:
-  """The core's policies, from the run's configuration.
-
-  Args:
-    config: the run's configuration.
-    retry_secs: pause after a failure of the store.
-  """
+  """The core's policies, from the run's configuration."""
   sync = config.sync
   fixed_secs = sync.fixed_grace_secs
   policy: grace.GracePolicy
@@ -76,14 +71,8 @@ class Syncer(leadership.Leadership):
   ):
     """Knows its store; takes no lease yet.
 
-    Args:
-      snapshots: the store.
-      config: the run's configuration.
-      tape: where decisions go.
-      owner: name of this process; another, in a container with the same
-        names and numbers or in this very process, may have the same.
-      stranger: whether the process of that name does not belong to this run.
-      threads: gives its threads and their clock.
+    Another process, in a container with the same names and numbers or in this
+    very process, may have the name of `owner` too.
     """
     self._threads = threads
     self._config = config
@@ -152,13 +141,7 @@ class Syncer(leadership.Leadership):
     super().check(merging)
 
   def take_over(self, wanted: Callable[[], bool] = lambda: True) -> bool:
-    """Waits for the lease and the heads; afterwards this syncer leads.
-
-    Args:
-      wanted: asked now and then whether to go on waiting.
-
-    Returns:
-      Whether it leads; False when it was not wanted any more.
+    """Waits for the lease and the heads while `wanted`; says whether it leads.
 
     Raises:
       FencedError: somebody else took the lease meanwhile.
@@ -213,9 +196,6 @@ class Syncer(leadership.Leadership):
 
   def run(self, channel: channel_lib.Client | None = None) -> str:
     """Leads until told to stop; returns why it ended.
-
-    Args:
-      channel: link to the controller, if there is one.
 
     Raises:
       FencedError: another syncer leads now.

@@ -41,16 +41,7 @@ class Weighting:
     return cls(sync.staleness_decay, sync.max_staleness, sync.staleness_kind)
 
   def weight(self, c_tokens: int, c_steps: int, staleness: int) -> float:
-    """The weight of one contribution; only ratios among islands matter.
-
-    Args:
-      c_tokens: tokens it was trained on.
-      c_steps: inner steps it sums up.
-      staleness: current global version minus the one it started from.
-
-    Returns:
-      Tokens times tokens per step times the decay.
-    """
+    """The weight of one contribution; only ratios among islands matter."""
     return c_tokens * (c_tokens / c_steps) * self._damping(staleness)
 
   def _damping(self, staleness: int) -> float:

@@ -131,13 +131,7 @@ def is_hyperbolic(seed: int) -> bool:
 def expected_weights(
   contents: Sequence[values.Delta], staleness: Sequence[int], seed: int
 ) -> list[float]:
-  """Weights by what the contributions are.
-
-  Args:
-    contents: what is merged.
-    staleness: merges between what each started from and now.
-    seed: of the schedule.
-  """
+  """Weights by what the contributions are."""
   found = []
   for content, behind in zip(contents, staleness, strict=True):
     first_step, step = content.spans[0]

@@ -21,10 +21,7 @@ _LOG_LINES = 20  # of progress, where nobody watches
 
 
 def run(args: Any) -> tuple[int, dict[str, Any]]:
-  """Runs the command.
-
-  Returns:
-    The exit code, and what `--json` prints.
+  """Runs the command; gives the exit code, and what `--json` prints.
 
   Raises:
     UserError: the flags make no sense.

@@ -41,12 +41,6 @@ class CutJudge:
     versions: Sequence[Sequence[values.Version]],
     ledger: row_ledger.RowLedger,
   ):
-    """Has seen no part yet.
-
-    Args:
-      versions: [P], all that were ever committed, by number.
-      ledger: of rows.
-    """
     self._versions = versions
     self._ledger = ledger
     self._taken: dict[tuple[int, int, int], Taken] = {}
@@ -69,11 +63,8 @@ class CutJudge:
   ) -> str:
     """Why a cut is no moment of the run; empty if it is.
 
-    Args:
-      parts: its records.
-      sent: all that was ever published, by key.
-      unlisted: keys of what no listing had for a while. A cut may lack it: then
-        its island does those rows again.
+    It may lack what no listing had for a while, `unlisted`: then its island
+    does those rows again.
     """
     heads = [self._versions[h.fragment][h.version] for h in parts.heads]
     channel = [sent[record.key] for record in parts.contributions]

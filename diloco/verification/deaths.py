@@ -16,7 +16,6 @@ class Deaths:
   """Deaths in a row of the roles of a world, under one controller."""
 
   def __init__(self, world: Any):
-    """Nobody has died."""
     self._world = world
     self._restarts: int = world.schedule.restarts
     self._least: dict[str, int] = {}  # without any progress since

@@ -27,7 +27,6 @@ class Fates:
   """Contributions of one world, and the rows in them."""
 
   def __init__(self, world: Any):
-    """Has seen nothing yet."""
     self._world = world
     self._schedule = world.schedule
     self._store = world.store
@@ -117,12 +116,7 @@ class Fates:
   def merge(
     self, operation: operations.Merge, contents: list[Any], life: Any
   ) -> values.Version:
-    """Merges values, as the arithmetic would; refuses what it would.
-
-    Raises:
-      RefusedError: a contribution is damaged or not finite.
-      CorruptSnapshotError: the version before cannot be read.
-    """
+    """Merges values, as the arithmetic would; refuses what it would."""
     head = operation.head
     self._check_left(operation)
     parent = self._store.version_of(head)

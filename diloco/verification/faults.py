@@ -154,15 +154,7 @@ def draw(
   horizon_secs: float,
   operations: int,
 ) -> tuple[Fault, ...]:
-  """Draws faults.
-
-  Args:
-    rng: source of randomness.
-    roles: who can be struck; islands are named "island-<m>".
-    count: how many.
-    horizon_secs: faults of time begin before it.
-    operations: how many store operations a role does, about.
-  """
+  """Draws faults, of time before a horizon and of some first operations."""
   uniform = rng.random
   found = []
   for kind in rng.choices(_KINDS, cum_weights=_CUMULATIVE, k=count):
@@ -228,13 +220,7 @@ def draw_outliers(
 def draw_unlisted(
   rng: random.Random, islands: int, horizon_secs: float
 ) -> tuple[Fault, ...]:
-  """Draws commit records that are listed late, and others before them.
-
-  Args:
-    rng: source of randomness.
-    islands: how many there are.
-    horizon_secs: how long one may take to be listed.
-  """
+  """Draws commit records that are listed late, and others before them."""
   uniform = rng.random
   return tuple(
     Fault(
@@ -250,13 +236,7 @@ def draw_unlisted(
 def draw_unexpected(
   rng: random.Random, roles: Sequence[str], operations: int
 ) -> tuple[Fault, ...]:
-  """Draws errors that no code foresees, in a tenth of all schedules.
-
-  Args:
-    rng: source of randomness.
-    roles: who can be struck.
-    operations: how many store operations a role does, about.
-  """
+  """Draws errors that no code foresees, in a tenth of all schedules."""
   uniform = rng.random
   if uniform() >= 0.1:
     return ()
@@ -304,11 +284,6 @@ def draw_around_cuts(
 
   A lease torn while one is open, an island that takes its part with a fragment
   muted, a restore that chooses by an old listing.
-
-  Args:
-    rng: source of randomness.
-    roles: all of the run.
-    horizon_secs: they begin before it, or a while after.
   """
   uniform = rng.random
   found = []

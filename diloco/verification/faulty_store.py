@@ -185,11 +185,7 @@ class FaultyStore:
     self.payloads[prefix] = content
 
   def version_of(self, head: records.Head) -> Any:
-    """The values a head points to, under the head's number.
-
-    Raises:
-      CorruptSnapshotError: they are missing or damaged.
-    """
+    """The values a head points to, under the head's number."""
     content = self.content(head.payload)
     if content.number == head.version:
       return content
@@ -207,11 +203,7 @@ class FaultyStore:
     return alias
 
   def content(self, prefix: str) -> Any:
-    """A payload's value.
-
-    Raises:
-      CorruptSnapshotError: it is missing or damaged.
-    """
+    """A payload's value; it may be missing or damaged."""
     content = self.payloads.get(prefix)
     if content is None or (self.damaged and prefix in self.damaged):
       raise errors.CorruptSnapshotError(f"{prefix} is missing or damaged")

@@ -28,7 +28,6 @@ class Checker(fates.Fates):
   """Observer of one world."""
 
   def __init__(self, world: Any):
-    """Has seen nothing yet."""
     super().__init__(world)
     self.rounds = 0
     self.wanted = 0  # rounds after which the kernel is to pause
@@ -373,10 +372,6 @@ class Checker(fates.Fates):
     value = history[-1][1] if history else sync_secs
     now = self._kernel.clock(syncer.life)
     history.append((now, 0.8 * value + 0.2 * sync_secs))
-
-  def rebased(self, island: Any, action: Any, held: Any) -> None:
-    """A muted fragment speaks again."""
-    self.seen["rebases"] += 1
 
   def surveyed(self, island: int) -> None:
     """An island that comes back has looked; later it may wait for a peer."""

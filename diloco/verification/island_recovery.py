@@ -37,12 +37,7 @@ class Saver(saving.Saves):
     self._island = island
 
   def save(self, step: int, part: core_lib.Cut | None = None) -> None:
-    """Starts saving the state as it is now.
-
-    Args:
-      step: inner steps done.
-      part: the cut whose part this is, if it is one.
-    """
+    """Starts saving the state as it is now."""
     island = self._island
     cut, positions = 0, island.core.positions
     if part is not None:

@@ -102,14 +102,6 @@ class Kernel:
     trace: list[str] | None = None,
     exited: Callable[[Life, str], None],
   ):
-    """Starts at time 0 with nothing to do.
-
-    Args:
-      store: performs operations.
-      fine: whether every operation takes time.
-      trace: where readable lines go.
-      exited: called when a process has died or ended.
-    """
     self.now = 0.0
     self.trace = trace
     self.struck: dict[str, int] = {}  # by kind, and by kind and operation

@@ -37,13 +37,10 @@ class State(NamedTuple):
 def look(world: Any, event: str, subject: Any) -> None:
   """Counts the states that an event finds the world in.
 
-  Args:
-    world: the world.
-    event: what happens: "lease" (subject: the life that takes it), "lead" (the
-      syncer), "arrival" (a commit record), "commit" (the version), "restore"
-      (the cut that an earlier restore began to go back to, or 0), "comeback"
-      (the island), "cut" (its parts), "adoption" (island and action).
-    subject: whom or what it happens to.
+  Events and their subjects: "lease" (the life that takes it), "lead" (the
+  syncer), "arrival" (a commit record), "commit" (the version), "restore" (the
+  cut that an earlier restore began to go back to, or 0), "comeback" (the
+  island), "cut" (its parts), "adoption" (island, action, fragment).
   """
   seen = world.checker.seen
   for name, holds in _BY_EVENT.get(event, ()):

@@ -42,7 +42,6 @@ class Keeper:
   """
 
   def __init__(self, heads: list[values.Version], epoch: int, most: int):
-    """Has taken over."""
     self.heads = heads
     self.refusals: dict[str, str] = {}
     self.gave_in = False
@@ -159,14 +158,6 @@ def why_untrue(
 
   A leader that is deposed and does not know it judges by an older version.
   What it finds too old or contained is so all the more in the newest one.
-
-  Args:
-    reason: one of those that follow from what is in the store.
-    record: the commit record.
-    content: what it stands for.
-    newest: version of the fragment.
-    most: staleness allowed.
-    ledger: of what waits.
   """
   if reason == "too_stale":
     behind = newest.behind(content.base, most)

@@ -179,17 +179,10 @@ def damage(world: Any, parts: cut_parts.Parts) -> str:
 def set_back(
   world: Any, life: kernel_lib.Life, end_roles: Callable[[], kernel_lib.Script]
 ) -> kernel_lib.Script:
-  """What a controller does that finds its own run damaged.
+  """What a controller does that finds its own run damaged; whether it was.
 
-  The simulated world's `diloco.controller.restorer.Restorer.set_back`.
-
-  Args:
-    world: the world.
-    life: of the controller.
-    end_roles: ends all roles; gives whether any lived.
-
-  Returns:
-    Whether it was damaged.
+  The simulated world's `diloco.controller.restorer.Restorer.set_back`;
+  `end_roles` ends all roles, and says whether any lived.
   """
 
   def tell(facts: restore.Restored) -> None:

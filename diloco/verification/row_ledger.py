@@ -22,11 +22,7 @@ class RowLedger:
   """What waits, what is on its way, and what was given up, by name."""
 
   def __init__(self, *, for_good: bool) -> None:
-    """Knows of no row yet.
-
-    Args:
-      for_good: whether what is settled stays so: nobody goes back to a cut.
-    """
+    """Knows of no row; `for_good` says that nobody goes back to a cut."""
     self._for_good = for_good
     self.reasons: dict[str, int] = collections.defaultdict(int)
     self._named: dict[_Key, list[values.Span]] = {}
@@ -100,12 +96,7 @@ class RowLedger:
         del waiting[name]
 
   def forget_after(self, island: int, steps: Sequence[int]) -> None:
-    """An island is set back: what it gave up after that did not happen.
-
-    Args:
-      island: which.
-      steps: [P], for each fragment the step after which rows are done again.
-    """
+    """An island is set back: what it gave up after that did not happen."""
     for (owner, fragment), spans in self._named.items():
       if owner == island:
         kept = [span for span in spans if span[1] <= steps[fragment]]
@@ -121,15 +112,7 @@ class RowLedger:
     held: values.Span,
     last: int,
   ) -> values.Span | None:
-    """First rows of (0, last] nobody can account for.
-
-    Args:
-      island: whose rows.
-      fragment: of which fragment.
-      merged: rows of the newest version.
-      held: rows in the island's values.
-      last: last row in question.
-    """
+    """First rows of (0, last] that nobody can account for."""
     key = island, fragment
     reached = self._settle(key, merged)
     if reached >= last or held[0] <= reached <= last <= held[1]:

@@ -175,7 +175,6 @@ class Ending:
   """
 
   def __init__(self, world: Any):
-    """The user interrupts."""
     self._world = world
     self.over = False
     self.gone: dict[int, Any] = {}

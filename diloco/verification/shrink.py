@@ -37,14 +37,8 @@ def shrink(
 ) -> schedules.Schedule:
   """Makes a failing schedule small.
 
-  Args:
-    schedule: one for which `fails` holds.
-    fails: plays a schedule.
-    attempts: how many schedules to play at most.
-
-  Returns:
-    A schedule for which `fails` holds, and of which no single part can be
-    left out, unless the attempts ran out.
+  The result fails too, and no single part of it can be left out, unless the
+  attempts ran out.
   """
   improved = True
   while improved:

@@ -98,13 +98,7 @@ class Version:
   def behind(self, base: Version, most: int) -> int:
     """How many merges lie between a base and this version.
 
-    Args:
-      base: where something started from.
-      most: farther than this is not looked.
-
-    Returns:
-      The number; more than `most` if the base is farther back, or of another
-      timeline.
+    More than `most` if the base is farther back, or of another timeline.
     """
     if self is base:
       return 0

@@ -255,8 +255,7 @@ class World:
   def nudge_islands(self, but: Collection[int]) -> None:
     """The board changed; the islands' next look will find it.
 
-    Args:
-      but: islands that would find nothing of interest.
+    Those in `but` would find nothing of interest.
     """
     for role in self.islands:
       if role.index in but or role.life is None:

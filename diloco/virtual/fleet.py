@@ -56,14 +56,6 @@ class Fleet:
   ):
     """Makes the store and what the islands have in common.
 
-    Args:
-      config: of the run.
-      run_dir: where its tapes go, and at the end its store.
-      task: what to train; all islands share it.
-      plan: of the parameters' fragments.
-      given: parameters to start from, or None for those of the seed.
-      watch: called after every step.
-
     Raises:
       UserError: see `check`.
     """
@@ -332,7 +324,6 @@ class Seat:
   """
 
   def __init__(self, fleet: Fleet, number: int):
-    """Is empty."""
     config = fleet.config
     self.number = number
     self.island: island_lib.Island | None = None
@@ -497,7 +488,6 @@ class Syncer(syncer_lib.Syncer):
     tape: recorder.Recorder,
     threads: scheduler.Process,
   ):
-    """Starts it."""
     super().__init__(snapshots, config, tape, "syncer", threads=threads)
     self._process = threads
     self._main: workers.Loop = threads.loop(

@@ -20,7 +20,6 @@ class MemoryStore(store.SnapshotStore):
   """See `store.SnapshotStore`; for one thread."""
 
   def __init__(self) -> None:
-    """Is empty."""
     self.url = "memory://"
     self.tree = Tree()
     self.arrays = MemoryArrays(self.tree)  # type: ignore[assignment]
@@ -107,7 +106,6 @@ class Tree:
   """
 
   def __init__(self) -> None:
-    """Is empty."""
     self.found: dict[str, tuple[Any, bytes]] = {}
     self.children: dict[str, dict[str, None]] = {}
     self.moved = 0
@@ -191,7 +189,6 @@ class MemoryArrays:
   """Arrays of a memory store; as `arrays.ArrayStore`."""
 
   def __init__(self, tree: Tree):
-    """Args: where they are."""
     self._tree = tree
 
   def write(self, prefix: str, tensors: Iterable[arrays.Tensor]) -> None:
@@ -218,8 +215,3 @@ class MemoryArrays:
   def read(self, prefix: str, name: str) -> np.ndarray:
     """See `arrays.ArrayStore`."""
     return self.open(prefix, name).read()
-
-  def delete(self, prefix: str) -> None:
-    """See `arrays.ArrayStore`."""
-    for key in self._tree.below(prefix):
-      self._tree.remove(key)

@@ -24,7 +24,6 @@ class Scheduler:
   """
 
   def __init__(self) -> None:
-    """Begins at 0 with nothing to do."""
     self.now = 0.0
     self._heap: list[tuple[float, int, Callable[[], None]]] = []
     self._order = 0
@@ -35,12 +34,7 @@ class Scheduler:
     heapq.heappush(self._heap, (self.now + secs, self._order, do))
 
   def run(self, enough: Callable[[], bool], limit_secs: float) -> bool:
-    """Goes on until it is enough; says whether it became so in time.
-
-    Args:
-      enough: asked after every event.
-      limit_secs: virtual time that it may take.
-    """
+    """Goes on until it is enough; says whether it became so in time."""
     deadline = self.now + limit_secs
     while not enough():
       if not self._heap or self._heap[0][0] > deadline:
@@ -121,7 +115,6 @@ class Loop(workers.Loop):
     script: operations.Script[None],
     execute: Callable[[operations.Operation], Any],
   ):
-    """Prepares it; `start` starts it."""
     super().__init__(name, script, execute)
     self._process = process
     self._turn = 0  # what was asked for before the last one is void
@@ -208,7 +201,6 @@ class Pulse(pulse.Pulse):
   def __init__(
     self, process: Process, beat: Callable[[], None], every_secs: float
   ):
-    """Starts beating."""
     self._process = process
     self._beat = beat
     self._every_secs = every_secs
@@ -234,7 +226,6 @@ class Once(workers.Worker):
   """See `workers.Worker`; it is done at once."""
 
   def __init__(self, process: Process, work: Callable[[], None]):
-    """Starts it."""
     process.after(0.0, work)
 
   @property

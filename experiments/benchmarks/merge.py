@@ -209,11 +209,11 @@ def streamed_merge_memory(
     watcher.join()
   chunk_bytes = math.prod(layout.chunk_shape) * layout.numpy_dtype.itemsize
   return {
-    "fragment_bytes": layout.nbytes,
+    "fragment_bytes": theta.nbytes,
     "chunk_bytes": chunk_bytes,
     "peak_rss_bytes": status_bytes("VmHWM"),
     "peak_rss_limit_bytes": baseline
-    + 3 * layout.nbytes
+    + 3 * theta.nbytes
     + STORE_BUFFERS * len(known) * chunk_bytes,
     "baseline_rss_bytes": baseline,  # interpreter and imports
     "peak_anonymous_bytes": anonymous[0],  # sampled, so a lower bound

@@ -49,7 +49,7 @@ def test_round_trip_keeps_every_bit(store, shape, dtype):
   store.write("p", [arrays.Tensor.whole("x", values)])
   assert_same_bits(store.read("p", "x"), values)
   out = np.zeros(shape, dtype)
-  assert store.read("p", "x", out=out) is out
+  assert store.open("p", "x").read(out=out) is out
   assert_same_bits(out, values)
 
 
@@ -86,7 +86,7 @@ def test_any_box_of_any_size_reads_back(rows, columns, dtype, max_bytes, data):
     start = data.draw(st.integers(0, size - 1))
     bounds.append((start, data.draw(st.integers(start + 1, size))))
   index = box_of(*bounds)
-  assert_same_bits(store.read("p", "x", index), values[index])
+  assert_same_bits(store.open("p", "x").read(index), values[index])
   assert_same_bits(store.read("p", "x"), values)
 
 
@@ -182,7 +182,7 @@ def test_pieces_that_do_not_fit_are_refused(store):
   with pytest.raises(ValueError, match="needs float32"):
     tensor = arrays.Tensor("x", grid, [(None, np.ones((8, 4), np.float32))])
     store.write("p", [tensor])
-    store.read("p", "x", out=np.zeros((8, 4), np.int8))
+    store.open("p", "x").read(out=np.zeros((8, 4), np.int8))
 
 
 def chunk_files(root: pathlib.Path) -> list[pathlib.Path]:
@@ -222,7 +222,9 @@ def test_damaged_chunks_are_errors(tmp_path, damage, value):
   with pytest.raises(errors.CorruptSnapshotError):
     store.read("p", "x")
   # The other chunk is still good.
-  assert_same_bits(store.read("p", "x", box_of((0, 4), (0, 4))), values[:4])
+  assert_same_bits(
+    store.open("p", "x").read(box_of((0, 4), (0, 4))), values[:4]
+  )
 
 
 @pytest.mark.parametrize("damage", [pathlib.Path.unlink, truncate, empty])

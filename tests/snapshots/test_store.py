@@ -362,7 +362,8 @@ def test_write_on_a_condition_is_known_for_ours_whatever_the_answer(
   ],
 )
 def test_nearest_word_on_where_a_bucket_is_counts(
-  url, environ, endpoint, region
+  monkeypatch, url, environ, endpoint, region
 ):
-  spec = locations.kvstore(url, environ)
+  monkeypatch.setattr("os.environ", environ)
+  spec = locations.kvstore(url)
   assert spec.get("endpoint") == endpoint and spec.get("aws_region") == region

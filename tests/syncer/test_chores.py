@@ -6,7 +6,7 @@ import pytest
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import chores, core
+from diloco.syncer import chores, core, cutting
 
 BOARD = records.Board([1], {})
 NAMES = ["0000.0000.0001.000000008", "0000.0001.0001.000000008"]
@@ -40,7 +40,7 @@ class Store:
     return [o[0] for o in self.done if not isinstance(o, operations.Write)]
 
 
-class Pins(chores.NoPins):
+class Pins(cutting.CutKeeper):
   """Some payloads belong to a cut."""
 
   def __init__(self, *pinned):
@@ -62,7 +62,7 @@ def _head(version):
 
 
 def _leader(execute, pins=None, keep_versions=2, version=0):
-  one = chores.Chores(pins or chores.NoPins(), keep_versions)
+  one = chores.Chores(pins or cutting.CutKeeper(), keep_versions)
   operations.perform(one.take_over([_head(version)]), execute)
   return one
 
@@ -155,15 +155,15 @@ def test_record_that_cannot_be_read_is_told_of_once():
   execute.damaged = {keys.contribution_key(NAMES[0])}
   execute.refused = ("contributions",)
   one = _leader(execute)
-  ((name, _),) = operations.perform(one.look(), execute).broken
+  ((name, _),) = operations.perform(one.look(), execute)[1]
   operations.perform(one.delete(name), execute)
-  assert not operations.perform(one.look(), execute).broken
+  assert not operations.perform(one.look(), execute)[1]
   execute.refused = ()
   assert one.pending
   operations.perform(one.tidy(0.0), execute)
   assert not one.pending
   # It comes back, delivered twice.
-  assert operations.perform(one.look(), execute).broken
+  assert operations.perform(one.look(), execute)[1]
 
 
 def test_what_is_still_to_be_deleted_is_found_no_more():
@@ -174,12 +174,12 @@ def test_what_is_still_to_be_deleted_is_found_no_more():
   execute.records = {keys.contribution_key(NAMES[0]): record}
   execute.refused = ("contributions",)
   one = _leader(execute)
-  assert operations.perform(one.look(), execute).found
+  assert operations.perform(one.look(), execute)[0]
   operations.perform(one.delete(NAMES[0]), execute)
   execute.listings["contributions"] = []  # a stale listing
-  assert not operations.perform(one.look(), execute).names
+  assert operations.perform(one.look(), execute) == ([], [])
   execute.listings["contributions"] = NAMES[:1]
-  assert not operations.perform(one.look(), execute).found
+  assert not operations.perform(one.look(), execute)[0]
 
 
 def test_store_that_refuses_deletions_is_asked_ever_less_often(
@@ -244,14 +244,14 @@ def test_record_that_has_gone_is_not_known_any_more():
   for name in NAMES:
     execute.records[keys.contribution_key(name)] = f"record {name}"
   one = _leader(execute)
-  assert len(operations.perform(one.look(), execute).found) == 2
+  assert len(operations.perform(one.look(), execute)[0]) == 2
   assert one.known == set(NAMES)
-  assert operations.perform(one.look(), execute).found == []
+  assert operations.perform(one.look(), execute)[0] == []
   execute.listings["contributions"] = NAMES[1:]
-  assert operations.perform(one.look(), execute).found == []
+  assert operations.perform(one.look(), execute)[0] == []
   assert one.known == {NAMES[1]}
   execute.listings["contributions"] = NAMES
-  found = operations.perform(one.look(), execute).found
+  found = operations.perform(one.look(), execute)[0]
   assert [name for name, _ in found] == NAMES[:1]
 
 
@@ -302,6 +302,6 @@ def test_payload_without_a_record_goes_once_its_island_has_passed_it():
 
 def test_island_that_was_told_nothing_is_reminded_of_nothing():
   asked = []
-  one = chores.Chores(chores.NoPins(), 2)
+  one = chores.Chores(cutting.CutKeeper(), 2)
   operations.perform(one.remind(3), asked.append)
   assert asked == [] and not one.pending

@@ -8,7 +8,7 @@ from cut_builder import CutRun, spoil
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import chores, core, grace, heads, protocol
+from diloco.syncer import chores, core, cutting, grace, heads, protocol
 
 CONTENT = heads.Content([[4]], {"told": 1}, "digest")
 FACTS = grace.GraceFacts(0.1, 0.1, 0.1)
@@ -309,7 +309,7 @@ def test_who_takes_over_is_after_the_last_cut_that_is_known(leader):
     return 4
 
   leader.run.commit(0, 5, {}, 1.0, cut=2)
-  nobody = chores.Chores(chores.NoPins(), 2)
+  nobody = chores.Chores(cutting.CutKeeper(), 2)
   for cuts, last in ((None, 2), (types.SimpleNamespace(recover=recover), 4)):
     one = heads.Heads(8)
     taken = leader.run.perform(one.take_over(2, cuts, nobody))

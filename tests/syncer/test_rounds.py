@@ -95,7 +95,7 @@ class Leader:
     return record
 
   def look(self):
-    _, found, _ = self.run.store.perform(self.chores.look())
+    found, _ = self.run.store.perform(self.chores.look())
     self.handle(core.Arrived([record for _, record in found]))
     self.handle(core.Tick())
 
@@ -207,7 +207,7 @@ def test_discarded_record_that_could_not_be_deleted_is_deleted_later(leader):
 def test_deposed_leader_that_notices_deletes_nothing(leader):
   # Two publications of one island: the first is superseded.
   sent = [leader.run.publish(0, 0, 0, 0, step) for step in (8, 12)]
-  _, found, _ = leader.run.store.perform(leader.chores.look())
+  found, _ = leader.run.store.perform(leader.chores.look())
 
   def taken_over():
     raise errors.FencedError("the lease was taken over")
@@ -379,7 +379,7 @@ def test_lease_and_tape_are_seen_to_between_the_merge_and_its_commit(leader):
   write = note("payload", leader.run.store.arrays.write)
   leader.publish(8)
   leader.patch(leader.run.store.arrays, "write", write)
-  _, found, _ = leader.run.store.perform(leader.chores.look())
+  found, _ = leader.run.store.perform(leader.chores.look())
   arrived = core.Arrived([record for _, record in found])
   leader.check = note("lease", lambda: None)
   leader.handle(arrived)
@@ -389,7 +389,7 @@ def test_lease_and_tape_are_seen_to_between_the_merge_and_its_commit(leader):
 
 def test_leader_deposed_during_a_merge_commits_nothing(leader):
   leader.publish(8)
-  _, found, _ = leader.run.store.perform(leader.chores.look())
+  found, _ = leader.run.store.perform(leader.chores.look())
   works, merged = leader.run.store.arrays.write, []
 
   def write(*args):
