@@ -81,14 +81,7 @@ class Codec(NamedTuple):
     return f"{self.name}:{self.block}" if self.packed else self.name
 
   def encode(self, values: np.ndarray) -> np.ndarray:
-    """Encodes finite values to the nearest, with `largest` at least 7.
-
-    Args:
-      values: flat float32.
-
-    Returns:
-      [n] uint8.
-    """
+    """Encodes finite flat float32 to the nearest; `largest` is at least 7."""
     stored = np.empty(self.num_bytes(values.size), np.uint8)
     step = max(1, (1 << 16) // self.block) * self.block
     for start in range(0, values.size, step):
@@ -115,15 +108,10 @@ class Codec(NamedTuple):
   def decoded(
     self, stored: np.ndarray, size: int, step: int
   ) -> Iterator[np.ndarray]:
-    """Yields `size` values in order, about `step` at a time.
+    """Yields `size` float32 values in order, about `step` at a time.
 
-    Args:
-      stored: [n] uint8, from the first block on.
-      size: values wanted.
-      step: values at a time; a multiple of the block is taken.
-
-    Yields:
-      Blocks of float32; each is overwritten when the next is taken.
+    What was yielded is overwritten when the next is taken. `stored`, [n] uint8,
+    is from the first block on.
     """
     step = max(1, step // self.block) * self.block
     buffer = np.empty(min(step, size), np.float32)

@@ -83,10 +83,7 @@ class FragmentPlan:
 
   def to_json(self) -> dict[str, Any]:
     """Returns the plan as plain lists, with its hash."""
-    fragments = [
-      [_fields(tensor) for tensor in tensors] for tensors in self.fragments
-    ]
-    return {"fragments": fragments, "hash": self.hash}
+    return {"fragments": self._content(), "hash": self.hash}
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> "FragmentPlan":
@@ -109,15 +106,17 @@ class FragmentPlan:
   @property
   def hash(self) -> str:
     """Hex digest over names, shapes, merge kinds, parts and grouping."""
-    content = [
-      [_fields(tensor) for tensor in tensors] for tensors in self.fragments
+    content = json.dumps(self._content())
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+  def _content(self) -> list[list[list[Any]]]:
+    return [
+      [
+        [t.name, list(t.shape), t.merge, *([list(t.part)] if t.part else [])]
+        for t in tensors
+      ]
+      for tensors in self.fragments
     ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def _fields(tensor: Tensor) -> list[Any]:
-  fields: list[Any] = [tensor.name, list(tensor.shape), tensor.merge]
-  return [*fields, list(tensor.part)] if tensor.part else fields
 
 
 def partition(

@@ -111,16 +111,7 @@ class Engine(base.Engine):
     config: config_lib.RunConfig,
     task: task_lib.Task,
   ):
-    """Divides this process's devices; starts nothing.
-
-    Args:
-      run_dir: directory of the run.
-      config: of the run.
-      task: what to train; all islands share it.
-
-    Raises:
-      UserError: there are too few devices.
-    """
+    """Raises `UserError` if this process has too few devices."""
     self._run_dir = run_dir
     self._config = config
     self._task = task

@@ -23,8 +23,7 @@ class MortalThreads(workers.Threads):
   """
 
   def __init__(self, prefix: str):
-    """Args: what the names of its threads begin with."""
-    self._prefix = prefix
+    self._prefix = prefix  # of the names of its threads
     self._dead = threading.Event()
     self._ends: list[Callable[[], None]] = []
     self._releases: list[Callable[[], None]] = []

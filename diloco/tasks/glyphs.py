@@ -16,7 +16,6 @@ that is drawn as one in training is in neither, whatever it is called.
 import collections
 import dataclasses
 import functools
-import hashlib
 import pathlib
 import threading
 import unicodedata
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from diloco import errors
-from diloco.tasks import task
+from diloco.tasks import streams, task
 
 SIZE = 24  # pixels of an image, along each side
 HELDOUT_SETS = ("characters", "fonts")
@@ -59,7 +58,6 @@ class Rows:
   """Random access to some glyphs: {"image", "label"}."""
 
   def __init__(self, glyphs: Glyphs, indices: np.ndarray):
-    """Args: the glyphs, and which of them."""
     self._glyphs, self._indices = glyphs, indices
 
   def __len__(self) -> int:
@@ -76,12 +74,6 @@ class Rows:
 def load(heldout_fraction: float) -> Glyphs:
   """Draws all glyphs, once per process; it takes some seconds.
 
-  Args:
-    heldout_fraction: share of characters held out, between 0 and 1.
-
-  Returns:
-    The glyphs; the same object for the same argument.
-
   Raises:
     UserError: so few, or so many, are held out that a split is empty.
   """
@@ -97,7 +89,9 @@ def _split(heldout_fraction: float) -> Glyphs:
   classes = tuple(sorted(set(names.values())))
   number = {name: index for index, name in enumerate(classes)}
   labels = np.array([number.get(names.get(c, ""), -1) for c in codes.tolist()])
-  heldout = {c for c in names if is_heldout(c, heldout_fraction)}
+  heldout = {
+    c for c in names if streams.is_heldout(f"U+{c:04X}", heldout_fraction)
+  }
   of_character = np.isin(codes, sorted(heldout))
   of_font = np.char.startswith(fonts, _HELDOUT_FAMILY)
   known = labels >= 0
@@ -127,11 +121,7 @@ def _split(heldout_fraction: float) -> Glyphs:
 
 
 def kinds(codes: Iterable[int]) -> dict[int, str]:
-  """Returns the kind of each character that is of one.
-
-  Args:
-    codes: all code points there are; they decide which kinds are.
-  """
+  """Returns each character's kind; all there are decide which kinds are."""
   fine = {code: _first_word(code) for code in codes}
   counts = collections.Counter(fine.values())
   coarse = {
@@ -146,12 +136,6 @@ def kinds(codes: Iterable[int]) -> dict[int, str]:
     for code, name in coarse.items()
     if counts[name] >= _LEAST_CHARACTERS
   }
-
-
-def is_heldout(code: int, heldout_fraction: float) -> bool:
-  """Whether a character is held out, in every font."""
-  digest = hashlib.sha256(f"U+{code:04X}".encode()).digest()
-  return int.from_bytes(digest[:8], "big") < heldout_fraction * 2**64
 
 
 def _first_word(code: int) -> str:

@@ -66,14 +66,7 @@ class LanguageModel:
   """
 
   def __init__(self, config: LanguageModelConfig):
-    """Builds the model and checks that its text source exists.
-
-    Args:
-      config: all choices of the task.
-
-    Raises:
-      UserError: `config.data_glob` matches nothing.
-    """
+    """Raises `UserError` if `config.data_glob` matches nothing."""
     text.find_files(config.data_glob)
     self.config = config
     self.tokens_per_batch = config.batch_size * config.seq_len
@@ -178,11 +171,13 @@ def _models(
   routing = experts.RoutingConfig(
     config.num_experts, config.experts_per_token, config.capacity_factor
   )
+  # With room for all an expert drops nothing.
+  roomy = dataclasses.replace(routing, capacity_factor=config.num_experts)
   whole, training = (
     transformer.Transformer(
       sizes, functools.partial(experts.Experts, routing=chosen)
     )
-    for chosen in (routing.without_drops(), routing)
+    for chosen in (roomy, routing)
   )
   return whole, training
 

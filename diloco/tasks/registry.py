@@ -33,9 +33,6 @@ def make_task(
     options: for a named task, fields of its config.
     replicas: shares whose batches make one batch.
 
-  Returns:
-    The task.
-
   Raises:
     UserError: the name, the factory or an option is unknown, an option's
       value cannot work, or the factory's product is no task.

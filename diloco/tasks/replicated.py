@@ -16,6 +16,8 @@ class Replicated:
   rows t of the others, and theirs are never read.
 
   Attributes:
+    made: the task of one share.
+    replicas: how many shares there are.
     scheduled_tokens: of a step of all slices, which schedules count in.
   """
 
@@ -25,33 +27,28 @@ class Replicated:
     replicas: int,
     present: Sequence[int] | None = None,
   ):
-    """Args: the task of one share; how many there are; those that it takes."""
-    self._task = made
-    self._replicas = replicas
+    self.made = made
+    self.replicas = replicas
     self._present = tuple(range(replicas) if present is None else present)
     self.tokens_per_batch = len(self._present) * made.tokens_per_batch
     self.scheduled_tokens = replicas * made.tokens_per_batch
 
   def __getattr__(self, name: str) -> Any:
     """All else is the task's."""
-    return getattr(self._task, name)
-
-  def on(self, present: Sequence[int]) -> "Replicated":
-    """The same job on some of its slices."""
-    return Replicated(self._task, self._replicas, present)
+    return getattr(self.made, name)
 
   def batches(
     self, split: Any, *, share: int, num_shares: int, seed: int
   ) -> task_lib.BatchStream:
     """See `task.Task`; held-out batches are those of the task."""
-    count = self._replicas
+    count = self.replicas
     if split != "train":
-      return self._task.batches(
+      return self.made.batches(
         split, share=share, num_shares=num_shares, seed=seed
       )
     return _Joined(
       [
-        self._task.batches(
+        self.made.batches(
           split,
           share=share * count + i,
           num_shares=num_shares * count,
@@ -67,7 +64,7 @@ def on(task: task_lib.Task, present: Sequence[int]) -> task_lib.Task:
   if not present:
     return task
   assert isinstance(task, Replicated)
-  return task.on(present)
+  return Replicated(task.made, task.replicas, present)
 
 
 class _Joined:

@@ -6,8 +6,7 @@ same for every seed and epoch, so that the first few batches already sample all
 of them.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import hashlib
 
 import grain
 import numpy as np
@@ -20,16 +19,10 @@ _HELDOUT_ORDER_SEED = 0
 _MOST_REPEATS = 8  # of a small share's rows in one batch
 
 
-class Rows(Protocol):
-  """Random access to rows."""
-
-  def __len__(self) -> int:
-    """How many there are."""
-    ...
-
-  def __getitem__(self, index: int) -> Mapping[str, Any]:
-    """Returns a row's numpy arrays, by name."""
-    ...
+def is_heldout(name: str, heldout_fraction: float) -> bool:
+  """Whether what has this name is held out, on every machine."""
+  digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+  return int.from_bytes(digest[:8], "big") < heldout_fraction * 2**64
 
 
 class Stream:
@@ -68,7 +61,7 @@ class Stream:
 
 
 def stream(
-  rows: Rows,
+  rows: grain.sources.RandomAccessDataSource,
   of: str,
   remedy: str,
   *,
@@ -81,7 +74,7 @@ def stream(
   """Streams the batches of one share of the rows.
 
   Args:
-    rows: of one split.
+    rows: of one split: mappings of numpy arrays.
     of: what they are, for errors, after "shares of".
     remedy: what else to do where there are too few of them.
     shuffled: by the seed and anew in each epoch, as training is; otherwise in
@@ -90,9 +83,6 @@ def stream(
     share: index of this share.
     num_shares: number of shares, disjoint and together all rows.
     seed: of the order.
-
-  Returns:
-    The stream, at position 0.
 
   Raises:
     UserError: a size is out of range, or there is no row for every share.

@@ -9,7 +9,6 @@ windows of the joined bytes.
 import dataclasses
 import functools
 import glob
-import hashlib
 import os
 import pathlib
 import sysconfig
@@ -38,8 +37,6 @@ class Corpus:
 
   train: np.ndarray  # [bytes], uint8
   heldout: np.ndarray  # [bytes], uint8
-  train_files: tuple[str, ...]  # relative paths, sorted
-  heldout_files: tuple[str, ...]
 
   def split(self, name: task.Split) -> np.ndarray:
     """Returns the bytes of the split called `name`."""
@@ -86,9 +83,6 @@ def load_corpus(data_glob: str, heldout_fraction: float) -> Corpus:
     data_glob: see `find_files`.
     heldout_fraction: share of files held out, between 0 and 1.
 
-  Returns:
-    The corpus; the same object for the same arguments.
-
   Raises:
     UserError: nothing matches, or no file holds text.
   """
@@ -100,33 +94,22 @@ def load_corpus(data_glob: str, heldout_fraction: float) -> Corpus:
 @functools.lru_cache(maxsize=4)
 def _load_corpus(data_glob: str, heldout_fraction: float) -> Corpus:
   root, names = find_files(data_glob)
-  texts = {}
-  for name in names:
-    text = _read_text(root / name)
-    if text:
-      texts[name] = text
+  found = {name: _read_text(root / name) for name in names}
+  texts = {name: text for name, text in found.items() if text}
   if not texts:
     raise errors.UserError(
       f"data_glob={data_glob!r}",
       f"none of the {len(names)} matching files holds UTF-8 text",
       "point it at text files",
     )
-  heldout = [n for n in texts if is_heldout(n, heldout_fraction)]
-  train = [n for n in texts if not is_heldout(n, heldout_fraction)]
-  if heldout and train:
-    parts = [_join(texts[n] for n in part) for part in (train, heldout)]
-  else:
-    joined = _join(texts.values())
-    cut = len(joined) - int(len(joined) * heldout_fraction)
-    parts = [joined[:cut], joined[cut:]]
-    train = heldout = list(texts)
-  return Corpus(parts[0], parts[1], tuple(train), tuple(heldout))
-
-
-def is_heldout(name: str, heldout_fraction: float) -> bool:
-  """Whether the file at relative path `name` is held out."""
-  digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-  return int.from_bytes(digest[:8], "big") < heldout_fraction * 2**64
+  parts: tuple[list[bytes], list[bytes]] = [], []  # train, held-out
+  for name, text in texts.items():
+    parts[streams.is_heldout(name, heldout_fraction)].append(text)
+  if all(parts):
+    return Corpus(*map(_join, parts))
+  joined = _join(texts.values())
+  cut = len(joined) - int(len(joined) * heldout_fraction)
+  return Corpus(joined[:cut], joined[cut:])
 
 
 def _glob_root(data_glob: str) -> pathlib.Path:
@@ -176,7 +159,6 @@ class RowSource:
   """
 
   def __init__(self, data: np.ndarray, seq_len: int):
-    """Cuts `data`, [bytes], uint8, into rows; a rest is left out."""
     self._data = data
     self._seq_len = seq_len
 
@@ -206,12 +188,9 @@ def stream(
     split: which split it is.
     batch_size: rows per batch.
     seq_len: predicted bytes per row.
-    share: index of this share.
-    num_shares: number of shares, disjoint and together all rows.
+    share: see `streams.stream`, as for the others.
+    num_shares: disjoint, and together all rows.
     seed: of the training order.
-
-  Returns:
-    The stream, at position 0.
 
   Raises:
     UserError: a size is out of range, or there is no row for every share.

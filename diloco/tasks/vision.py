@@ -56,14 +56,7 @@ class Vision:
   heldout_sets = glyphs.HELDOUT_SETS
 
   def __init__(self, config: VisionConfig):
-    """Draws the glyphs, if this process has not yet.
-
-    Args:
-      config: all choices of the task.
-
-    Raises:
-      UserError: a split has no glyph.
-    """
+    """Raises `UserError` if a split has no glyph."""
     self.config = config
     self.tokens_per_batch = config.batch_size
     self._glyphs = glyphs.load(config.heldout_fraction)

@@ -52,10 +52,6 @@ class RoutingConfig:
     even = self.experts_per_token * tokens / self.num_experts
     return min(tokens, math.ceil(self.capacity_factor * even))
 
-  def without_drops(self) -> "RoutingConfig":
-    """The same with room for all."""
-    return dataclasses.replace(self, capacity_factor=self.num_experts)
-
 
 class Routed(NamedTuple):
   """What the router of one layer did, float32.
