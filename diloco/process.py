@@ -358,6 +358,16 @@ def end_with(error: Exception, log: TextIO) -> int:
   return EXIT_USER_ERROR if asked else EXIT_FAILED
 
 
+def leave(code: int) -> None:
+  """Ends a process whose other threads may be at work still.
+
+  To take things down under them aborts.
+  """
+  if code:
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def store_url(
   run_dir: str | os.PathLike[str], config: config_lib.RunConfig | None = None
 ) -> str:

@@ -5,7 +5,6 @@ read shard by shard and waits in host memory for the main thread to swap it in
 between two steps.
 """
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,19 +22,13 @@ _HEADS_EVERY_SECS = 2.0  # look past the board this often
 _TRIPS_BETWEEN = 4  # or after so many round trips for each head
 
 
-@dataclasses.dataclass(frozen=True)
-class Placed:
-  """One fragment's newer version, in host memory."""
+class Placed(NamedTuple):
+  """One fragment's newer version, in host memory; what reading it took."""
 
-  fragment: int
-  version: int
-  merged_step: int  # last step of this island that is in it
-  cut: int
+  head: records.Head
   anchor: Mapping[str, jax.Array]
   num_bytes: int
-  digest: str  # of the values, equal on every island
   secs: float
-  holes: Sequence[Sequence[int]] = ()  # see `feedback.News`
 
 
 class News(NamedTuple):
@@ -54,7 +47,6 @@ class Adopter:
     snapshots: store.SnapshotStore,
     plan: partition.FragmentPlan,
     shardings: shards.Shardings,
-    island: int,
     versions: Sequence[int],
     poll_secs: Callable[[], float],
     board: notices.NoticeBoard,
@@ -65,20 +57,10 @@ class Adopter:
   ):
     """Starts the thread.
 
-    Args:
-      snapshots: the store.
-      plan: the fragment plan.
-      shardings: of the tensors on this island.
-      island: its number.
-      versions: [P], versions this island already has.
-      poll_secs: gives the pause between two looks at the board.
-      board: where notices are.
-      notices_every_secs: time between two looks at them.
-      round_trip_secs: of the store.
-      threads: gives the thread and its clock.
-      held: those versions: of later ones it reads what is new, if it can.
+    The island has `versions`, [P]. Of later ones than those `held` it reads
+    what is new, if it can. `poll_secs` gives the pause between two looks at the
+    syncer's board.
     """
-    self._island = island
     self._clock = threads.clock
     self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
     for head, anchor in held:
@@ -144,23 +126,11 @@ class Adopter:
   def _take_in(
     self, found: protocol.Fetched, newer_than: int
   ) -> operations.Procedure[None]:
-    fetched = yield operations.Compute(lambda: self._put(found))
-    if self._watch.got(fetched.fragment, fetched.version, newer_than):
-      self._ready[fetched.fragment] = fetched
-
-  def _put(self, found: protocol.Fetched) -> Placed:
     head, anchor = found
-    return Placed(
-      head.fragment,
-      head.version,
-      head.merged_step(self._island),
-      head.cut,
-      anchor,
-      self._fetcher.bytes_read,
-      head.digest,
-      self._clock() - self._reading_since,
-      head.holes.get(str(self._island), ()),
-    )
+    took = self._fetcher.bytes_read, self._clock() - self._reading_since
+    if self._watch.got(head.fragment, head.version, newer_than):
+      self._ready[head.fragment] = Placed(head, anchor, *took)
+    yield from ()
 
 
 def _log_failure(what: watching.What, error: Exception) -> None:

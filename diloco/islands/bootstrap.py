@@ -15,7 +15,7 @@ import numpy as np
 from diloco import errors
 from diloco.fragments import partition
 from diloco.islands import fetching, learner, shards
-from diloco.snapshots import arrays, digest, keys, records, store
+from diloco.snapshots import digest, keys, records, store
 
 Initial = Callable[[int], Mapping[str, jax.Array]]  # by fragment
 
@@ -75,11 +75,8 @@ def write_initial(
   payload: str,
 ) -> records.Head:
   """Writes the payload of a fragment's version 0; returns its head."""
-  tensors = []
-  for spec in plan.fragments[fragment]:
-    held = initial[spec.name]
-    layout = arrays.Layout.of(spec.shape, np.float32, held.shard_shape)
-    tensors.append(arrays.Tensor(spec.name, layout, held.pieces))
+  names = [spec.name for spec in plan.fragments[fragment]]
+  tensors = [initial[n].stored(n, described=True) for n in names]
   snapshots.arrays.write(f"{payload}/params", tensors)
   return records.Head(
     fragment=fragment,
@@ -89,7 +86,7 @@ def write_initial(
     chunks=[list(t.layout.chunk_shape) for t in tensors],
     clock={},
     merged={},
-    digest=digest.tensors((t.name, initial[t.name].whole()) for t in tensors),
+    digest=digest.tensors((n, initial[n].whole()) for n in names),
   )
 
 
@@ -107,10 +104,7 @@ def keep_given(
         start, stop = spec.part.start, spec.shape[spec.part.axis]
         rows = slice(start, start + stop)
         values = values[(slice(None),) * spec.part.axis + (rows,)]
-      pieces = ((tuple(box), values),)
-      held[spec.name] = shards.HostTensor(
-        spec.name, spec.shape, spec.shape, pieces
-      )
+      held[spec.name] = shards.HostTensor(spec.shape, ((tuple(box), values),))
     payload = f"{keys.initial_key(fragment)}.values"
     head = write_initial(snapshots, plan, fragment, held, payload)
     key = keys.initial_key(fragment)

@@ -243,7 +243,7 @@ class IslandCore:
         at most: as many as a contribution may be behind; -1 adopts any.
     """
     self._when = when
-    self._island = island
+    self.island = island
     self._keeps = adoption in ("carry", "eager")  # what is not published
     self._follow = follow
     self._step = step
@@ -315,8 +315,6 @@ class IslandCore:
 
   def handle(self, event: Event) -> list[Action]:
     """Takes one event; returns what to do, in order."""
-    if type(event) is Stepped:  # by far the most
-      return self._stepped(event)
     match event:
       case Stepped():
         return self._stepped(event)
@@ -452,7 +450,7 @@ class IslandCore:
     for fragment, islands in open_rounds.items():
       state = self._fragments[fragment]
       if (
-        self._island not in islands
+        self.island not in islands
         and not state.published
         and state.newest == state.base
         and self._has_news(state)

@@ -44,7 +44,6 @@ class Encoder:
     codec: codec_lib.Codec,
     shardings: shards.Shardings,
   ):
-    """Args: of what, in what, and how the tensors are divided."""
     self.codec = codec
     self._plan = plan
     self._shardings = shardings
@@ -55,21 +54,19 @@ class Encoder:
     """Takes a fragment's outer gradient, from `swap.Swap.publish`."""
     found = Encoded([], [], [])
     for spec in self._plan.fragments[fragment]:
-      held = shards.to_host(spec.name, outer_grads[spec.name])
+      held = shards.to_host(outer_grads[spec.name])
+      # Without metadata, of which the record says what is wanted.
+      stored = held.stored(spec.name)
       if self.codec.packed:
         part = self._shardings[spec.name].shard_shape(spec.shape)
-        stored = layout.packed(self.codec, spec.shape, part)
+        rows = layout.packed(self.codec, spec.shape, part)
+        stored = stored._replace(layout=rows)
         squares = [self._square(piece, part) for _, piece in held.pieces]
         found.chunks.append(list(part))
       else:
-        dtype = held.pieces[0][1].dtype
-        stored = arrays.Layout.of(spec.shape, dtype, held.shard_shape)
         squares = [norms.sum_of_squares(piece) for _, piece in held.pieces]
-        found.chunks.append(list(stored.chunk_shape))
-      # As small as its values: the record says what metadata would.
-      found.tensors.append(
-        arrays.Tensor(spec.name, stored, held.pieces, described=False)
-      )
+        found.chunks.append(list(stored.layout.chunk_shape))
+      found.tensors.append(stored)
       found.norms.append(sum(squares) ** 0.5)
     return found
 

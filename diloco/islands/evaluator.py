@@ -244,8 +244,4 @@ def _serve(
 
 
 if __name__ == "__main__":
-  code = main()
-  if code:
-    # Other threads may be at work still; to take things down under them aborts.
-    sys.stderr.flush()
-    os._exit(code)
+  process.leave(main())

@@ -19,7 +19,6 @@ from diloco.islands import (
   checkpoints,
   core,
   encoding,
-  feedback,
   hands,
   heartbeat,
   notices,
@@ -62,13 +61,7 @@ class Exchange(hands.Hands):
     basis: protocol.Basis,
     poll_secs: Callable[[], float],
   ):
-    """Starts the threads.
-
-    Args:
-      setting: what it works with.
-      basis: where it goes on.
-      poll_secs: gives the pause between two looks at the syncer's board.
-    """
+    """Starts the threads; `poll_secs` is as for `adopter.Adopter`."""
     sync, who = setting.config.sync, setting.identity
     threads = setting.threads
     self._setting = setting
@@ -119,7 +112,6 @@ class Exchange(hands.Hands):
       setting.snapshots,
       setting.learner.plan,
       self._swap.shardings,
-      who.island,
       [origin.base for origin in basis.plan.origins],
       poll_secs,
       notices.NoticeBoard(
@@ -136,20 +128,10 @@ class Exchange(hands.Hands):
       basis.standing.fetched,
     )
 
-  @property
-  def step(self) -> int:
-    """Inner steps the core knows of."""
-    return self.core.step
-
   def reschedule(self, every: int) -> None:
     """Publishes every so many steps from now on."""
     fragments = self._setting.config.sync.num_fragments
     self.core.reschedule(schedule.Schedule(every, fragments))
-
-  @property
-  def in_flight(self) -> list[int]:
-    """Fragments published and not yet answered by a newer version."""
-    return self.core.in_flight
 
   def between_steps(self) -> None:
     """Publishes, adopts and saves what is due.
@@ -160,15 +142,9 @@ class Exchange(hands.Hands):
     for thread in (self._publisher, self._saver, self._adopter):
       thread.check()
     news = self._adopter.take()
-    self.at_hand |= {f.fragment: f for f in news.fetched}
+    self.at_hand |= {f.head.fragment: f for f in news.fetched}
     now = self._setting.threads.clock()
     self.act(self._learner.step, news.board, news.notices, now)
-
-  def ready(self, found: adopter.Placed) -> core.Ready:
-    """See `Hands`."""
-    return core.Ready(
-      found.fragment, found.version, found.merged_step, found.cut
-    )
 
   def take_part(self, action: core.Cut) -> None:
     """See `Hands`."""
@@ -202,23 +178,13 @@ class Exchange(hands.Hands):
       first_step=action.first_step,
       step=action.step,
     )
-    self._publisher.submit(publisher.Publication(action, outer_grads))
+    self._publisher.submit(action, outer_grads)
 
   def adopt(self, action: core.Adopt, fetched: adopter.Placed) -> None:
     """See `Hands`."""
-    params = self._learner.params
-    version = action.fragment, fetched.anchor
-    self._swap.settle(
-      action.fragment,
-      None
-      if action.muted_until
-      else feedback.News(action.version, fetched.merged_step, fetched.holes),
+    self._learner.adopt(
+      action, fetched.anchor, recovery.news_of(fetched.head, self.core.island)
     )
-    if action.muted_until or action.resync:
-      step = max(action.muted_until, self._learner.step)
-      self._swap.start_over(params, *version, step)
-    else:
-      self._swap.adopt(params, *version, action.kept_from)
     crash.point("mid_adopt")
     if action.resync:
       return  # one line tells of all fragments
@@ -268,17 +234,18 @@ class Exchange(hands.Hands):
     """See `Hands`."""
     if self._answerer is not None and self._answerer.is_alive:
       return
-    who = self._setting.identity
-    offer = peers.Offer(
-      who.island,
-      who.incarnation,
-      self._learner.step,
-      bases,
-      self._learner.opt_state_copy(),
-    )
-    self._answerer = self._setting.threads.once(
-      "answerer", lambda: _send(self._setting.snapshots, request, offer)
-    )
+    snapshots, who = self._setting.snapshots, self._setting.identity
+    moment = self._learner.step, bases, self._learner.opt_state_copy()
+
+    def send() -> None:
+      try:
+        peers.answer(snapshots, request, who, *moment)
+      except Exception as error:  # Who called asks the next, or does without.
+        logger.warning(
+          "answer_failed island=%d error=%r", request.island, error
+        )
+
+    self._answerer = self._setting.threads.once("answerer", send)
 
   def save(self) -> int:
     """Starts saving the state as it is; returns which save it is.
@@ -331,14 +298,15 @@ class Exchange(hands.Hands):
     facts = {
       "fragment": action.fragment,
       "version": action.version,
-      "digest": fetched.digest,
+      "digest": fetched.head.digest,
       "lost_from_step": action.lost_from,
       "lost_to_step": action.lost_to,
     }
     if action.muted_until:
       facts["muted_until"] = action.muted_until
     if self._setting.config.sync.error_feedback:
-      facts["answer"] = [fetched.merged_step, fetched.holes]
+      news = recovery.news_of(fetched.head, self.core.island)
+      facts["answer"] = news[1:]
     return facts
 
   def close(self) -> None:
@@ -348,14 +316,3 @@ class Exchange(hands.Hands):
     self._saver.close()
     if self._answerer is not None:
       self._answerer.join()
-
-
-def _send(
-  snapshots: store.SnapshotStore,
-  request: records.PeerRequest,
-  offer: peers.Offer,
-) -> None:
-  try:
-    peers.answer(snapshots, request, offer)
-  except Exception as error:  # Who called asks the next peer, or does without.
-    logger.warning("answer_failed island=%d error=%r", request.island, error)

@@ -31,7 +31,6 @@ class Fetcher:
     plan: partition.FragmentPlan,
     shardings: shards.Shardings,
   ):
-    """Args: from where, of what, and which shards."""
     self._store = snapshots
     self._plan = plan
     self._shardings = shardings
@@ -42,17 +41,6 @@ class Fetcher:
     """What is new is enough from now on; it must not be donated."""
     self._held[fragment] = digest, values
 
-  def fetch(self, fragment: int, newer_than: int) -> protocol.Fetched | None:
-    """Reads a fragment's newest version, or None if there is no newer one.
-
-    Raises:
-      CorruptSnapshotError: it is damaged.
-      OSError: the store could not be reached.
-    """
-    return operations.perform(
-      protocol.fetch(fragment, newer_than), self.execute
-    )
-
   def newest(self, fragment: int) -> protocol.Fetched:
     """Reads a fragment's newest version.
 
@@ -60,7 +48,7 @@ class Fetcher:
       CorruptSnapshotError: it is damaged, or its head is lost.
       OSError: the store could not be reached.
     """
-    found = self.fetch(fragment, -1)
+    found = operations.perform(protocol.fetch(fragment, -1), self.execute)
     if found is None:
       raise errors.CorruptSnapshotError(
         f"the head of fragment {fragment} is lost"
@@ -116,7 +104,7 @@ class Fetcher:
     self.bytes_read = sum(row.nbytes for row in rows)
     found, following = {}, iter(rows)
     for spec in tensors:
-      held = shards.to_host(spec.name, values[spec.name])
+      held = shards.to_host(values[spec.name])
       pieces = [piece.copy() for _, piece in held.pieces]
       boxes = [box for box, _ in held.pieces]
       change = np.empty(spec.shape, np.float32)

@@ -36,7 +36,7 @@ class Hands(abc.ABC):
   Attributes:
     core: decides.
     at_hand: by fragment, a newer version that may be adopted; as the world
-      keeps it.
+      keeps it, with its `head`.
   """
 
   __slots__ = ()
@@ -51,20 +51,13 @@ class Hands(abc.ABC):
     heard: notices.Notices,
     now: float = 0.0,
   ) -> None:
-    """Does what there is to do between two steps; waits for nothing.
-
-    Args:
-      step: inner steps done.
-      board: the syncer's, if there is news.
-      heard: what others want this island to know.
-      now: monotonic seconds, for an island that waits.
-    """
+    """Does what there is to do after this step; waits for nothing."""
     core, at_hand = self.core, self.at_hand
     if heard.offences:
       for _ in core.handle(core_lib.Refused()):
         at_hand.clear()
         self.begin_anew(heard.offences)
-    ready = [self.ready(found) for found in at_hand.values()] if at_hand else ()
+    ready = [self._ready(found) for found in at_hand.values()]
     actions = core.handle(
       core_lib.Stepped(step, ready, _board_event(board), heard.cut, now)
     )
@@ -83,7 +76,7 @@ class Hands(abc.ABC):
       # What is newer than what is there is not what is waited for.
       for fragment, position in enumerate(core.positions):
         found = at_hand.get(fragment)
-        if found and self.ready(found).version <= position.base:
+        if found and found.head.version <= position.base:
           del at_hand[fragment]
     if heard.request is not None and not core.resyncing:
       bases = [p.base for p in core.positions]
@@ -115,15 +108,8 @@ class Hands(abc.ABC):
   ) -> operations.Script[bool]:
     """Publishes all progress, at a standstill, and waits until it has arrived.
 
-    Args:
-      clock: gives monotonic seconds.
-      look: goes through what is between two steps again.
-      flushed: whether all that was handed over for publication has arrived.
-      patience: how long to wait.
-      poll_secs: between two looks.
-
-    Returns:
-      Whether all of it reached the store in time.
+    To `look` is as for `wait`; `flushed` says whether all that was handed over
+    for publication has arrived. Gives whether all of it has in time.
     """
     core = self.core
     deadline = clock() + patience.limit_secs
@@ -156,9 +142,11 @@ class Hands(abc.ABC):
     elif kind is core_lib.Cut:
       self.take_part(action)
 
-  @abc.abstractmethod
-  def ready(self, found: Any) -> core_lib.Ready:
+  def _ready(self, found: Any) -> core_lib.Ready:
     """What the core is to know of a version at hand."""
+    head: records.Head = found.head
+    merged_step = head.merged_step(self.core.island)
+    return core_lib.Ready(head.fragment, head.version, merged_step, head.cut)
 
   @abc.abstractmethod
   def publish(self, action: core_lib.Publish) -> None:

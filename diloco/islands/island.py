@@ -156,7 +156,7 @@ class Island:
   @property
   def step(self) -> int:
     """Inner steps done, over all incarnations."""
-    return self._exchange.step
+    return self._exchange.core.step
 
   def perform(self, script: operations.Script[T]) -> T:
     """Runs one of this island's scripts to its end."""
@@ -308,7 +308,7 @@ class Island:
       island=self._spec.island,
       incarnation=self._spec.incarnation,
       beat=beat,
-      step=self._exchange.step,
+      step=self.step,
       step_secs=self._log.step_secs,
       present=self._present,
       nonce=self._nonce,
@@ -331,13 +331,13 @@ class Island:
   def _do_step(self) -> inner_step.Metrics:
     # A loop of the user's own does its steps itself; see `go_on`.
     assert isinstance(self.learner, trainer_lib.Trainer)
-    return self.learner.next_step()
+    return self.learner.do_step(self.learner.take_batch())
 
   def training(
     self, num_steps: int, interrupted: Callable[[], bool]
   ) -> operations.Script[dict[str, Any]]:
     """See `train`."""
-    started_at = self._exchange.step
+    started_at = self.step
     self._present = True
     # A program may have ended the wait of the window before.
     yield from self._wait_for_answers(interrupted)
@@ -358,7 +358,7 @@ class Island:
       if interrupted():
         break
     self._log.finish()
-    step = self._exchange.step
+    step = self.step
     return {"steps": step - started_at, "step": step, "loss": self._log.loss}
 
   def configure(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,7 +366,7 @@ class Island:
     self._config = config_changes.with_live(self._config, settings)
     every = self._config.sync_every(self._spec.island)
     self._exchange.reschedule(every)
-    return {"step": self._exchange.step}
+    return {"step": self.step}
 
   def _wait_for_answers(
     self, interrupted: Callable[[], bool]
@@ -424,7 +424,7 @@ class Island:
       )
     self._present = False
     self._heartbeat.nudge()
-    return {"flushed": flushed, "step": exchange.step}
+    return {"flushed": flushed, "step": self.step}
 
   def handing_over(self, timeout_secs: float) -> operations.Script[None]:
     """Has the next life go on as if it were this one: nothing is under way.
@@ -435,7 +435,7 @@ class Island:
     yield from self.draining(timeout_secs)
     exchange, clock, poll_secs = self._exchange, self._clock, _POLL_SECS[0]
     deadline = clock() + timeout_secs
-    while exchange.in_flight and clock() < deadline:
+    while exchange.core.in_flight and clock() < deadline:
       self._look()
       yield poll_secs
     serial = exchange.save()
@@ -473,9 +473,7 @@ class Island:
     else:
       found = reading.take() if reading else evaluator.read()
       result = evaluator.evaluate(found, num_batches)
-    self._tape.record(
-      events.EVALUATED, target=target, step=self._exchange.step, **result
-    )
+    self._tape.record(events.EVALUATED, target=target, step=self.step, **result)
     return result
 
   def checkpoint(self, *, wait: bool) -> dict[str, Any]:
@@ -521,6 +519,6 @@ class Island:
     self.learner.close()
     if self._requests is not None:
       self._requests.close()
-    self._tape.record(events.STOPPED, step=self._exchange.step, reason=reason)
+    self._tape.record(events.STOPPED, step=self.step, reason=reason)
     self._tape.close()
     self._log.close()

@@ -65,14 +65,8 @@ class Learner(abc.ABC):
   ):
     """Starts from the run's initial parameters, which are version 0.
 
-    Args:
-      config: the run's configuration.
-      task: what to train.
-      island: which one this is.
-      topology: devices along each axis of the mesh.
-      devices: at least as many as the topology holds.
-      like: another one for this configuration, task, topology and devices, that
-        has made no step; its initial values are used again.
+    Those are the ones of `like`, if there is one: a learner for this
+    configuration, task, topology and devices, that has made no step.
 
     Raises:
       UserError: the task does not fit the topology or the fragments.
@@ -124,10 +118,6 @@ class Learner(abc.ABC):
   def opt_state(self) -> Any:
     """The inner optimizer's state."""
     return self.state.opt_state
-
-  def replace_optimizer(self, opt_state: Any) -> None:
-    """Goes on with another state of the inner optimizer."""
-    self.state = self._placed(self.state.params, opt_state)
 
   def resume(
     self,
@@ -196,9 +186,21 @@ class Learner(abc.ABC):
     Returns:
       Leaves replaced.
     """
-    opt_state, replaced = _mended(self.opt_state, healthy)
+    replaced = 0
+
+    def mend(value: jax.Array, spare: jax.Array | None = None) -> jax.Array:
+      nonlocal replaced
+      if _finite(value):
+        return value
+      replaced += 1
+      if spare is not None and _finite(spare):
+        return spare
+      return jnp.zeros_like(value)
+
+    spares = () if healthy is None else (healthy,)
+    opt_state = jax.tree.map(mend, self.opt_state, *spares)
     if replaced:
-      self.replace_optimizer(opt_state)
+      self.state = self._placed(self.params, opt_state)
     return replaced
 
   def snapshot(self) -> Snapshot:
@@ -212,6 +214,18 @@ class Learner(abc.ABC):
     """Starts copies of the inner optimizer's state in host memory."""
     return swap_lib.copy_to_host_memory(self.opt_state)
 
+  def adopt(
+    self, action: Any, anchor: swap_lib.Params, news: feedback.News
+  ) -> None:
+    """Swaps a version in, as a `core.Adopt`, or a line of the tape, says."""
+    params, fragment = self.params, action.fragment
+    self.swap.settle(fragment, None if action.muted_until else news)
+    if action.muted_until or action.resync:
+      step = max(action.muted_until, self.step)
+      self.swap.start_over(params, fragment, anchor, step)
+    else:
+      self.swap.adopt(params, fragment, anchor, action.kept_from)
+
   def poison(self, fragment: int) -> None:
     """Makes a fragment's values not finite: a fault for tests of the rest."""
     self.swap.poison(self.params, fragment)
@@ -219,23 +233,6 @@ class Learner(abc.ABC):
 
 def _step_array(step: int) -> jax.Array:
   return jnp.asarray(step, jnp.int32)
-
-
-def _mended(opt_state: Any, healthy: Any | None) -> tuple[Any, int]:
-  """Replaces leaves that are not finite; returns how many as well."""
-  replaced = 0
-
-  def mend(value: jax.Array, spare: jax.Array | None = None) -> jax.Array:
-    nonlocal replaced
-    if _finite(value):
-      return value
-    replaced += 1
-    if spare is not None and _finite(spare):
-      return spare
-    return jnp.zeros_like(value)
-
-  spares = () if healthy is None else (healthy,)
-  return jax.tree.map(mend, opt_state, *spares), replaced
 
 
 def _finite(value: jax.Array) -> bool:

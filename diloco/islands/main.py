@@ -73,8 +73,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-  code = main()
-  if code:
-    # Other threads may be at work still; to take things down under them aborts.
-    sys.stderr.flush()
-    os._exit(code)
+  process.leave(main())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from diloco.islands import peer_protocol, protocol
-from diloco.snapshots import cuts, operations, records
+from diloco.snapshots import operations, records
 
 # Performs one of several looks by name; gives None where it fails.
 Attempt = Callable[[str, operations.Procedure[Any]], operations.Procedure[Any]]
@@ -33,15 +33,7 @@ class NoticeBoard:
     wait_secs: float,
     clock: Callable[[], float],
   ):
-    """Prepares.
-
-    Args:
-      island: whose notices.
-      incarnation: its life.
-      wait_secs: how long each able peer of a lower number has to answer a call
-        before this island does.
-      clock: monotonic seconds.
-    """
+    """Has looked at nothing; `wait_secs` is as for `Listener`."""
     self._clock = clock
     self._listener = peer_protocol.Listener(island, wait_secs)
     self._verdicts = protocol.VerdictWatch(island, incarnation)
@@ -49,12 +41,7 @@ class NoticeBoard:
   def look(self, attempt: Attempt) -> operations.Procedure[Notices]:
     """Reads what there is; what cannot be read reads as nothing."""
     request = yield from attempt("calls", self._listener.listen(self._clock))
-    cut = yield from attempt("cuts", newest_cut())
+    cut = yield from attempt("cuts", protocol.newest_cut())
     # Last: a verdict counts as seen once it was read.
     offences = yield from attempt("verdicts", self._verdicts.look())
     return Notices(cut or 0, offences or 0, request)
-
-
-def newest_cut() -> operations.Procedure[int]:
-  """Gives the number of the newest cut that was asked for, 0 without any."""
-  return max((yield from cuts.numbers()), default=0)

@@ -7,25 +7,15 @@ count twice.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from diloco import errors
-from diloco.islands import peer_protocol, shards
+from diloco.islands import peer_protocol, publisher, shards
 from diloco.snapshots import arrays, digest, keys, operations, records, store
-
-
-class Offer(NamedTuple):
-  """What a peer gives: its state at one step, in memory nobody donates."""
-
-  island: int
-  incarnation: int
-  step: int
-  versions: Sequence[int]  # [P], its base versions then
-  opt_state: Any
 
 
 def _named(opt_state: Any) -> dict[str, jax.Array]:
@@ -38,46 +28,42 @@ def size_of(opt_state: Any) -> int:
 
 
 def answer(
-  snapshots: store.SnapshotStore, request: records.PeerRequest, offer: Offer
+  snapshots: store.SnapshotStore,
+  request: records.PeerRequest,
+  who: publisher.Identity,
+  step: int,
+  versions: Sequence[int],
+  opt_state: Any,
 ) -> None:
   """Writes an answer, unless its values are not finite.
+
+  It is the state at one step, whose base versions are `versions`, [P], in
+  memory nobody donates.
 
   Raises:
     OSError: the store did not take it.
     ValueError: the state holds what the store cannot.
   """
   scalars: dict[str, int] = {}
-  tensors: list[arrays.Tensor] = []
-  all_held: list[shards.HostTensor] = []
-  for name, leaf in _named(offer.opt_state).items():
+  all_held: dict[str, shards.HostTensor] = {}
+  for name, leaf in _named(opt_state).items():
     if leaf.ndim == 0 and not jnp.issubdtype(leaf.dtype, jnp.inexact):
       scalars[name] = int(leaf)
       continue
-    held = shards.to_host(name, leaf)
+    held = all_held[name] = shards.to_host(leaf)
     for _, piece in held.pieces:
       if not np.isfinite(piece.astype(np.float32, copy=False)).all():
         return  # it would make the caller as ill as this island is
-    layout = arrays.Layout.of(leaf.shape, leaf.dtype, held.shard_shape)
-    tensors.append(arrays.Tensor(name, layout, held.pieces, described=False))
-    all_held.append(held)
-  payload = keys.peer_payload_prefix(
-    request.island,
-    request.incarnation,
-    offer.island,
-    offer.incarnation,
-    offer.step,
-  )
+  tensors = [held.stored(name) for name, held in all_held.items()]
+  parties = request.island, request.incarnation, who.island, who.incarnation
   state = records.PeerState(
-    island=request.island,
-    incarnation=request.incarnation,
-    from_island=offer.island,
-    from_incarnation=offer.incarnation,
-    step=offer.step,
-    versions=list(offer.versions),
-    payload=payload,
+    *parties,
+    step=step,
+    versions=list(versions),
+    payload=keys.peer_payload_prefix(*parties, step),
     scalars=scalars,
     chunks={t.name: list(t.layout.chunk_shape) for t in tensors},
-    digest=digest.tensors((held.name, held.whole()) for held in all_held),
+    digest=digest.tensors((n, held.whole()) for n, held in all_held.items()),
   )
 
   def execute(operation: operations.Operation) -> Any:
@@ -95,11 +81,7 @@ def read(
 ) -> Any:
   """Reads the optimizer state that an answer names.
 
-  Args:
-    snapshots: the store.
-    state: the answer.
-    like: an optimizer state of the shapes and shardings wanted; the sender's
-      shardings may be others.
+  It comes in the shapes and shardings of `like`; the sender's may be others.
 
   Raises:
     CorruptSnapshotError: it is damaged, or of another optimizer.
@@ -137,10 +119,7 @@ def _read_leaf(
     )
   layout = arrays.Layout(leaf.shape, leaf.dtype.name, tuple(chunk))
   opened = snapshots.arrays.open(state.payload, name, layout)
-  pieces = []
-  for box in shards.boxes(leaf.shape, leaf.sharding):
-    values = np.empty([s.stop - s.start for s in box], leaf.dtype)
-    opened.read(box, values)
-    pieces.append((box, values))
-  shard_shape = leaf.sharding.shard_shape(leaf.shape)
-  return shards.HostTensor(name, leaf.shape, shard_shape, tuple(pieces))
+  held, reads = shards.begin_read(opened, layout, leaf.sharding)
+  for read in reads:
+    read.finish()
+  return held

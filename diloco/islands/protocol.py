@@ -193,7 +193,7 @@ def come_back(
     with contextlib.suppress(errors.CorruptSnapshotError):
       key = keys.cut_part_key(epoch.cut, island)
       part, _ = yield operations.Read(key, records.CutPart)
-  cut = max((yield from cuts.numbers()), default=0)
+  cut = yield from newest_cut()
   known = yield from survey(island, num_fragments)
   yield _MID_RECOVERY
   fetched: list[Fetched] = []
@@ -368,6 +368,11 @@ def _own(marker: checkpoint.Checkpoint | None) -> comeback.Saved | None:
     [p.published for p in positions],
     [p.first_step for p in positions],
   )
+
+
+def newest_cut() -> operations.Procedure[int]:
+  """Gives the number of the newest cut that was asked for, 0 without any."""
+  return max((yield from cuts.numbers()), default=0)
 
 
 class VerdictWatch:

@@ -23,14 +23,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
-class Publication:
-  """What to publish, with the values it is made of."""
-
-  action: core.Publish
-  outer_grads: Mapping[str, jax.Array]  # as encoded, in host memory
-
-
-@dataclasses.dataclass(frozen=True)
 class Identity:
   """Who publishes, and in which timeline."""
 
@@ -70,10 +62,12 @@ class Publisher:
     self._changed = self._loop.changed
     self._loop.start()
 
-  def submit(self, publication: Publication) -> None:
-    """Queues a publication; never blocks."""
+  def submit(
+    self, action: core.Publish, outer_grads: Mapping[str, jax.Array]
+  ) -> None:
+    """Queues what is as encoded, in host memory; never blocks."""
     with self._changed:
-      dropped = self._outbox.submit(publication.action, publication)
+      dropped = self._outbox.submit(action, outer_grads)
     self._loop.wake()
     self._record(dropped)
 
@@ -108,11 +102,15 @@ class Publisher:
     self._record(dropped)
 
   def _publish(
-    self, action: core.Publish, publication: Publication
+    self, action: core.Publish, outer_grads: Mapping[str, jax.Array]
   ) -> operations.Procedure[None]:
     started = self._clock()
     who = self.identity
-    encoded = yield operations.Compute(lambda: self._encode(publication))
+    encoded: encoding.Encoded = yield operations.Compute(
+      lambda: self._encoder.encode(action.fragment, outer_grads)
+    )
+    # What a replay must know of this contribution outlives this process.
+    yield operations.Compute(self._tape.flush)
     record = records.Contribution(
       island=who.island,
       incarnation=who.incarnation,
@@ -147,14 +145,6 @@ class Publisher:
       key=record.key,
       secs=self._clock() - started,
     )
-
-  def _encode(self, publication: Publication) -> encoding.Encoded:
-    encoded = self._encoder.encode(
-      publication.action.fragment, publication.outer_grads
-    )
-    # What a replay must know of this contribution outlives this process.
-    self._tape.flush()
-    return encoded
 
   def _execute(self, operation: operations.Operation) -> Any:
     if isinstance(operation, operations.WritePayload):

@@ -61,17 +61,16 @@ def facts(basis: protocol.Basis, island: int) -> dict[str, Any]:
     "base_digests": [head.digest for head in heads],
     "initial_by": [bootstrap.initial_writer(head) for head in heads],
     "unsent_from_step": [o.first_step for o in origins],
-    "answers": [answer_of(head, island) for head in heads],
+    "answers": [news_of(head, island)[1:] for head in heads],
     "passed_over": basis.passed_over,
     "epoch": basis.standing.epoch,
   }
 
 
-def answer_of(
-  head: records.Head, island: int
-) -> tuple[int, Sequence[Sequence[int]]]:
-  """What a version tells an island of its publications; see `feedback.News`."""
-  return head.merged_step(island), head.holes.get(str(island), ())
+def news_of(head: records.Head, island: int) -> feedback.News:
+  """What a version tells an island of its publications."""
+  holes = head.holes.get(str(island), ())
+  return feedback.News(head.version, head.merged_step(island), holes)
 
 
 def identity_of(saved: checkpoint.Checkpoint) -> dict[str, int]:
@@ -122,8 +121,7 @@ class Recovery(protocol.Search):
       saved=saved,
       carried=plan.carried,
       news=[
-        feedback.News(found.head.version, *answer_of(found.head, self._island))
-        for found in basis.standing.fetched
+        news_of(found.head, self._island) for found in basis.standing.fetched
       ],
     )
     # Holds on to no tensors that the learner has taken.

@@ -48,11 +48,13 @@ def set_step(
 
 
 def _scheduled(state: Any) -> tuple[str, ...]:
-  """Fields of a named tuple that schedules follow.
+  """Fields that schedules follow, of what may be a named tuple.
 
   A count beside moments is the age of those. Where there is nothing but
   counts, they can be only of steps.
   """
+  if not hasattr(state, "_fields"):
+    return ()
   known = _SCHEDULED.get(type(state).__name__)
   if known is not None:
     return known
@@ -96,15 +98,13 @@ def _with_counts(state: Any, counts: Sequence[Any]) -> Any:
 
 
 def _map_counts(state: Any, change: Callable[[Any], Any]) -> Any:
-  if hasattr(state, "_fields"):  # a named tuple
-    scheduled = _scheduled(state)
-    changed = {
-      name: change(value) if name in scheduled else _map_counts(value, change)
-      for name, value in state._asdict().items()
+  def changed(node: Any) -> Any:
+    if not (names := _scheduled(node)):
+      return node
+    fields = {
+      name: change(value) if name in names else _map_counts(value, change)
+      for name, value in node._asdict().items()
     }
-    return state._replace(**changed)
-  if isinstance(state, tuple | list):
-    return type(state)(_map_counts(part, change) for part in state)
-  if isinstance(state, dict):
-    return {k: _map_counts(part, change) for k, part in state.items()}
-  return state
+    return node._replace(**fields)
+
+  return jax.tree.map(changed, state, is_leaf=lambda x: bool(_scheduled(x)))

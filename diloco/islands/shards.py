@@ -7,7 +7,7 @@ says it.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -22,12 +22,16 @@ Shardings: TypeAlias = Mapping[str, Sharding]  # by tensor name
 
 @dataclasses.dataclass(frozen=True)
 class HostTensor:
-  """One tensor's shards on this host, each box once."""
+  """One tensor's shards on this host, each box once, all of one shape."""
 
-  name: str
   shape: tuple[int, ...]
-  shard_shape: tuple[int, ...]
   pieces: tuple[tuple[arrays.Index, np.ndarray], ...]
+
+  def stored(self, name: str, *, described: bool = False) -> arrays.Tensor:
+    """As the store takes it; see `arrays.Tensor`."""
+    piece = self.pieces[0][1]
+    layout = arrays.Layout.of(self.shape, piece.dtype, piece.shape)
+    return arrays.Tensor(name, layout, self.pieces, described)
 
   def whole(self) -> np.ndarray:
     """The whole tensor, if this process holds all of it."""
@@ -107,7 +111,7 @@ def hold(fragment: HostFragment, shardings: Shardings) -> dict[str, jax.Array]:
   }
 
 
-def to_host(name: str, array: jax.Array) -> HostTensor:
+def to_host(array: jax.Array) -> HostTensor:
   """Copies the shards this process holds to host memory, each box once."""
   pieces = {}
   for shard in array.addressable_shards:
@@ -115,16 +119,13 @@ def to_host(name: str, array: jax.Array) -> HostTensor:
     if _start(box) not in pieces:
       pieces[_start(box)] = (box, np.asarray(shard.data))
   return HostTensor(
-    name,
-    array.shape,
-    array.sharding.shard_shape(array.shape),
-    tuple(pieces[start] for start in sorted(pieces)),
+    array.shape, tuple(pieces[start] for start in sorted(pieces))
   )
 
 
 def fragment_to_host(fragment: Mapping[str, jax.Array]) -> HostFragment:
   """`to_host` of every tensor."""
-  return {name: to_host(name, array) for name, array in fragment.items()}
+  return {name: to_host(array) for name, array in fragment.items()}
 
 
 def read_fragment(
@@ -134,26 +135,30 @@ def read_fragment(
   shardings: Shardings,
 ) -> dict[str, HostTensor]:
   """Reads from a global version only the shards this process holds."""
-  found, reads = {}, []
+  found: dict[str, HostTensor] = {}
+  reads: list[Any] = []
   for tensor, chunk_shape in zip(tensors, head.chunks, strict=True):
     layout = layouts.of_record(head.codec, tensor.shape, chunk_shape)
     prefix = f"{head.payload}/{keys.PARAMS}"
     opened = snapshots.arrays.open(prefix, tensor.name, layout)
-    sharding = shardings[tensor.name]
-    pieces = []
-    for box in boxes(tensor.shape, sharding):
-      values = np.empty([s.stop - s.start for s in box], layout.numpy_dtype)
-      reads.append(opened.begin_read(values, box))
-      pieces.append((box, values))
-    found[tensor.name] = HostTensor(
-      tensor.name,
-      tensor.shape,
-      sharding.shard_shape(tensor.shape),
-      tuple(pieces),
-    )
+    held, begun = begin_read(opened, layout, shardings[tensor.name])
+    found[tensor.name] = held
+    reads += begun
   for read in reads:
     read.finish()
   return {name: _decoded(held) for name, held in found.items()}
+
+
+def begin_read(
+  opened: Any, layout: arrays.Layout, sharding: Sharding
+) -> tuple[HostTensor, list[Any]]:
+  """What this process holds of a stored tensor, once all reads are finished."""
+  pieces, reads = [], []
+  for box in boxes(layout.shape, sharding):
+    values = np.empty([s.stop - s.start for s in box], layout.numpy_dtype)
+    reads.append(opened.begin_read(values, box))
+    pieces.append((box, values))
+  return HostTensor(layout.shape, tuple(pieces)), reads
 
 
 def _decoded(held: HostTensor) -> HostTensor:

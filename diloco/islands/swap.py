@@ -147,7 +147,7 @@ class Swap:
     self._feedback: dict[int, feedback.Feedback] = {}
     if encoding.feedback:
       for fragment in range(plan.num_fragments):
-        add = functools.partial(self._add, fragment)
+        add = functools.partial(self._compute, _sum, fragment)
         self._feedback[fragment] = feedback.Feedback(max_staleness, add)
     self._own_step = own_step
     self._ahead: dict[int, eager.Ahead] = {}  # of "eager"
@@ -228,7 +228,7 @@ class Swap:
     """
     arranged, anchor = self._arranged[fragment], self.anchors[fragment]
     if ahead := self._ahead.get(fragment):
-      anchor = ahead.anchor(functools.partial(self._add, fragment))
+      anchor = ahead.anchor(functools.partial(self._compute, _sum, fragment))
     owed = None
     if self._feedback:
       owed = self._feedback[fragment].lend(*origin)
@@ -276,7 +276,8 @@ class Swap:
     """
     self._take(fragment, anchor)
     if ahead := self._ahead.get(fragment):
-      ahead.answered(kept_from, functools.partial(self._move, fragment))
+      move = functools.partial(self._compute, _moved, fragment)
+      ahead.answered(kept_from, move)
       return
     reference = None
     if self._adoption == "carry":
@@ -440,21 +441,11 @@ class Swap:
     shapes = {name: self.tensors[name].shape for name in names}
     return {name: np.zeros(s, np.float32) for name, s in shapes.items()}
 
-  def _add(
-    self, fragment: int, one: feedback.Values, other: feedback.Values
-  ) -> Params:
-    """Adds what the fragment's publications left, on the devices."""
+  def _compute(self, program: Any, fragment: int, *operands: Params) -> Params:
+    """What the devices make of a fragment's tensors, in host memory."""
     names = self._arranged[fragment].tensors
-    both = self._on_devices(names, one), self._on_devices(names, other)
-    return copy_to_host_memory(dict(zip(names, _sum(*both), strict=True)))
-
-  def _move(self, fragment: int, one: Params, to: Params, of: Params) -> Params:
-    """Gives one + (to - of), which the devices compute."""
-    names = self._arranged[fragment].tensors
-    all_three = [self._on_devices(names, values) for values in (one, to, of)]
-    return copy_to_host_memory(
-      dict(zip(names, _moved(*all_three), strict=True))
-    )
+    placed = [self._on_devices(names, values) for values in operands]
+    return copy_to_host_memory(dict(zip(names, program(*placed), strict=True)))
 
   def _values(
     self, arranged: kernels.Arrangement, params: Params, anchors: Any

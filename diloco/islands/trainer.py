@@ -88,10 +88,6 @@ class Trainer(learner_lib.Learner):
     self.step += 1
     return metrics
 
-  def next_step(self) -> inner_step.Metrics:
-    """As `do_step`, with the next batch."""
-    return self.do_step(self.take_batch())
-
   def _seek(self, step: int) -> None:
     self._stream.seek(step)
 

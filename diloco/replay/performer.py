@@ -132,12 +132,7 @@ class Performer:
         self._bases[fragment] = version
         anchor = self._read(fragment, version)
         news = feedback.News(version, operation.merged_step, operation.holes)
-        self._swap.settle(fragment, None if operation.muted_until else news)
-        if operation.muted_until or operation.resync:
-          step = max(operation.muted_until, trainer.step)
-          self._swap.start_over(params, fragment, anchor, step)
-        else:
-          self._swap.adopt(params, fragment, anchor, operation.kept_from)
+        trainer.adopt(operation, anchor, news)
       case script.Rebase(step, fragment):
         anchor = self._swap.anchors[fragment]
         self._swap.start_over(params, fragment, anchor, step)

@@ -136,12 +136,6 @@ class Island(hands.Hands):
       for held in self.fragments:
         held.finite = False
 
-  def ready(self, found: protocol.Fetched) -> core_lib.Ready:
-    """See `Hands`."""
-    head = found.head
-    merged_step = head.clock.get(str(self.index), 0)
-    return core_lib.Ready(head.fragment, head.version, merged_step, head.cut)
-
   def take_part(self, action: core_lib.Cut) -> None:
     """See `Hands`."""
     self.saver.save(self.core.step, action)

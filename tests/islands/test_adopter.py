@@ -32,7 +32,6 @@ def make(run):
         run.store,
         PLAN,
         dict.fromkeys("ab", jnp.zeros(4).sharding),
-        island=0,
         versions=versions,
         poll_secs=lambda: 0.005,
         board=notices.NoticeBoard(0, 1, 1.0, time.monotonic),
@@ -53,15 +52,15 @@ def _take(thread, count):
   while len(found) < count and time.monotonic() < deadline:
     found += thread.take().fetched
     time.sleep(0.005)
-  return sorted(found, key=lambda f: f.fragment)
+  return sorted(found, key=lambda f: f.head.fragment)
 
 
 def test_newer_versions_are_fetched_from_what_the_board_says(run, make):
   run.commit(0, 1, {0: 8}, value=3.0)
   run.store.write(keys.BOARD, records.Board([1, 0], {}))
   (fetched,) = _take(make([0, 0]), 1)
-  assert (fetched.fragment, fetched.version) == (0, 1)
-  assert fetched.merged_step == 8
+  assert (fetched.head.fragment, fetched.head.version) == (0, 1)
+  assert fetched.head.merged_step(0) == 8
   for tensor in PLAN.fragments[0]:
     np.testing.assert_array_equal(
       fetched.anchor[tensor.name], filled(tensor, 3.0)
@@ -74,7 +73,7 @@ def test_damaged_board_does_not_hide_the_heads(run, make):
   run.commit(0, 1, {0: 8}, value=1.0)
   run.commit(1, 4, {0: 8}, value=2.0)
   found = _take(make([0, 0]), 2)
-  assert [(f.fragment, f.version) for f in found] == [(0, 1), (1, 4)]
+  assert [(f.head.fragment, f.head.version) for f in found] == [(0, 1), (1, 4)]
 
 
 def test_damaged_version_is_waited_out(run, make):
@@ -84,7 +83,7 @@ def test_damaged_version_is_waited_out(run, make):
   assert not thread.take().fetched
   run.commit(0, 2, {0: 8}, value=2.0)
   (fetched,) = _take(thread, 1)
-  assert fetched.version == 2
+  assert fetched.head.version == 2
 
 
 def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
@@ -93,14 +92,14 @@ def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
   monkeypatch.setattr(adopter, "_HEADS_EVERY_SECS", 1e6)
   run.commit(0, 1, {0: 8}, value=1.0)
   thread = make([0, 0])
-  assert [f.fragment for f in _take(thread, 1)] == [0]
+  assert [f.head.fragment for f in _take(thread, 1)] == [0]
   thread.fetch_all_anew()
   found = _take(thread, 2)
-  assert [(f.fragment, f.version) for f in found] == [(0, 1), (1, 0)]
+  assert [(f.head.fragment, f.head.version) for f in found] == [(0, 1), (1, 0)]
   # Once is enough.
   run.commit(1, 1, {0: 8}, value=2.0)
   run.store.write(keys.BOARD, records.Board([1, 1], {}))
-  assert [f.version for f in _take(thread, 1)] == [1]
+  assert [f.head.version for f in _take(thread, 1)] == [1]
 
 
 def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
@@ -125,7 +124,7 @@ def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
   thread.fetch_all_anew()
   go_on.set()
   found = _take(thread, 2)
-  assert [(f.fragment, f.version) for f in found] == [(0, 1), (1, 0)]
+  assert [(f.head.fragment, f.head.version) for f in found] == [(0, 1), (1, 0)]
   assert fetches[0] == (0, 1)
   assert sorted(fetches[1:]) == [(0, 1), (1, 0)]
 
@@ -196,7 +195,6 @@ def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
     run.store,
     PLAN,
     dict.fromkeys("ab", jnp.zeros(4).sharding),
-    island=0,
     versions=[0, 0],
     poll_secs=lambda: 0.5,
     board=notices.NoticeBoard(0, 1, 1.0, threads.clock),
@@ -207,9 +205,9 @@ def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
   run.commit(0, 1, {0: 8}, value=1.0)
   threads.turn()
   (fetched,) = one.take().fetched
-  assert fetched.secs == 3.0 and fetched.version == 1
+  assert fetched.secs == 3.0 and fetched.head.version == 1
   run.commit(0, 2, {0: 8}, value=1.0)
   for now, found in ((103.9, []), (104.0, [2])):
     threads.now = now
     threads.turn()
-    assert [f.version for f in one.take().fetched] == found
+    assert [f.head.version for f in one.take().fetched] == found

@@ -80,7 +80,7 @@ def test_state_is_saved_again_only_if_its_save_failed():
 def test_peer_is_answered_on_a_thread_of_its_own(monkeypatch):
   writing, go_on, threads = threading.Event(), threading.Event(), []
 
-  def answer(snapshots, request, offer):
+  def answer(snapshots, request, *offer):
     threads.append(threading.current_thread().name)
     writing.set()
     assert go_on.wait(20)
@@ -192,9 +192,9 @@ class Idle:
 
   # Publisher
 
-  def submit(self, publication):
-    self.log.append(("publish", publication.action.fragment))
-    self.given.append(publication)
+  def submit(self, action, outer_grads=None):
+    self.log.append(("publish", action.fragment))
+    self.given.append((action, outer_grads))
 
   def ticket(self, positions):
     return ("ticket", positions, len(self.given))
@@ -282,20 +282,20 @@ def make(monkeypatch, tmp_path):
 
 
 def fetched(leaf, version, value, *, merged_step=0, cut=0):
-  digest = f"digest of {value}"
-  return adopter.Placed(
-    *(FRAGMENT[leaf], version, merged_step, cut),
-    anchor(leaf, value),
-    *(12, digest, 0.5),
+  head = records.Head(
+    *(FRAGMENT[leaf], version, 0, "", [], {"0": merged_step}, {}),
+    cut=cut,
+    digest=f"digest of {value}",
   )
+  return adopter.Placed(head, anchor(leaf, value), 12, 0.5)
 
 
 def test_what_is_due_is_published_as_what_it_learned(make):
   island = make()
   island.step(2)
-  (sent,) = island.publisher.given
-  assert sent.action == core.Publish(FRAGMENT["a"], 0, 0, 2, "schedule")
-  assert held(sent.outer_grads) == {"a": -quadratic.moved(0, 2, 0.5)[0]}
+  ((sent, values),) = island.publisher.given
+  assert sent == core.Publish(FRAGMENT["a"], 0, 0, 2, "schedule")
+  assert held(values) == {"a": -quadratic.moved(0, 2, 0.5)[0]}
   (told,) = island.events("submitted")
   assert told == {
     "event": "submitted",
@@ -304,19 +304,19 @@ def test_what_is_due_is_published_as_what_it_learned(make):
     "first_step": 0,
     "step": 2,
   }
-  assert island.exchange.in_flight == [FRAGMENT["a"]]
+  assert island.exchange.core.in_flight == [FRAGMENT["a"]]
   island.step(2)
-  fragments = [p.action.fragment for p in island.publisher.given]
+  fragments = [action.fragment for action, _ in island.publisher.given]
   assert fragments == [FRAGMENT["a"], FRAGMENT["b"]]
-  assert island.exchange.step == 4
+  assert island.exchange.core.step == 4
 
 
 def test_open_round_is_followed(make):
   island = make()
   board = records.Board([0, 0], {str(FRAGMENT["b"]): [3]})
   island.step(board=board)
-  (sent,) = island.publisher.given
-  assert sent.action == core.Publish(FRAGMENT["b"], 0, 0, 1, "follow")
+  ((sent, _),) = island.publisher.given
+  assert sent == core.Publish(FRAGMENT["b"], 0, 0, 1, "follow")
 
 
 def test_version_at_hand_is_adopted_and_told(make):
@@ -339,7 +339,7 @@ def test_version_at_hand_is_adopted_and_told(make):
     "lost_to_step": 3,
   }
   assert island.exchange.core.positions[FRAGMENT["a"]].base == 1
-  assert island.exchange.in_flight == []
+  assert island.exchange.core.in_flight == []
   island.hear(fetched("a", 1, 9.0))  # not newer
   assert island.values()["a"] == 7 and not island.exchange.at_hand
 
@@ -367,8 +367,8 @@ def test_part_of_a_cut_is_taken_once_and_before_what_is_published(make):
   island.step()
   island.step(cut=2)  # fragment a is due as well
   assert island.log == [("save", 1), ("publish", FRAGMENT["a"])]
-  (sent,) = island.publisher.given
-  assert sent.action.cut == 2
+  ((sent, _),) = island.publisher.given
+  assert sent.cut == 2
   for _ in range(3):
     island.hear(cut=2)
   assert len(island.saver.given) == 1
@@ -456,7 +456,7 @@ def test_call_is_answered_by_who_has_seen_the_versions(
 ):
   offers = []
   monkeypatch.setattr(
-    peers, "answer", lambda store, request, offer: offers.append(offer)
+    peers, "answer", lambda store, request, *offer: offers.append(offer)
   )
   island = make()
   island.step(2)
@@ -464,10 +464,10 @@ def test_call_is_answered_by_who_has_seen_the_versions(
   if island.exchange._answerer is not None:
     island.exchange._answerer.join()
   assert len(offers) == answered
-  for offer in offers:
-    assert (offer.island, offer.incarnation, offer.step) == (0, 1, 2)
-    assert offer.versions == [0, 0]
-    leaves = [x for x in jax.tree.leaves(offer.opt_state) if x.ndim]
+  for who, step, versions, opt_state in offers:
+    assert (who.island, who.incarnation, step) == (0, 1, 2)
+    assert versions == [0, 0]
+    leaves = [x for x in jax.tree.leaves(opt_state) if x.ndim]
     assert {float(x[0]) for x in leaves} == {2.5}
 
 
@@ -476,7 +476,7 @@ def test_island_that_was_refused_offers_its_optimizer_to_nobody(
 ):
   offers = []
   monkeypatch.setattr(
-    peers, "answer", lambda store, request, offer: offers.append(offer)
+    peers, "answer", lambda store, request, *offer: offers.append(offer)
   )
   island = make()
   island.step(1)

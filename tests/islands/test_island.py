@@ -384,7 +384,7 @@ def test_island_that_waits_does_no_step_before_the_answer(tmp_path, run_dir):
   island = make_island(config, run_dir)
   with running_syncer(config, run_dir):
     island.train(12)
-    assert not island._exchange.in_flight
+    assert not island._exchange.core.in_flight
   island.close("test")
   adopted = _events(run_dir, "adopted")
   assert [(e["step"], e["version"]) for e in adopted] == [
@@ -474,7 +474,7 @@ def test_hand_over_saves_once_all_is_answered_or_time_is_up(answered_after):
 
   def look():
     did.append("look")
-    exchange.in_flight = [0] * (len(did) != answered_after)
+    core.in_flight = [0] * (len(did) != answered_after)
 
   def saved(serial, timeout_secs):
     assert (serial, timeout_secs) == (7, 0.0)
@@ -485,8 +485,9 @@ def test_hand_over_saves_once_all_is_answered_or_time_is_up(answered_after):
     did.clear()
     yield 0.0
 
+  core = types.SimpleNamespace(in_flight=[0] if answered_after != 0 else [])
   exchange = types.SimpleNamespace(
-    in_flight=[0] if answered_after != 0 else [],
+    core=core,
     save=lambda: did.append("save") or 7,
     wait_saved=saved,
   )

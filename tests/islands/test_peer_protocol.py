@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from diloco import errors
-from diloco.islands import peer_protocol, peers, protocol, shards
+from diloco.islands import (
+  peer_protocol,
+  peers,
+  protocol,
+  publisher,
+  shards,
+)
 from diloco.snapshots import keys, operations, records, store
 
 WAIT_SECS = 2.0
@@ -297,8 +303,8 @@ def sent(state):
   """An optimizer's state on its way through a store, and what arrives."""
   snapshots = store.SnapshotStore("memory://")
   snapshots.perform(peer_protocol.call(CALL))
-  offer = peers.Offer(0, 1, 8, CALL.versions, state)
-  peers.answer(snapshots, CALL, offer)
+  who = publisher.Identity(0, 1, 10)
+  peers.answer(snapshots, CALL, who, 8, CALL.versions, state)
   key = keys.peer_state_key(CALL.island, CALL.incarnation)
   answer = snapshots.read(key, records.PeerState)
   return peers.read(snapshots, answer, jax.tree.map(jnp.zeros_like, state))

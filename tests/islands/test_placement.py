@@ -25,9 +25,7 @@ def test_anchor_stays_as_it_is_whatever_becomes_of_its_device_copy(model):
     "w", shape
   )
   held = shards.HostTensor(
-    "w",
     shape,
-    where.shard_shape(shape),
     tuple((box, aligned(values[box])) for box in shards.boxes(shape, where)),
   )
   assert len(held.pieces) == model

@@ -50,7 +50,7 @@ def publish(snapshots, tape):
 
   def submit():
     action = core.Publish(0, 0, 0, 8, "schedule")
-    thread.submit(publisher.Publication(action, {"w": values}))
+    thread.submit(action, {"w": values})
     return thread
 
   yield submit

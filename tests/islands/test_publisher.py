@@ -1,5 +1,4 @@
 import contextlib
-import dataclasses
 import threading
 
 import jax.numpy as jnp
@@ -36,7 +35,7 @@ class _Gate:
 def _publication(first_step, step, base=0):
   outer_grads = {"w": jnp.arange(4.0) * step}
   action = core.Publish(0, base, first_step, step, "schedule")
-  return publisher.Publication(action, outer_grads)
+  return action, outer_grads
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def _published(snapshots):
 def test_nothing_is_tried_again_once_the_island_stops(world):
   made, gate, _ = world
   made._outbox._retry_secs = (1e6, 1e6)
-  made.submit(_publication(0, 4))
+  made.submit(*_publication(0, 4))
   assert gate.tried.wait(20)
   made.close()  # at once, whatever the pause between two attempts is
 
@@ -75,8 +74,8 @@ def test_nothing_that_waits_leaves_once_the_island_stops(world):
     write(key, record)
 
   snapshots.write = slow
-  made.submit(_publication(0, 4))
-  made.submit(_publication(4, 8, base=1))
+  made.submit(*_publication(0, 4))
+  made.submit(*_publication(4, 8, base=1))
   assert gate.tried.wait(20)
   closing = threading.Thread(target=made.close)
   closing.start()
@@ -89,11 +88,11 @@ def test_nothing_that_waits_leaves_once_the_island_stops(world):
 
 def test_what_contains_another_takes_its_place_and_stands_for_it(world):
   made, gate, snapshots = world
-  made.submit(_publication(0, 4))
+  made.submit(*_publication(0, 4))
   ticket = made.ticket([core.Position(0, 0, 4)])
   assert gate.tried.wait(20)
-  made.submit(_publication(0, 8))
-  made.submit(_publication(0, 9))
+  made.submit(*_publication(0, 8))
+  made.submit(*_publication(0, 9))
   gate.opened = True
   assert made.flush(20)
   assert outbox.settled(ticket)
@@ -102,9 +101,9 @@ def test_what_contains_another_takes_its_place_and_stands_for_it(world):
 
 def test_what_is_not_contained_waits_its_turn(world):
   made, gate, snapshots = world
-  made.submit(_publication(0, 4))
+  made.submit(*_publication(0, 4))
   assert gate.tried.wait(20)
-  made.submit(_publication(4, 8, base=1))
+  made.submit(*_publication(4, 8, base=1))
   gate.opened = True
   assert made.flush(20)
   assert _published(snapshots) == [4, 8]
@@ -112,7 +111,7 @@ def test_what_is_not_contained_waits_its_turn(world):
 
 def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
   made, gate, snapshots = world
-  made.submit(_publication(0, 4))
+  made.submit(*_publication(0, 4))
   ticket = made.ticket([core.Position(0, 0, 4)])
   assert gate.tried.wait(20)
   made.close()
@@ -130,7 +129,7 @@ def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
 def test_outer_gradient_is_stored_as_it_was_handed_over(world):
   made, gate, snapshots = world
   gate.opened = True
-  made.submit(_publication(0, 4))
+  made.submit(*_publication(0, 4))
   assert made.flush(20)
   values = np.arange(4.0, dtype=np.float32) * 4
   payload = "payloads/0000.0000.0001.000000004"
@@ -144,7 +143,7 @@ def test_record_and_tape_say_of_a_publication_what_it_is(world, tmp_path):
   made, gate, snapshots = world
   gate.opened = True
   action = core.Publish(0, 3, 8, 12, "follow", cut=5)
-  made.submit(dataclasses.replace(_publication(8, 12), action=action))
+  made.submit(action, _publication(8, 12)[1])
   assert made.flush(20)
   (name,) = snapshots.names("contributions")
   record = snapshots.read(keys.contribution_key(name), records.Contribution)
@@ -186,7 +185,7 @@ def test_error_nobody_expected_passes_or_is_heard_of(
     return encode(*args)
 
   monkeypatch.setattr(ENCODER, "encode", failing)
-  made.submit(_publication(0, 4))
+  made.submit(*_publication(0, 4))
   if times < 4:
     assert made.flush(20)
     assert _published(snapshots) == [4]

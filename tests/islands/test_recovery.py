@@ -569,7 +569,8 @@ def test_version_at_hand_when_an_island_is_told_is_not_adopted_alone(
   exchange = island._exchange
   take = exchange._adopter.take
   anchor = exchange._swap.anchors[0]
-  at_hand = adopter.Placed(0, 0, 0, 0, anchor, 0, "", 0.0)
+  head = records.Head(0, 0, 0, "", [], {}, {})
+  at_hand = adopter.Placed(head, anchor, 0, 0.0)
   told = [adopter.News(None, [at_hand], notices.Notices(offences=1))]
   monkeypatch.setattr(
     exchange._adopter, "take", lambda: told.pop() if told else take()
