@@ -36,15 +36,10 @@ SCALE = np.dtype(ml_dtypes.bfloat16)
 
 
 class Codec(NamedTuple):
-  """One way to store float32 values; see the module.
+  """One way to store float32 values; see the module."""
 
-  Attributes:
-    name: one of `NAMES`.
-    block: values that share a scale, a multiple of 4; 0 for floats.
-  """
-
-  name: str
-  block: int = 0
+  name: str  # one of `NAMES`
+  block: int = 0  # values that share a scale, a multiple of 4; 0 for floats
 
   @property
   def packed(self) -> bool:
@@ -122,11 +117,9 @@ class Codec(NamedTuple):
       yield out
 
   def decode(self, stored: np.ndarray, out: np.ndarray) -> None:
-    """Decodes consecutive blocks.
+    """Decodes consecutive blocks, [n] uint8, into C-contiguous [size] float32.
 
-    Args:
-      stored: [n] uint8; the last block may be short.
-      out: C-contiguous [size] float32, what they are decoded into.
+    The last block may be short.
     """
     whole = out.size // self.block
     cut, end = whole * self.block_bytes, whole * self.block

@@ -28,19 +28,12 @@ Grouping = Literal["balanced", "layer", "tensor", "strided"]
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """What is exchanged as one: a parameter leaf, or a part of one.
+  """What is exchanged as one: a parameter leaf, or a part of one."""
 
-  Attributes:
-    name: the leaf's '/'-joined path; of a part, with its range behind it.
-    shape: its own.
-    merge: "rda" or "mean".
-    part: what it is of which leaf; None for a whole one.
-  """
-
-  name: str
-  shape: tuple[int, ...]
-  merge: str
-  part: "Part | None" = None
+  name: str  # the leaf's '/'-joined path; of a part, with its range behind it
+  shape: tuple[int, ...]  # its own
+  merge: str  # "rda" or "mean"
+  part: "Part | None" = None  # None for a whole leaf
 
   @property
   def leaf(self) -> str:

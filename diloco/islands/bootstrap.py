@@ -31,14 +31,9 @@ def publish_initial(
 ) -> None:
   """Creates version 0 of every fragment that has no head yet.
 
-  Args:
-    snapshots: the store.
-    plan: the fragment plan.
-    initial: gives this island's initial parameters.
-    writer: unique to this process, part of the payload's name.
-    first_fragment: where to start, so that islands starting together rarely
-      write the same fragment.
-    begun: whether all heads are known to have been there once.
+  It begins with `first_fragment`, so that islands starting together rarely
+  write the same one. `writer` is unique to this process. Once a run has `begun`
+  all heads are known to have been there.
 
   Raises:
     CorruptSnapshotError: a head is damaged, or was there and is lost.
@@ -122,10 +117,8 @@ def initial_of(
 ) -> Initial:
   """Where a run's initial parameters come from.
 
-  Args:
-    snapshots: the run's store.
-    like: holds those of the seed, and knows which shards are wanted.
-    given: whether the run was given others.
+  Those of the seed `like` holds, which also knows the shards wanted of others
+  that the run was `given`.
   """
   if not given:
     return like.swap.anchors.__getitem__

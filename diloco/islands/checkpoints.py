@@ -98,13 +98,8 @@ def write(
 ) -> checkpoint.Checkpoint:
   """Writes a snapshot; returns its marker once it is complete on disk.
 
-  Args:
-    writer: writes arrays.
-    path: of its directory.
-    snapshot: what to write.
-    plan: of its fragments.
-    positions: [P], where they are.
-    **who: fields of the marker that say whose it is.
+  `positions`, [P], are where its fragments are; `who` has the fields of the
+  marker that say whose it is.
   """
   arrays = content_of(snapshot, plan, positions)
   path.mkdir(parents=True, exist_ok=True)
@@ -129,14 +124,9 @@ def restore(
   path: pathlib.Path,
   like: learner_lib.Learner,
 ) -> tuple[checkpoint.Checkpoint, learner_lib.Snapshot]:
-  """Reads a checkpoint back.
+  """Reads a checkpoint back: its marker, and the snapshot in host memory.
 
-  Args:
-    path: its directory.
-    like: who will go on with it; says the shapes and shardings wanted.
-
-  Returns:
-    Its marker, and the snapshot in host memory.
+  It has the shapes and shardings of `like`, who will go on with it.
 
   Raises:
     CorruptSnapshotError: it is not what was saved, or of another model.

@@ -34,60 +34,36 @@ OptimizerSource = Literal["own", "peer"]
 
 
 class Saved(NamedTuple):
-  """An island's own saved state.
+  """An island's own saved state; see `core.Position`."""
 
-  Attributes:
-    step: inner steps done when it was saved.
-    published: [P], last step published of each fragment then; where nothing
-      was published since the last adoption, the step progress counts from.
-    first_steps: [P], the steps progress counts from.
-  """
-
-  step: int
-  published: Sequence[int]
-  first_steps: Sequence[int]
+  step: int  # inner steps done when it was saved
+  published: Sequence[int]  # [P]
+  first_steps: Sequence[int]  # [P]
 
 
 class Known(NamedTuple):
-  """What the store knows of an island.
+  """What the store knows of an island."""
 
-  Attributes:
-    published: [P], last step merged or waiting to be.
-    versions: [P], current global versions.
-    merged: [P], last step merged.
-  """
-
-  published: Sequence[int]
-  versions: Sequence[int]
-  merged: Sequence[int]
+  published: Sequence[int]  # [P], last step merged or waiting to be
+  versions: Sequence[int]  # [P], current global versions
+  merged: Sequence[int]  # [P], last step merged
 
 
 class Comeback(NamedTuple):
-  """How to go on.
+  """How to go on."""
 
-  Attributes:
-    start: the last step that need not be done again.
-    origins: [P], where each fragment's progress counts from.
-    carried: fragments whose saved unpublished progress is put back, on top of
-      the current global version.
-    optimizer: where the inner optimizer's state comes from. A "peer" may turn
-      out to be none; then the saved state is used however old, or a new one.
-  """
-
-  start: int
-  origins: tuple[core.Origin, ...]
+  start: int  # the last step that need not be done again
+  origins: tuple[core.Origin, ...]  # [P]
+  # Fragments whose saved unpublished progress is put back, on top of the
+  # current global version.
   carried: tuple[int, ...]
+  # Where the inner optimizer's state comes from. A "peer" may turn out to be
+  # none; then the saved state is used however old, or a new one.
   optimizer: OptimizerSource
 
 
 def decide(saved: Saved | None, known: Known, sync_every: int) -> Comeback:
-  """Decides where to go on.
-
-  Args:
-    saved: the own saved state, if one can be read.
-    known: what the store knows.
-    sync_every: H; a saved optimizer state further back than this is stale.
-  """
+  """Decides where to go on; an optimizer further back than H steps is stale."""
   reached = min(known.published)
   usable = saved is not None and not _has_hole(saved, known)
   start = max(saved.step, reached) if saved and usable else reached

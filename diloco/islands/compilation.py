@@ -34,9 +34,8 @@ _DEFAULTS = {
 def use_cache(folder: pathlib.Path) -> None:
   """Compiles nothing twice.
 
-  Args:
-    folder: where to keep it, unless the environment names another place in
-      `JAX_COMPILATION_CACHE_DIR`, which several runs may share.
+  It is kept in this folder, unless the environment names another place in
+  `JAX_COMPILATION_CACHE_DIR`, which several runs may share.
   """
   for name, value in {
     "jax_compilation_cache_dir": str(folder),
@@ -68,9 +67,7 @@ def numbers_apart(
   them alone is a handful of scalars, in which a compiler has nothing to gain
   from knowing them. Numbers that meet arrays stay where they are.
 
-  Args:
-    function: of arrays; it is traced once.
-    *args: examples.
+  The function is traced once, with `args` as examples.
 
   Returns:
     The numbers by dtype, each `[n]`, and a function of these and the arguments.

@@ -40,45 +40,27 @@ _PATIENCE = 4
 
 
 class Origin(NamedTuple):
-  """Where a fragment's progress counts from.
+  """Where a fragment's progress counts from."""
 
-  Attributes:
-    base: the global version its anchor is equal to.
-    first_step: after this step; if it lies ahead, the fragment is muted.
-  """
-
-  base: int
-  first_step: int
+  base: int  # the global version its anchor is equal to
+  first_step: int  # after this step; if it lies ahead, the fragment is muted
 
 
 class Position(NamedTuple):
-  """How far a fragment is: what a saved state must say of it.
+  """How far a fragment is: what a saved state must say of it."""
 
-  Attributes:
-    base: the global version its anchor is equal to.
-    first_step: the step its progress counts from.
-    published: its last publication, or `first_step`.
-  """
-
-  base: int
-  first_step: int
-  published: int
+  base: int  # the global version its anchor is equal to
+  first_step: int  # the step its progress counts from
+  published: int  # its last publication, or `first_step`
 
 
 class Ready(NamedTuple):
-  """A version on the device, ready to be swapped in.
-
-  Attributes:
-    fragment: which.
-    version: its number.
-    merged_step: how far it has this island's steps.
-    cut: the last cut its syncer had taken part in.
-  """
+  """A version on the device, ready to be swapped in."""
 
   fragment: int
   version: int
-  merged_step: int
-  cut: int = 0
+  merged_step: int  # how far it has this island's steps
+  cut: int = 0  # the last one its syncer had taken part in
 
 
 # Events
@@ -94,21 +76,13 @@ class Board:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stepped:
-  """The moment between two steps.
+  """The moment between two steps."""
 
-  Attributes:
-    step: inner steps done, over all incarnations.
-    ready: what is on the device, ready to be swapped in.
-    board: the syncer's state, if there is news.
-    cut: the newest cut asked for, as far as known.
-    now: monotonic seconds, for an island that waits.
-  """
-
-  step: int
+  step: int  # inner steps done, over all incarnations
   ready: Sequence[Ready] = ()
-  board: Board | None = None
-  cut: int = 0
-  now: float = 0.0
+  board: Board | None = None  # if there is news
+  cut: int = 0  # the newest one asked for, as far as known
+  now: float = 0.0  # monotonic seconds, for an island that waits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,27 +124,19 @@ class Publish:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adopt:
-  """Swap `version` in; steps (lost_from, lost_to] are given up by it.
-
-  Attributes:
-    fragment: which.
-    version: the new base.
-    kept_from: progress of steps after this one is not in the version, nor on
-      its way; only that may be kept.
-    lost_from: see above.
-    lost_to: see above.
-    muted_until: unless 0, steps up to this one are in the version, or on their
-      way to one, from an earlier life of this island; nothing local is kept.
-    resync: the syncer refused this island; nothing local is kept.
-  """
+  """Swap `version` in; steps (lost_from, lost_to] are given up by it."""
 
   fragment: int
   version: int
+  # Progress of later steps is not in the version, nor on its way; only that may
+  # be kept.
   kept_from: int
   lost_from: int
   lost_to: int
+  # Unless 0, steps up to this one are in the version, or on their way to one,
+  # from an earlier life of this island; nothing local is kept.
   muted_until: int = 0
-  resync: bool = False
+  resync: bool = False  # the island was refused; nothing local is kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,16 +191,15 @@ class IslandCore:
     wait_after: int = 0,
     passes_by: int = -1,
   ):
-    """Starts after `step`.
+    """Starts after `step`, which earlier incarnations have done.
 
     Args:
       when: the H / P / offset schedule.
       island: this island's number.
       adoption: what becomes of local progress when a version is adopted.
       follow: whether to join rounds that would close without this island.
-      step: steps this island has done in earlier incarnations, and need not
-        do again.
-      origins: [P], where the fragments' progress counts from.
+      step: see above.
+      origins: [P].
       cut: the last cut this island has taken part in.
       wait_secs: how long an answer to what a step has published is waited for
         before the next step, at most: one that is lost stops nobody.

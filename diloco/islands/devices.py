@@ -26,9 +26,8 @@ VISIBLE = (
 def environ(indices: Sequence[int], told: Mapping[str, str]) -> dict[str, str]:
   """What an island's environment needs before JAX is imported there.
 
-  Args:
-    indices: of its slice's devices on this host.
-    told: the environment as it is; what is chosen there stays.
+  It is to see these devices of its host; what is `told`, the environment as it
+  is, stays.
   """
   flags = f"{told.get('XLA_FLAGS', '')} " + (
     f"--xla_force_host_platform_device_count={len(indices)}"
@@ -43,10 +42,8 @@ def environ(indices: Sequence[int], told: Mapping[str, str]) -> dict[str, str]:
 def of_slice(indices: Sequence[int], devices: Sequence[T]) -> list[T]:
   """The devices of a slice, disjoint from those of every other.
 
-  Args:
-    indices: of the slice's devices on this host.
-    devices: all that JAX sees. As many as the slice has are those of the slice:
-      emulated ones, which every process has for itself, or the only visible.
+  If JAX sees as many as the slice has, they are those of the slice: emulated
+  ones, which every process has for itself, or the only visible.
 
   Raises:
     UserError: the host has too few.
@@ -72,10 +69,6 @@ def of_client(
   Others are divided in order. Where there are too few, slices of one device
   share. Larger ones do not: devices that wait for each other within a program
   could each be in another one.
-
-  Args:
-    fleet: the run's.
-    devices: all that the client sees.
 
   Raises:
     UserError: there are too few.

@@ -53,16 +53,13 @@ def own_step(outer: config.OuterConfig, islands: int) -> kernels.OwnStep:
 
 @dataclasses.dataclass
 class Ahead:
-  """Of one fragment, in host memory.
+  """Of one fragment, in host memory."""
 
-  Attributes:
-    begun: values after the last own step, or the version it started from.
-    momenta: of own steps; empty before the first.
-    sent: by step, outer gradients that no version has answered yet.
-  """
-
+  # Values after the last own step, or the version it started from.
   begun: Values
+  # Of own steps; empty before the first.
   momenta: Values = dataclasses.field(default_factory=dict)
+  # By step, outer gradients that no version has answered yet.
   sent: dict[int, Values] = dataclasses.field(default_factory=dict)
 
   def anchor(self, add: Add) -> Values:
@@ -84,9 +81,7 @@ class Ahead:
   ) -> None:
     """A version has all up to this step; what was sent later is to be again.
 
-    Args:
-      kept_from: that step.
-      move: adds the difference of the second and third to the first.
+    To `move` is to add the difference of the second and third to the first.
     """
     sent, self.sent = self.sent, {}
     if sent and kept_from != max(sent):

@@ -31,12 +31,8 @@ def held_out_loss(
 ) -> dict[str, Any]:
   """Returns the loss over the first held-out batches, the same every time.
 
-  Args:
-    task: whose batches.
-    num_batches: how many.
-    dispatch: starts `task.eval_loss` on a batch.
-    split: of the task's batches.
-    moved: called with every batch that is done.
+  To `dispatch` is to start `task.eval_loss` on a batch; `moved` is called with
+  every batch that is done.
 
   Returns:
     `loss` in nats per token, `tokens` and `bits_per_token`.
@@ -80,18 +76,7 @@ class Evaluator:
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Prepares; nothing is compiled or read before the first use.
-
-    Args:
-      task: what is evaluated.
-      learner: whose parameters, and on which mesh.
-      fetcher: of the global versions.
-      progress: moves with every batch.
-      times: how long a compilation may take, and the store is left alone
-        after it failed.
-      sleep: waits so many seconds.
-      clock: monotonic seconds.
-    """
+    """Prepares; nothing is compiled or read before the first use."""
     self._task = task
     self._num_fragments = learner.plan.num_fragments
     self._placement = learner.placement
@@ -107,16 +92,10 @@ class Evaluator:
   def evaluate(
     self, params: inner_step.FlatParams | Global, num_batches: int
   ) -> dict[str, Any]:
-    """Returns the held-out loss.
+    """Returns what `held_out_loss` does of parameters on the mesh, and `secs`.
 
-    Args:
-      params: parameters on the mesh.
-      num_batches: how many held-out batches.
-
-    Returns:
-      `loss` in nats per token, `tokens`, `bits_per_token`, `secs`, and for
-      global parameters `version` and `newest_version`, the smallest and the
-      largest over fragments.
+    For global ones there are `version` and `newest_version`, the smallest and
+    the largest over fragments.
     """
     started = self._clock()
     result: dict[str, Any] = {}
@@ -141,10 +120,9 @@ class Evaluator:
       return self._eval_fn(params, placed)
 
   def read(self, wanted: Callable[[], bool] = lambda: True) -> Global:
-    """Reads the newest global versions; any thread may.
+    """Reads the newest global versions, as long as they are wanted.
 
-    Args:
-      wanted: asked before the store is tried once more.
+    Any thread may.
 
     Raises:
       CorruptSnapshotError: a global version cannot be read, however often.

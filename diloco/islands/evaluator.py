@@ -75,10 +75,6 @@ def _give_way() -> None:
 def live(run_dir: pathlib.Path, incarnation: int) -> None:
   """Returns once it has left in order.
 
-  Args:
-    run_dir: directory of the run.
-    incarnation: which life of it.
-
   Raises:
     UserError: the task cannot be made.
   """
@@ -161,7 +157,6 @@ class Pace:
     clock: Callable[[], float] = time.process_time,
     sleep: Callable[[float], None] = time.sleep,
   ):
-    """Args: whether somebody waits; seconds of processor time; a wait."""
     self._awaited = awaited
     self._clock = clock
     self._sleep = sleep
@@ -187,7 +182,6 @@ class Evaluator:
     tape: recorder.Recorder,
     measure: Measure,
   ):
-    """Args: the run's store, which is only read; the record; the loss."""
     self._store = snapshots
     self._tape = tape
     self._measure = measure
@@ -197,10 +191,8 @@ class Evaluator:
   ) -> dict[str, Any]:
     """Returns the held-out loss, or why there is none as `error`.
 
-    Args:
-      num_batches: how many held-out batches, always the first ones.
-      step: of the island that is furthest, for the record.
-      skipped: evaluations that were due and have been left out, likewise.
+    For the record are the step of the island that is furthest, and the
+    evaluations that were due and have been left out.
     """
     started = time.monotonic()
     if skipped:

@@ -29,17 +29,11 @@ Values: TypeAlias = Mapping[str, Any]  # a fragment's tensors
 
 
 class News(NamedTuple):
-  """What a version tells an island of its publications.
-
-  Attributes:
-    version: its number.
-    merged_step: the island's last step in it.
-    holes: steps (first, last] before that which no version has.
-  """
+  """What a version tells an island of its publications."""
 
   version: int
-  merged_step: int
-  holes: Sequence[Sequence[int]] = ()
+  merged_step: int  # the island's last step in it
+  holes: Sequence[Sequence[int]] = ()  # (first, last] before that, in none
 
   def reach(self, first_step: int) -> int:
     """The last step after `first_step` up to which it has all."""
@@ -49,35 +43,22 @@ class News(NamedTuple):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Loan:
-  """Publications that start from one version, and what was lent to them.
+  """Publications that start from one version, and what was lent to them."""
 
-  Attributes:
-    base: the version.
-    first_step: where they begin.
-    end: the last step of the longest that may be merged.
-    lent: None for nothing.
-    left: by each that is kept, by its last step.
-  """
-
-  base: int
-  first_step: int
-  end: int = 0
+  base: int  # the version
+  first_step: int  # where they begin
+  end: int = 0  # the last step of the longest that may be merged
   lent: Values | None = None
+  # By each that is kept, by its last step.
   left: dict[int, Values] = dataclasses.field(default_factory=dict)
 
 
 class Saved(NamedTuple):
-  """What a saved state has of a fragment.
+  """What a saved state has of a fragment."""
 
-  Attributes:
-    known: what was published after this step is not in it.
-    owed: None for nothing.
-    loans: of which it is not known what became.
-  """
-
-  known: int
+  known: int  # what was published after this step is not in it
   owed: Values | None
-  loans: list[Loan]
+  loans: list[Loan]  # of which it is not known what became
 
 
 class Feedback:
@@ -86,12 +67,7 @@ class Feedback:
   def __init__(
     self, max_staleness: int, add: Callable[[Values, Values], Values]
   ):
-    """Owes nothing.
-
-    Args:
-      max_staleness: versions that a contribution may be behind.
-      add: adds tensor by tensor.
-    """
+    """Owes nothing. Contributions may be behind by `max_staleness` versions."""
     self._max_staleness = max_staleness
     self._add = add
     self._owed: Values | None = None
@@ -114,11 +90,10 @@ class Feedback:
     self._current.end = step
 
   def settle(self, news: News | None) -> None:
-    """A version is about to be adopted.
+    """A version is about to be adopted, which tells this.
 
-    Args:
-      news: what it tells; None if its steps cannot be told from those of an
-        earlier life, which took what it owed with it.
+    It tells nothing if its steps cannot be told from those of an earlier life,
+    which took what it owed with it.
     """
     if news is None:
       self._owed, self._loans = None, []
@@ -154,11 +129,8 @@ class Feedback:
   def restore(self, saved: Saved, first_step: int, news: News) -> None:
     """Takes over what an earlier life saved, if it knew all that counts.
 
-    Args:
-      saved: what it saved.
-      first_step: where the fragment's progress counts from now: what was
-        published beyond it came to nothing.
-      news: of the version to start from.
+    The fragment's progress counts from `first_step` now: what was published
+    beyond it came to nothing. The `news` are of the version to start from.
     """
     self._owed, self._loans, self._current = None, [], None
     if first_step > saved.known:

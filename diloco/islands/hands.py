@@ -17,17 +17,11 @@ from diloco.snapshots import operations, records
 
 
 class Patience(NamedTuple):
-  """How long a drain waits, in seconds.
+  """How long a drain waits."""
 
-  Attributes:
-    answer_secs: for versions that answer what is under way.
-    coming_secs: for such versions that are known to be there.
-    limit_secs: in all.
-  """
-
-  answer_secs: float
-  coming_secs: float
-  limit_secs: float
+  answer_secs: float  # for versions that answer what is under way
+  coming_secs: float  # for such versions that are known to be there
+  limit_secs: float  # in all
 
 
 class Hands(abc.ABC):

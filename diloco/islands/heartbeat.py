@@ -27,11 +27,10 @@ class Progress:
 
   @property
   def standing(self) -> tuple[int, float]:
-    """How far it is, and how long it may now stand still.
+    """A count that moves with every step, batch, poll and program.
 
-    Returns:
-      A count that moves with every step, batch, poll and program, and seconds
-      beyond those for which the main thread may always stand still.
+    And the seconds for which it may now stand still, beyond those for which it
+    always may.
     """
     return self._standing
 
@@ -66,16 +65,7 @@ class Heartbeat:
     report: Callable[[records.Member], None] = lambda member: None,
     threads: workers.Threads = workers.Threads(),
   ):
-    """Starts beating.
-
-    Args:
-      snapshots: the store.
-      describe: makes the record for a beat number.
-      every_secs: time between beats.
-      report: called as often with what is true now, on a thread that never
-        touches the store.
-      threads: gives the threads.
-    """
+    """Starts beating with what `describe` makes for a beat's number."""
     self._store = snapshots
     self._describe = describe
     self._beat = 0

@@ -198,13 +198,9 @@ def compile_step(
   """Returns the compiled step; it donates its state and is never retraced.
 
   Steps that differ only in numbers of their schedules, as those of islands of
-  unequal speed or of the points of a sweep, are one program.
-
-  Args:
-    step: from `make_step`.
-    state: an example; every step returns its state sharded like it.
-    batch: an example.
-    replicated: where the numbers are held.
+  unequal speed or of the points of a sweep, are one program. Their numbers are
+  held where `replicated` says. State and batch are examples; every step returns
+  its state sharded like this one.
   """
   numbers, general = compilation.numbers_apart(step, state, batch)
   numbers = jax.device_put(numbers, replicated)
@@ -229,11 +225,7 @@ def described(tree: Any) -> dict[str, str]:
 def changed(
   given: Mapping[str, str], found: Mapping[str, str]
 ) -> tuple[str, str, str] | None:
-  """The first leaf that is not what it was; see `described`.
-
-  Returns:
-    Its path, what it was and what it is; None if there is none.
-  """
+  """The first leaf that is not as `described`: its path, what it was and is."""
   for leaf in sorted(given.keys() | found.keys()):
     old, new = given.get(leaf, "nothing"), found.get(leaf, "nothing")
     if old != new:

@@ -86,17 +86,10 @@ class Island:
   ):
     """Builds what trains; `joining` brings it into the run.
 
-    Args:
-      spec: who this is.
-      config: the run's configuration.
-      task: what to train.
-      devices: devices of its slice.
-      report: called on a thread that never touches the store with every sign
-        of life, and where the main thread stands:
-        `heartbeat.Progress.standing`.
-      threads: gives its threads and their clock.
-      like: a trainer of this process on the same devices, which has not made a
-        step; what that compiled and computed is not done again.
+    `report` is called, on a thread that never touches the store, with every
+    sign of life and `heartbeat.Progress.standing`. `like` is a trainer of this
+    process on the same devices, which has not made a step; what that compiled
+    and computed is not done again.
 
     Raises:
       UserError: the task does not fit the mesh.
@@ -165,9 +158,7 @@ class Island:
   def go_on(self, script: operations.Script[Any], metrics: Any = None) -> None:
     """Runs a script up to the next inner step, which the caller does.
 
-    Args:
-      script: one of this island's.
-      metrics: of the step at which it stands; None at its beginning.
+    It stands at a step of these `metrics`, or at its beginning.
 
     Raises:
       StopIteration: the script has ended.
@@ -317,14 +308,9 @@ class Island:
   def train(
     self, num_steps: int, interrupted: Callable[[], bool] = lambda: False
   ) -> dict[str, Any]:
-    """Does inner steps.
+    """Does inner steps; `interrupted` is asked after each whether to stop.
 
-    Args:
-      num_steps: how many.
-      interrupted: asked after every step whether to stop early.
-
-    Returns:
-      Steps done now and in all, and the last training loss in nats.
+    Gives steps done now and in all, and the last training loss in nats.
     """
     return self.perform(self.training(num_steps, interrupted))
 
@@ -401,11 +387,7 @@ class Island:
     return loop
 
   def drain(self, timeout_secs: float) -> dict[str, Any]:
-    """Publishes all progress; the island stands still meanwhile.
-
-    Returns:
-      `flushed`: whether all of it reached the store in time.
-    """
+    """Publishes all progress, at a standstill; `flushed` if it was in time."""
     return self.perform(self.draining(timeout_secs))
 
   def draining(self, timeout_secs: float) -> operations.Script[dict[str, Any]]:
@@ -452,15 +434,10 @@ class Island:
     num_batches: int,
     reading: evaluation.Reading | None = None,
   ) -> dict[str, Any]:
-    """Held-out loss of the newest global or of the local parameters.
+    """Held-out loss of the newest "global" or of the "local" parameters.
 
-    Args:
-      target: "global" or "local".
-      num_batches: held-out batches, always the first ones.
-      reading: of the global versions, done; else they are read now.
-
-    Returns:
-      As `evaluation.Evaluator.evaluate`.
+    The global versions are what a `reading` that is done has found; without
+    one they are read now.
 
     Raises:
       CorruptSnapshotError: a global version cannot be read, however often.
@@ -477,13 +454,9 @@ class Island:
     return result
 
   def checkpoint(self, *, wait: bool) -> dict[str, Any]:
-    """Saves the island's own state.
+    """Saves the island's own state; without a `wait` copies are only started.
 
-    Args:
-      wait: for it to be complete, or else only until the copies are started.
-
-    Returns:
-      `durable`: whether it is known to be complete.
+    It is `durable` if it is known to be complete.
     """
     if wait:
       self._log.pause()

@@ -21,17 +21,12 @@ from diloco.islands import compilation, core, packing
 
 
 class Signature(NamedTuple):
-  """All that a fragment's programs depend on.
+  """All that a fragment's programs depend on."""
 
-  Attributes:
-    leaves: what the leaves are that it has part of.
-    tensors: what its tensors are.
-    spots: of each tensor, in which leaf it lies, and along which axis it is a
-      part of that; None for a whole one.
-  """
-
-  leaves: tuple[jax.ShapeDtypeStruct, ...]
+  leaves: tuple[jax.ShapeDtypeStruct, ...]  # that it has part of
   tensors: tuple[jax.ShapeDtypeStruct, ...]
+  # Of each tensor, in which leaf it lies, and along which axis it is a part of
+  # that; None for a whole one.
   spots: tuple[tuple[int, int | None], ...]
 
   def values(self, leaves: Any, starts: Any) -> list[Any]:
@@ -62,37 +57,23 @@ class Signature(NamedTuple):
 class OwnStep(NamedTuple):
   """An outer step with an outer gradient g and a momentum b of its own.
 
-      b <- decay b + taken g;  step = rate (plain g + ahead b)
-
-  Attributes:
-    rate: see above.
-    decay: see above; 0 for no momentum.
-    taken: see above.
-    plain: see above.
-    ahead: see above.
+  b <- decay b + taken g;  step = rate (plain g + ahead b)
   """
 
   rate: float
-  decay: float = 0.0
+  decay: float = 0.0  # for no momentum
   taken: float = 1.0
   plain: float = 1.0
   ahead: float = 0.0
 
 
 class Arrangement(NamedTuple):
-  """A fragment in the order of its programs.
-
-  Attributes:
-    signature: says which they are.
-    leaves: names.
-    tensors: names.
-    starts: of the parts, along their axes.
-  """
+  """A fragment in the order of its programs."""
 
   signature: Signature
-  leaves: tuple[str, ...]
-  tensors: tuple[str, ...]
-  starts: tuple[np.int32, ...]
+  leaves: tuple[str, ...]  # names
+  tensors: tuple[str, ...]  # names
+  starts: tuple[np.int32, ...]  # of the parts, along their axes
 
   @classmethod
   def of(

@@ -23,13 +23,7 @@ from diloco.tasks import task as task_lib
 
 
 class Snapshot(NamedTuple):
-  """A learner's state at one step, in memory nobody donates.
-
-  Attributes:
-    step: inner steps done.
-    progress: parameters and references.
-    opt_state: the inner optimizer's state.
-  """
+  """A learner's state after `step`, in memory nobody donates."""
 
   step: int
   progress: swap_lib.Progress
@@ -132,14 +126,8 @@ class Learner(abc.ABC):
   ) -> None:
     """Goes on after `step`, before any step of this life.
 
-    Args:
-      step: inner steps done in earlier lives.
-      anchors: as for `swap_lib.Swap.restore`, like the others.
-      first_steps: [P].
-      opt_state: of the inner optimizer; None for a new one.
-      saved: progress that never left the island.
-      carried: fragments with such progress.
-      news: [P], what the anchors tell of publications, for error feedback.
+    Without an `opt_state` the inner optimizer begins anew; for the others see
+    `swap_lib.Swap.restore`.
     """
     params = self.state.params
     self.swap.restore(params, anchors, first_steps, saved, carried, news)
@@ -179,12 +167,8 @@ class Learner(abc.ABC):
   def mend_optimizer(self, healthy: Any | None = None) -> int:
     """Replaces what is not finite in the inner optimizer's state.
 
-    Args:
-      healthy: another state to take it from; None, or where that one is not
-        finite either, gives zeros.
-
-    Returns:
-      Leaves replaced.
+    It comes from a `healthy` one, or is zero where that is not finite either.
+    Returns the number of leaves replaced.
     """
     replaced = 0
 

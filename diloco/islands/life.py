@@ -23,16 +23,9 @@ def live(
   like: trainer_lib.Trainer | None = None,
   joined: Callable[[], None] = lambda: None,
 ) -> None:
-  """Returns once the island has left in order.
+  """Returns once the island, see `island.Island`, has left in order.
 
-  Args:
-    spec: who it is.
-    config: the run's configuration.
-    task: what to train.
-    devices: of its slice.
-    threads: see `island.Island`.
-    like: see `island.Island`.
-    joined: called when all that start-up makes is there.
+  `joined` is called when all that start-up makes is there.
 
   Raises:
     UserError: the task does not fit the mesh or the run.

@@ -24,19 +24,12 @@ Reason = Literal["superseded", "store_unreachable", "island_stopped"]
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Entry:
-  """One publication.
-
-  Attributes:
-    action: what to publish.
-    content: the values it is made of; not kept longer than they are needed.
-    fate: what became of it, or of its successor if it has one.
-    successor: one that contains it, and stands for it.
-  """
+  """One publication."""
 
   action: core.Publish
-  content: Any
+  content: Any  # what it is made of; not kept longer than it is needed
   fate: Literal["waiting", "committed", "lost"] = "waiting"
-  successor: Entry | None = None
+  successor: Entry | None = None  # contains it; has its fate
 
   def contains(self, other: Entry) -> bool:
     """Whether all of the other's steps are in this one."""
@@ -68,15 +61,11 @@ Publish = Callable[[core.Publish, Any], operations.Procedure[None]]
 
 
 class Ticket(NamedTuple):
-  """The publications that a saved state takes for published.
+  """The publications that a saved state takes for published."""
 
-  Attributes:
-    awaited: all that were under way when it was copied.
-    needed: those of them that its positions count on. What another one holds
-      was given up when a newer version was adopted.
-  """
-
-  awaited: tuple[Entry, ...]
+  awaited: tuple[Entry, ...]  # all that were under way when it was copied
+  # Those of them that its positions count on. What another one holds was given
+  # up when a newer version was adopted.
   needed: tuple[Entry, ...]
 
 

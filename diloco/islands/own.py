@@ -27,11 +27,9 @@ class Own(learner_lib.Learner):
     return self.tree.unflatten(self.state.params), self.state.opt_state
 
   def begin(self, state: Any) -> None:
-    """Takes the loop's own state before its first step.
+    """Takes the loop's own state, a pytree of arrays, before its first step.
 
-    Args:
-      state: a pytree of arrays, which every step keeps the form of; what is not
-        on the island's devices is copied to each of them.
+    What is not on the island's devices is copied to each of them.
 
     Raises:
       TypeError: a leaf is no array.
@@ -96,7 +94,6 @@ class _Form:
   """Shapes, dtypes and places of a pytree's leaves."""
 
   def __init__(self, name: str, like: Any):
-    """Args: what it is, for people, and an example on the devices."""
     self._name = name
     leaves, self._structure = jax.tree.flatten(like)
     self._leaves = [(x.shape, x.dtype, x.sharding) for x in leaves]

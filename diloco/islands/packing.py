@@ -35,17 +35,11 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 class Encoding(NamedTuple):
-  """How outer gradients are encoded.
-
-  Attributes:
-    codec: what they are stored in.
-    stochastic: rounding, by random numbers that a key decides; else nearest.
-    feedback: whether what it leaves out is wanted, for a later one.
-  """
+  """How outer gradients are encoded."""
 
   codec: codec_lib.Codec
-  stochastic: bool = False
-  feedback: bool = False
+  stochastic: bool = False  # by random numbers that a key decides; else nearest
+  feedback: bool = False  # whether what it leaves out is wanted, for later
 
 
 def of(sync: config_lib.SyncConfig) -> Encoding:
@@ -77,13 +71,10 @@ def sharding(tensor: jax.ShapeDtypeStruct, codec: codec_lib.Codec) -> Any:
 def encode(
   encoding: Encoding, values: jax.Array, part: Sequence[int], key: Any
 ) -> tuple[jax.Array, jax.Array]:
-  """Encodes a tensor; to be compiled.
+  """Encodes a tensor, float32; to be compiled.
 
-  Args:
-    encoding: how.
-    values: float32.
-    part: shape of a device's part; parts tile the tensor.
-    key: from `jax.random`, if rounding is stochastic.
+  Parts of shape `part` tile it; rounding that is stochastic needs a key from
+  `jax.random`.
 
   Returns:
     What is stored: [parts, bytes] uint8, or floats of the tensor's shape. And

@@ -42,13 +42,8 @@ def patience_secs(
   """How long an answer is waited for.
 
   Heartbeats until the call is heard, steps of the slowest until the state is
-  copied, and as often as there are peers, each of which may answer after the
-  one before: a turn, and the state's way to the store.
-
-  Args:
-    others: healthy peers, at least one.
-    heartbeat_secs: of the run.
-    num_bytes: of the optimizer state.
+  copied, and as often as there are peers, `others`, each of which may answer
+  after the one before: a turn, and the way of the state's bytes to the store.
   """
   turns = len(others) * turn_secs(heartbeat_secs, num_bytes)
   slowest = max(member.step_secs for member in others)
@@ -161,10 +156,7 @@ class Listener:
   def __init__(self, island: int, wait_secs: float):
     """Has heard nothing yet.
 
-    Args:
-      island: who listens.
-      wait_secs: how long each peer of a lower number has to answer a call
-        before this island does.
+    For `wait_secs` each peer of a lower number may answer a call before it.
     """
     self._island = island
     self._wait_secs = wait_secs
@@ -173,11 +165,7 @@ class Listener:
   def listen(
     self, clock: Callable[[], float]
   ) -> operations.Procedure[records.PeerRequest | None]:
-    """Gives a call that is this island's to answer, if there is one.
-
-    Args:
-      clock: monotonic seconds of the listener.
-    """
+    """Gives a call that is this island's to answer, if there is one."""
     for name in (yield _REQUESTS):
       if not name.isdecimal() or int(name) == self._island:
         continue
@@ -218,12 +206,8 @@ def answer(
   """Sends an optimizer state: the tensors first, the record last.
 
   Who calls may give up at any moment, and then deletes what it finds. What is
-  written after that nobody would delete, so the sender takes it back.
-
-  Args:
-    request: the call.
-    state: the record; its payload's prefix is this answer's alone.
-    content: the tensors.
+  written after that nobody would delete, so the sender takes it back. The
+  payload's prefix in the record is this answer's alone.
 
   Returns:
     False when nobody calls any more, or the call has become unreadable.

@@ -23,22 +23,17 @@ _MIN_SHARDED_ELEMENTS = 2048
 
 
 class Rules(NamedTuple):
-  """How a task divides its arrays over a mesh.
+  """How a task divides its arrays over a mesh; see `task.Task`."""
 
-  Attributes:
-    axes: names of the mesh's axes, in the order of a topology's numbers.
-    batch: those that a batch's leading axis is divided among.
-    param: gives a leaf's `PartitionSpec` from its path and shape; None for the
-      module's own rule.
-  """
-
-  axes: tuple[str, ...] = ("data", "model")
-  batch: tuple[str, ...] = ("data",)
+  axes: tuple[str, ...] = ("data", "model")  # names, as a topology's numbers
+  batch: tuple[str, ...] = ("data",)  # a batch's leading axis is divided among
+  # Gives a leaf's `PartitionSpec` from its path and shape; None for the
+  # module's own rule.
   param: Callable[[str, tuple[int, ...]], Any] | None = None
 
   @classmethod
   def of(cls, task: task_lib.Task) -> "Rules":
-    """Those of a task; see `task.Task`."""
+    """Those of a task."""
     axes = tuple(getattr(task, "mesh_axes", cls().axes))
     batch = tuple(getattr(task, "batch_axes", axes[:1]))
     _require_known("batch_axes", batch, axes)
@@ -131,12 +126,7 @@ class Placement:
     devices: Sequence[jax.Device],
     rules: Rules | None = None,
   ):
-    """Builds the mesh.
-
-    Args:
-      topology: devices along the first axes; 1 along the others.
-      devices: as many as the topology holds, in its order.
-      rules: of the task.
+    """Builds the mesh; along axes that the topology leaves out it has one.
 
     Raises:
       UserError: there are fewer devices than the topology needs.
@@ -159,11 +149,7 @@ class Placement:
     return self.mesh.size
 
   def param(self, name: str, shape: Sequence[int]) -> NamedSharding:
-    """Sharding of a parameter, as the task's rules have it.
-
-    Raises:
-      UserError: they do not fit.
-    """
+    """Sharding of a parameter, as `Rules.spec` has it."""
     spec = self._rules.spec(self._sizes, name, shape)
     return NamedSharding(self.mesh, spec)
 

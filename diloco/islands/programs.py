@@ -38,7 +38,6 @@ class ProgramRunner:
     channel: channel_lib.Client,
     config: config_lib.RunConfig,
   ):
-    """Args: who runs them, where they come from, the run's configuration."""
     self._island = island
     self._channel = channel
     self._config = config

@@ -158,21 +158,13 @@ def survey(
 
 
 class Standing(NamedTuple):
-  """What the store tells an island that comes back.
+  """What the store tells an island that comes back."""
 
-  Attributes:
-    epoch: the store's timeline; 0 before the first return to a cut.
-    part: the island's part of the cut that was gone back to, if it has one.
-    cut: number of the newest cut asked for, 0 without any.
-    known: how far the island is published and merged.
-    fetched: [P], the versions to start from, those that `known` names.
-  """
-
-  epoch: int
-  part: records.CutPart | None
-  cut: int
+  epoch: int  # 0 before the first return to a cut
+  part: records.CutPart | None  # of the cut that was gone back to
+  cut: int  # the newest one asked for, 0 without any
   known: comeback.Known
-  fetched: list[Fetched]
+  fetched: list[Fetched]  # [P], the versions that `known` names
 
 
 def come_back(
@@ -216,23 +208,14 @@ def come_back(
 
 
 class Basis(NamedTuple):
-  """What the next life of an island may go on from.
-
-  Attributes:
-    plan: where to go on.
-    standing: what the store told.
-    saved: marker of the newest saved state that will do, if there is one.
-    state: what was restored of it.
-    heard: a peer's optimizer state, if one was needed and sent.
-    passed_over: what could not be used, and why.
-  """
+  """What the next life of an island may go on from."""
 
   plan: comeback.Comeback
   standing: Standing
-  saved: checkpoint.Checkpoint | None = None
-  state: Any = None
-  heard: peer_protocol.Heard | None = None
-  passed_over: Sequence[str] = ()
+  saved: checkpoint.Checkpoint | None = None  # of the newest state that will do
+  state: Any = None  # what was restored of it
+  heard: peer_protocol.Heard | None = None  # if one was needed and sent
+  passed_over: Sequence[str] = ()  # what could not be used, and why
 
 
 class Search(abc.ABC):
@@ -245,7 +228,6 @@ class Search(abc.ABC):
   poll_secs = 0.05  # between two looks for an answer
 
   def __init__(self, island: int, incarnation: int, clock: Callable[[], float]):
-    """Args: who comes back, and monotonic seconds."""
     self._passed_over: list[str] = []
     self._island = island
     self._incarnation = incarnation

@@ -95,7 +95,6 @@ class Recovery(protocol.Search):
     heartbeat_secs: float,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Args: where things are, what goes on, who it is, monotonic seconds."""
     super().__init__(island, incarnation, clock)
     self._run_dir = run_dir.absolute()
     self._store = snapshots

@@ -66,10 +66,7 @@ class Saver(saving.Saves):
   ) -> bool:
     """Waits until all jobs are done; says whether this one is complete.
 
-    Args:
-      serial: of the save.
-      timeout_secs: how long at most.
-      check: raises once nobody publishes any more what a save waits for.
+    `check` raises once nobody publishes any more what a save waits for.
     """
 
     def done() -> bool:

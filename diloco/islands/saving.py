@@ -26,23 +26,14 @@ _RETRY_SECS = (0.5, 0.5)  # first and longest pause after a failed write
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """What to save.
+  """What to save."""
 
-  Attributes:
-    serial: which save of this life, from 1.
-    snapshot: the state, in memory nobody donates.
-    positions: [P], of the same moment.
-    cut: the last cut the island has taken part in.
-    ticket: the publications it takes for published.
-    part: whether this is the island's part of that cut.
-  """
-
-  serial: int
-  snapshot: Any
-  positions: Sequence[core.Position]
-  cut: int
+  serial: int  # which save of this life, from 1
+  snapshot: Any  # in memory nobody donates
+  positions: Sequence[core.Position]  # [P], of the same moment
+  cut: int  # the last one the island has taken part in
   ticket: outbox.Ticket
-  part: bool = False
+  part: bool = False  # whether this is the island's part of that cut
 
 
 class LostError(RuntimeError):

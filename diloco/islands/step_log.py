@@ -20,20 +20,12 @@ _SPEED_WEIGHT = 0.1  # of the newest step in the moving average
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-  """How long an island's steps take, where that is emulated.
+  """How long an island's steps take, where that is emulated."""
 
-  Attributes:
-    median_secs: median time of a step on each of the slices that do it
-      together; 0 where it is not emulated.
-    jitter: standard deviation of the logarithm of a step's time on a slice.
-    seeds: of each slice's jitter; a step takes as long in every life.
-    reduce_secs: what the slices take to add their gradients.
-  """
-
-  median_secs: Sequence[float]
-  jitter: float
-  seeds: Sequence[Sequence[int]]
-  reduce_secs: float = 0.0
+  median_secs: Sequence[float]  # of a step on each slice; 0 if not emulated
+  jitter: float  # standard deviation of the logarithm of a slice's time
+  seeds: Sequence[Sequence[int]]  # of it; a step takes as long in every life
+  reduce_secs: float = 0.0  # what slices take to add their gradients
 
   @classmethod
   def of(
@@ -44,9 +36,7 @@ class Pace:
     num_params: int,
     present: Sequence[int] = (),
   ) -> "Pace":
-    """That of an island on a slice; of a data-parallel job on all slices.
-
-    An elastic one has those that are `present`.
+    """That of an island; of a job on all slices, or those that are `present`.
 
     In virtual time such a job adds its gradients, `num_params` of float32, by
     a ring over the links that islands would have to the store.
@@ -102,7 +92,6 @@ class StepLog:
     tokens_per_step: int,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Args: where to write, what every line repeats, monotonic seconds."""
     self._clock = clock
     self._log = log
     self._incarnation = incarnation

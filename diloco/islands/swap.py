@@ -66,19 +66,14 @@ def _host_memory(tree: Any) -> Any:
 
 
 class Progress(NamedTuple):
-  """What an island had learned at one step, as it was saved.
+  """What an island had learned at one step, as it was saved."""
 
-  Attributes:
-    params: every leaf's value.
-    references: every tensor's value at its fragment's last publication, or
-      the global version where nothing was published since; what was learned
-      after it, `params - references`, has not left the island yet.
-    residuals: by fragment, what error feedback has of it.
-  """
-
-  params: Params
+  params: Params  # every leaf
+  # Every tensor at its fragment's last publication, or the global version where
+  # nothing was published since; what was learned after it,
+  # `params - references`, has not left the island yet.
   references: Params
-  residuals: Mapping[int, feedback.Saved] = {}
+  residuals: Mapping[int, feedback.Saved] = {}  # by fragment
 
 
 class Swap:
@@ -111,18 +106,16 @@ class Swap:
     max_staleness: int = 0,
     own_step: kernels.OwnStep = kernels.OwnStep(1.0),
   ):
-    """Starts from initial parameters, which are version 0.
+    """Starts from initial parameters, on their devices, which are version 0.
 
     Args:
       plan: how the tensors are divided into fragments.
-      params: all leaves, on their devices.
+      params: all leaves.
       adoption: the way of adoption.
       blend_alpha: alpha of "blend".
       encoding: of publications.
-      seed: what their rounding, if it is stochastic, follows from besides
-        fragment and step.
-      max_staleness: versions that a publication may be behind when it is
-        merged; for error feedback.
+      seed: what stochastic rounding follows from besides fragment and step.
+      max_staleness: see `feedback.Feedback`.
       own_step: u / M of "eager".
     """
     self.anchors: list[Params] = []
@@ -217,11 +210,8 @@ class Swap:
   ) -> Params:
     """Starts on a fragment's outer gradient: anchor less parameters, encoded.
 
-    Args:
-      params: the island's, of this step; changed where adoption is "eager".
-      fragment: which.
-      step: inner steps done.
-      origin: where the fragment's progress counts from; for error feedback.
+    The parameters are those of `step`; "eager" changes them. Error feedback
+    needs the origin.
 
     Returns:
       The fragment's tensors, as `packing.encode` stores them, in host memory.
@@ -266,13 +256,9 @@ class Swap:
   def adopt(
     self, params: Live, fragment: int, anchor: Params, kept_from: int
   ) -> None:
-    """Swaps a global version in.
+    """Swaps in a global version, in host memory; what was there is donated.
 
-    Args:
-      params: the island's; what the fragment's were is donated.
-      fragment: which.
-      anchor: the version's values, in host memory.
-      kept_from: step of R, from `core.Adopt`.
+    The step of R is `kept_from`, of `core.Adopt`.
     """
     self._take(fragment, anchor)
     if ahead := self._ahead.get(fragment):
@@ -292,12 +278,6 @@ class Swap:
 
     It waits for the devices: of many fragments in a row, as an island does that
     comes back or is mended, only one is there twice.
-
-    Args:
-      params: as for `adopt`.
-      fragment: as for `adopt`.
-      anchor: as for `adopt`.
-      first_step: the step its progress counts from.
     """
     self._take(fragment, anchor)
     self._started(fragment, first_step)
@@ -317,7 +297,7 @@ class Swap:
 
     Args:
       params: the island's.
-      anchors: [P], global versions to start from.
+      anchors: [P], global versions to start from, in host memory.
       first_steps: [P], the step each fragment's progress counts from.
       saved: where progress that never left the island is taken from.
       carried: fragments with such progress: theta <- theta_s + (G - R_s).

@@ -99,8 +99,8 @@ class Trainer(learner_lib.Learner):
   def bare_loop(self, num_steps: int, state: Any) -> Any:
     """Steps from `state` without an island around, for comparison.
 
-    It runs the same compiled step and the same data, and reads the metrics of
-    a step while the next one runs. Returns the state.
+    It runs the same compiled step on the same data, and reads the metrics of a
+    step while the next one runs. Returns the state.
     """
     last = None
     for _ in range(num_steps):

@@ -46,16 +46,9 @@ class Watch:
     heads_every_secs: float,
     failed: Callable[[What, Exception], None] = lambda what, error: None,
   ):
-    """Has looked at nothing yet.
+    """Has looked at nothing yet. The island has `versions`, [P].
 
-    Args:
-      versions: [P], versions this island already has.
-      board: where notices are.
-      take_in: gets every newer version; it says with `got` whether it took it.
-      clock: monotonic seconds.
-      notices_every_secs: time between two looks at the notices.
-      heads_every_secs: time between two looks past the board.
-      failed: told what could not be done, and why.
+    Every newer one is for `take_in`, which says with `got` whether it took it.
     """
     self._versions = list(versions)
     self._notice_board = board
@@ -88,15 +81,7 @@ class Watch:
   def watch(
     self, show: Callable[[Seen], None], pause_secs: Callable[[], float]
   ) -> operations.Script[None]:
-    """Looks again and again, for ever.
-
-    Args:
-      show: gets what each look found.
-      pause_secs: gives the time until the next one, unless woken before.
-
-    Raises:
-      Exception: as `look`.
-    """
+    """Looks again and again, for ever; see `look`. Pauses end when woken."""
     while True:
       seen = yield from self.look()
       show(seen)

@@ -34,17 +34,12 @@ _ROUTER_SCALE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class RoutingConfig:
-  """How tokens are routed.
+  """How tokens are routed."""
 
-  Attributes:
-    num_experts: E.
-    experts_per_token: k, at most E.
-    capacity_factor: room of an expert over its even share, k T / E; from E / k
-      on nothing is dropped.
-  """
-
-  num_experts: int
-  experts_per_token: int
+  num_experts: int  # E
+  experts_per_token: int  # k, at most E
+  # Room of an expert over its even share, k T / E; from E / k on nothing is
+  # dropped.
   capacity_factor: float
 
   def capacity(self, tokens: int) -> int:
@@ -54,26 +49,18 @@ class RoutingConfig:
 
 
 class Routed(NamedTuple):
-  """What the router of one layer did, float32.
+  """What the router of one layer did, float32."""
 
-  Attributes:
-    share: of all assignments, by expert; sums to 1.
-    balance: E sum_e share_e p_e with the mean probability p_e; 1 when even.
-    z: mean of log(Z)^2, Z the router's normaliser.
-    dropped: share of assignments beyond capacity.
-  """
-
-  share: jax.Array  # [E]
-  balance: jax.Array  # []
-  z: jax.Array  # []
-  dropped: jax.Array  # []
+  share: jax.Array  # [E], of all assignments, by expert; sums to 1
+  balance: jax.Array  # [], E sum_e share_e p_e, p_e mean probability; 1 if even
+  z: jax.Array  # [], mean of log(Z)^2, Z the router's normaliser
+  dropped: jax.Array  # [], share of assignments beyond capacity
 
 
 def routed(collections: Any) -> Routed:
   """What all routers did, each field with a leading axis of layers.
 
-  Args:
-    collections: that `Transformer.apply` gives with `mutable=MUTABLE`.
+  The collections are what `Transformer.apply` gives with `mutable=MUTABLE`.
   """
   layers = jax.tree.leaves(
     collections, is_leaf=lambda node: isinstance(node, Routed)
