@@ -23,8 +23,7 @@ class Schedule:
 
   def on_grid(self, step: int) -> tuple[int, ...]:
     """Fragments with a grid point at `step`, due or not."""
-    every = self.sync_every
-    return _grid(every, self.num_fragments)[step % every]
+    return _grid(self)[step % self.sync_every]
 
   def is_due(self, step: int, last_published: int) -> bool:
     """Whether H steps have passed since a fragment was last published.
@@ -32,21 +31,17 @@ class Schedule:
     Asked at its grid points, and H steps after a publication that was off the
     grid. So an island that follows the rounds of a faster one, and publishes
     more often than that, is silent by itself until the faster one is gone; and
-    then it goes on in the faster one's rhythm.
-
-    Args:
-      step: inner steps done by this island.
-      last_published: step of the last publication, or H before the first one
-        that may be.
+    then it goes on in the faster one's rhythm. Before the first publication the
+    last one counts as H before that may be.
     """
     return step - last_published >= self.sync_every
 
 
 @functools.cache
-def _grid(every: int, count: int) -> tuple[tuple[int, ...], ...]:
+def _grid(when: Schedule) -> tuple[tuple[int, ...], ...]:
   """[H], fragments with a grid point at steps of that remainder."""
-  offsets = [p * every // count for p in range(count)]
+  offsets = [when.offset(p) for p in range(when.num_fragments)]
   return tuple(
     tuple(p for p, offset in enumerate(offsets) if offset == remainder)
-    for remainder in range(every)
+    for remainder in range(when.sync_every)
   )

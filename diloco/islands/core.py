@@ -175,7 +175,13 @@ class _Fragment:
 
 
 class IslandCore:
-  """Publication and adoption of all fragments of one island."""
+  """Publication and adoption of all fragments of one island.
+
+  Attributes:
+    island: its number.
+    step: inner steps done, over all incarnations.
+    resyncing: whether it waits for every fragment to be fetched anew.
+  """
 
   def __init__(
     self,
@@ -211,7 +217,7 @@ class IslandCore:
     self.island = island
     self._keeps = adoption in ("carry", "eager")  # what is not published
     self._follow = follow
-    self._step = step
+    self.step = step
     self._fragments = [
       # Due at its first grid point, so at most H steps from now.
       _Fragment(base, first, step - when.sync_every, muted=first > step)
@@ -223,14 +229,9 @@ class IslandCore:
     self._wait_after = wait_after
     self._passes_by = passes_by
     self._held_until = -math.inf
-    self._resyncing = False
+    self.resyncing = False
     self._just_told = False  # what is ready was fetched before
     self._some_muted = any(state.muted for state in self._fragments)
-
-  @property
-  def step(self) -> int:
-    """Inner steps done, over all incarnations."""
-    return self._step
 
   def reschedule(self, when: schedule.Schedule) -> None:
     """Publishes by another schedule from now on.
@@ -240,13 +241,8 @@ class IslandCore:
     """
     self._when = when
     for fragment, state in enumerate(self._fragments):
-      due = max(state.scheduled + when.sync_every, self._step + 1)
+      due = max(state.scheduled + when.sync_every, self.step + 1)
       self._off_grid.setdefault(due, []).append(fragment)
-
-  @property
-  def resyncing(self) -> bool:
-    """Whether it waits for every fragment to be fetched anew."""
-    return self._resyncing
 
   @property
   def in_flight(self) -> list[int]:
@@ -261,7 +257,7 @@ class IslandCore:
   @property
   def unanswered(self) -> bool:
     """Whether what was published `wait_after` steps ago has no answer yet."""
-    step = self._step - self._wait_after
+    step = self.step - self._wait_after
     return any(f.published and f.published[-1] == step for f in self._fragments)
 
   def holds(self, now: float) -> bool:
@@ -289,19 +285,19 @@ class IslandCore:
           for p, f in enumerate(self._fragments)
           if self._has_news(f, draining=True)
         ]
-      case Refused() if self._resyncing:
+      case Refused() if self.resyncing:
         return []  # of what it published before
       case Refused():
-        self._resyncing = self._just_told = True
-        return [Resync(self._step)]
+        self.resyncing = self._just_told = True
+        return [Resync(self.step)]
 
   def _stepped(self, event: Stepped) -> list[Action]:
     step, board = event.step, event.board
-    assert self._step <= step <= self._step + 1
-    stepped, self._step = step > self._step, step
+    assert self.step <= step <= self.step + 1
+    stepped, self.step = step > self.step, step
     actions: list[Action] = []
     cut, found = event.cut, event.ready
-    if self._resyncing:
+    if self.resyncing:
       found = self._all_or_nothing(found)
     for ready in found:
       if ready.cut > cut:
@@ -311,13 +307,13 @@ class IslandCore:
       actions.append(Cut(cut, step, self.positions))
     if stepped and self._some_muted:
       actions += self._unmute()
-    if self._passes_by >= 0 and not self._resyncing:
+    if self._passes_by >= 0 and not self.resyncing:
       found = [ready for ready in found if self._is_answer(ready)]
     # Adoption first: what is published after it starts from the new base.
     for ready in found:
       actions += self._adopt(ready.fragment, ready.version, ready.merged_step)
     if found:
-      self._resyncing = False
+      self.resyncing = False
     if board is not None:
       self._look_at(board)
     if stepped:
@@ -339,7 +335,7 @@ class IslandCore:
       return state.muted or ready.merged_step > state.first_step
     last = state.published[-1]
     hopeless = ready.version - state.base > self._passes_by
-    gone_on = self._step > last + self._wait_after
+    gone_on = self.step > last + self._wait_after
     return ready.merged_step >= last or hopeless or gone_on
 
   def _all_or_nothing(self, found: Sequence[Ready]) -> Sequence[Ready]:
@@ -357,9 +353,9 @@ class IslandCore:
   def _unmute(self) -> list[Action]:
     actions: list[Action] = []
     for fragment, state in enumerate(self._fragments):
-      if state.muted and self._step >= state.first_step:
+      if state.muted and self.step >= state.first_step:
         state.muted = False
-        actions.append(Rebase(fragment, self._step, state.base))
+        actions.append(Rebase(fragment, self.step, state.base))
     self._some_muted = any(state.muted for state in self._fragments)
     return actions
 
@@ -373,7 +369,7 @@ class IslandCore:
     actions: list[Action] = []
     for fragment in fragments:
       state = self._fragments[fragment]
-      due = self._when.is_due(self._step, state.scheduled)
+      due = self._when.is_due(self.step, state.scheduled)
       if due and self._has_news(state):
         actions.append(self._publish(fragment, "schedule"))
     return actions
@@ -381,10 +377,10 @@ class IslandCore:
   def _has_news(self, state: _Fragment, *, draining: bool = False) -> bool:
     # Once a newer version exists, what was published for the old one may be
     # part of it; publishing those steps again would count them twice.
-    if (state.newest > state.base and state.published) or self._resyncing:
+    if (state.newest > state.base and state.published) or self.resyncing:
       return False
     # A contribution is named after its step: of one step there is only one.
-    step = self._step
+    step = self.step
     if step <= state.spoken:
       return False
     last = state.published[-1] if state.published else state.first_step
@@ -395,7 +391,7 @@ class IslandCore:
 
   def _publish(self, fragment: int, trigger: Trigger) -> Publish:
     state = self._fragments[fragment]
-    step = self._step
+    step = self.step
     if state.published:
       state.published = (*state.published[: PUBLICATIONS_KEPT - 1], step)
     else:
@@ -427,11 +423,11 @@ class IslandCore:
     self, fragment: int, version: int, merged_step: int
   ) -> list[Action]:
     state = self._fragments[fragment]
-    resync = self._resyncing
+    resync = self.resyncing
     if version < state.base or (version == state.base and not resync):
       return []
     state.newest = max(state.newest, version)
-    step, published = self._step, state.published
+    step, published = self.step, state.published
     kept_from = published[-1] if published else state.first_step
     state.base, state.published = version, ()
     if merged_step > kept_from or state.muted:

@@ -1,12 +1,11 @@
 """Held-out loss of local or global parameters, on an island's own mesh."""
 
-import dataclasses
 import functools
 import logging
 import math
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -55,12 +54,11 @@ def held_out_loss(
   }
 
 
-@dataclasses.dataclass(frozen=True)
-class Global:
-  """Global parameters on an island's mesh, and each fragment's version."""
+class Found(NamedTuple):
+  """Parameters on an island's mesh; of global ones each fragment's version."""
 
   params: inner_step.FlatParams
-  versions: list[int]
+  versions: Sequence[int] = ()
 
 
 class Evaluator:
@@ -89,27 +87,24 @@ class Evaluator:
     self._clock = clock
     self._eval_fn = learner.tree.eval_fn
 
-  def evaluate(
-    self, params: inner_step.FlatParams | Global, num_batches: int
-  ) -> dict[str, Any]:
-    """Returns what `held_out_loss` does of parameters on the mesh, and `secs`.
+  def evaluate(self, found: Found, num_batches: int) -> dict[str, Any]:
+    """Returns what `held_out_loss` does, and `secs`.
 
-    For global ones there are `version` and `newest_version`, the smallest and
-    the largest over fragments.
+    For global parameters there are `version` and `newest_version`, the smallest
+    and the largest over fragments.
     """
     started = self._clock()
     result: dict[str, Any] = {}
-    if isinstance(params, Global):
-      result["version"] = min(params.versions)
-      result["newest_version"] = max(params.versions)
-      params = params.params
-    found = held_out_loss(
+    if found.versions:
+      result["version"] = min(found.versions)
+      result["newest_version"] = max(found.versions)
+    result |= held_out_loss(
       self._task,
       num_batches,
-      functools.partial(self._dispatch, params),
+      functools.partial(self._dispatch, found.params),
       moved=self._progress.moved,
     )
-    return result | found | {"secs": self._clock() - started}
+    return result | {"secs": self._clock() - started}
 
   def _dispatch(
     self, params: inner_step.FlatParams, batch: task_lib.Batch
@@ -119,7 +114,7 @@ class Evaluator:
     with self._progress.may_take(self._compile_secs):
       return self._eval_fn(params, placed)
 
-  def read(self, wanted: Callable[[], bool] = lambda: True) -> Global:
+  def read(self, wanted: Callable[[], bool] = lambda: True) -> Found:
     """Reads the newest global versions, as long as they are wanted.
 
     Any thread may.
@@ -134,7 +129,7 @@ class Evaluator:
       found = self._newest(fragment, wanted)
       versions.append(found.head.version)
       tensors |= found.content
-    return Global(self._swap.assemble(tensors), versions)
+    return Found(self._swap.assemble(tensors), versions)
 
   def _newest(
     self, fragment: int, wanted: Callable[[], bool]
@@ -161,7 +156,7 @@ class Reading:
     """Begins."""
     self._evaluator = evaluator
     self._wanted = True
-    self._found: Global | Exception | None = None
+    self._found: Found | Exception | None = None
     self._worker = threads.once("evaluation", self._read)
 
   def _read(self) -> None:
@@ -180,7 +175,7 @@ class Reading:
     self._worker.check()
     return self._found is not None
 
-  def take(self) -> Global:
+  def take(self) -> Found:
     """What was read, once it is done.
 
     Raises:

@@ -9,6 +9,7 @@ has use for it. Cores share caches and memory, so it rests most of the time.
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import pathlib
@@ -106,7 +107,7 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
 
   pace = Pace(awaited)
   measure = _measure(run_dir, config, progress, pace)
-  evaluator = Evaluator(snapshots, tape, measure)
+  evaluator = functools.partial(evaluate, snapshots, tape, measure)
   _serve(channel, times.orphan_secs, evaluator, progress)
   for one in (reports, requesting, channel, tape):
     one.close()
@@ -173,50 +174,40 @@ class Pace:
     self._worked_secs = self._clock()
 
 
-class Evaluator:
-  """Evaluates the newest global versions, and puts that on the tape."""
+def evaluate(
+  snapshots: store.SnapshotStore,
+  tape: recorder.Recorder,
+  measure: Measure,
+  num_batches: int,
+  **told: int,
+) -> dict[str, Any]:
+  """Returns the newest versions' held-out loss, or why it has none as `error`.
 
-  def __init__(
-    self,
-    snapshots: store.SnapshotStore,
-    tape: recorder.Recorder,
-    measure: Measure,
-  ):
-    self._store = snapshots
-    self._tape = tape
-    self._measure = measure
-
-  def evaluate(
-    self, num_batches: int, step: int, skipped: int
-  ) -> dict[str, Any]:
-    """Returns the held-out loss, or why there is none as `error`.
-
-    For the record are the step of the island that is furthest, and the
-    evaluations that were due and have been left out.
-    """
-    started = time.monotonic()
-    if skipped:
-      logger.warning("behind skipped=%d", skipped)
-    try:
-      read = versions.Versions(self._store).read()
-    except (errors.UserError, *operations.FAILURES) as error:
-      logger.warning("evaluation_failed error=%s", error)
-      return {"error": errors.one_line(error)}
-    result = {
-      "version": min(read.versions),
-      "newest_version": max(read.versions),
-      **self._measure(read.params, num_batches),
-      "secs": time.monotonic() - started,
-    }
-    told = {"step": step, "skipped": skipped}
-    self._tape.record(events.EVALUATED, target="global", **told, **result)
-    return result
+  The tape is told of it, and the `step` of the island that is furthest and how
+  many evaluations were due and left out, as `skipped`.
+  """
+  started = time.monotonic()
+  if told["skipped"]:
+    logger.warning("behind skipped=%d", told["skipped"])
+  try:
+    read = versions.Versions(snapshots).read()
+  except (errors.UserError, *operations.FAILURES) as error:
+    logger.warning("evaluation_failed error=%s", error)
+    return {"error": errors.one_line(error)}
+  result = {
+    "version": min(read.versions),
+    "newest_version": max(read.versions),
+    **measure(read.params, num_batches),
+    "secs": time.monotonic() - started,
+  }
+  tape.record(events.EVALUATED, target="global", **told, **result)
+  return result
 
 
 def _serve(
   channel: channel_lib.Client,
   orphan_secs: float,
-  evaluator: Evaluator,
+  evaluator: Callable[..., dict[str, Any]],
   progress: heartbeat.Progress,
 ) -> None:
   """Does what the controller asks, until it says stop or is gone."""
@@ -228,7 +219,7 @@ def _serve(
         continue
       result = {}
       if message["name"] == "evaluate":
-        result = evaluator.evaluate(**message["args"])
+        result = evaluator(**message["args"])
       done = {"type": "done", "seq": message["seq"], "result": result}
       channel.send(done)
       if message["name"] == "stop":

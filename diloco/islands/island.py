@@ -111,6 +111,7 @@ class Island:
     self.times = timing.read(self._store, config.controller)
     self.progress = heartbeat.Progress(self._check)
     self._nonce = secrets.token_hex(8)
+    self._present = False
     self._check_place: Callable[[], None] = lambda: None  # until it beats
     self.learner: learner_lib.Learner = (
       own.Own if config.loop else trainer_lib.Trainer
@@ -204,7 +205,6 @@ class Island:
       clock=self._clock,
     )
     tokens_per_step = self._task.tokens_per_batch
-    self._present = False
     elastic: dict[str, Any] = {}
     if spec.present:
       elastic = {"present": spec.present, "replicas": self._config.replicas}
@@ -239,7 +239,7 @@ class Island:
     self._exchange = exchange.Exchange(setting, basis, self._poll_secs)
     self._heartbeat = heartbeat.Heartbeat(
       self._store,
-      self._member,
+      lambda beat: self._member(beat, self.step),
       self.times.heartbeat_secs,
       lambda member: self._report(member, self.progress.standing),
       self._threads,
@@ -283,23 +283,14 @@ class Island:
     Raises:
       FencedError: this is not the newest life.
     """
-    member = records.Member(
-      self._spec.island,
-      self._spec.incarnation,
-      beat=0,
-      step=0,
-      step_secs=0.0,
-      present=False,
-      nonce=self._nonce,
-    )
-    self._store.perform(protocol.take_place(member))
+    self._store.perform(protocol.take_place(self._member(0, 0)))
 
-  def _member(self, beat: int) -> records.Member:
+  def _member(self, beat: int, step: int) -> records.Member:
     return records.Member(
       island=self._spec.island,
       incarnation=self._spec.incarnation,
       beat=beat,
-      step=self.step,
+      step=step,
       step_secs=self._log.step_secs,
       present=self._present,
       nonce=self._nonce,
@@ -374,18 +365,6 @@ class Island:
     """Adopts what is new and takes part in cuts while it does no steps."""
     self._exchange.between_steps()
 
-  def bare_loop(self) -> Callable[[int], None]:
-    """Returns the loop without an island around it, for comparison."""
-    trainer = self.learner
-    assert isinstance(trainer, trainer_lib.Trainer)
-    state = jax.tree.map(jax.numpy.copy, trainer.state)
-
-    def loop(num_steps: int) -> None:
-      nonlocal state
-      state = trainer.bare_loop(num_steps, state)
-
-    return loop
-
   def drain(self, timeout_secs: float) -> dict[str, Any]:
     """Publishes all progress, at a standstill; `flushed` if it was in time."""
     return self.perform(self.draining(timeout_secs))
@@ -446,10 +425,10 @@ class Island:
     self._log.pause()
     evaluator = self._evaluator
     if target == "local":
-      result = evaluator.evaluate(self.learner.state.params, num_batches)
+      found = evaluation.Found(self.learner.params)
     else:
       found = reading.take() if reading else evaluator.read()
-      result = evaluator.evaluate(found, num_batches)
+    result = evaluator.evaluate(found, num_batches)
     self._tape.record(events.EVALUATED, target=target, step=self.step, **result)
     return result
 

@@ -105,27 +105,24 @@ class Saver(saving.Saves):
     """See `Saves`."""
     self._started = self._clock()
     marker: checkpoint.Checkpoint = yield operations.Compute(
-      lambda: self._write(job)
+      lambda: checkpoints.write(
+        self._writer,
+        self._path(job),
+        job.snapshot,
+        self._plan,
+        job.positions,
+        island=self._who.island,
+        incarnation=self._who.incarnation,
+        serial=job.serial,
+        epoch=self._who.epoch,
+        cut=job.cut,
+      )
     )
     return marker
 
   def _path(self, job: saving.Job) -> pathlib.Path:
     return checkpoint.path_of(
       self._folder, job.snapshot.step, self._who.incarnation, job.serial
-    )
-
-  def _write(self, job: saving.Job) -> checkpoint.Checkpoint:
-    return checkpoints.write(
-      self._writer,
-      self._path(job),
-      job.snapshot,
-      self._plan,
-      job.positions,
-      island=self._who.island,
-      incarnation=self._who.incarnation,
-      serial=job.serial,
-      epoch=self._who.epoch,
-      cut=job.cut,
     )
 
   def commit(

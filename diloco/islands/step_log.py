@@ -75,13 +75,6 @@ class Pace:
     return float(secs.max()) + self.reduce_secs
 
 
-@dataclasses.dataclass(frozen=True)
-class _Pending:
-  step: int
-  metrics: Mapping[str, Any]
-  dispatched_secs: float
-
-
 class StepLog:
   """Writes one metric line per finished step and keeps the pace."""
 
@@ -96,7 +89,7 @@ class StepLog:
     self._log = log
     self._incarnation = incarnation
     self._tokens_per_step = tokens_per_step
-    self._pending: _Pending | None = None
+    self._pending: tuple[int, Mapping[str, Any], float] | None = None
     self._finished_secs: float | None = None
     self.step_secs = 0.0  # moving average between two steps; 0: unknown
     self.loss = float("nan")
@@ -106,17 +99,17 @@ class StepLog:
   ) -> None:
     """Takes over a step's metrics and finishes the one before it."""
     self.finish()
-    self._pending = _Pending(step, metrics, at_secs)
+    self._pending = step, metrics, at_secs
 
   def finish(self) -> None:
     """Waits for the last dispatched step and logs it."""
     pending, self._pending = self._pending, None
     if pending is None:
       return
+    step, told, started = pending
     # All in one transfer, which waits for the step.
-    metrics = jax.tree.map(_short, jax.device_get(dict(pending.metrics)))
+    metrics = jax.tree.map(_short, jax.device_get(dict(told)))
     now = self._clock()
-    started = pending.dispatched_secs
     gap_secs = None
     if self._finished_secs is not None:
       gap_secs = now - self._finished_secs
@@ -125,7 +118,7 @@ class StepLog:
     self._finished_secs = now
     self.loss = metrics["loss"]
     self._log.record(
-      step=pending.step,
+      step=step,
       tokens=self._tokens_per_step,
       step_secs=now - started,
       gap_secs=gap_secs,

@@ -28,6 +28,7 @@ import numpy as np
 from diloco import config as config_lib
 from diloco import process
 from diloco.islands import island as island_lib
+from diloco.islands import trainer as trainer_lib
 from diloco.tape import events, reader
 from diloco.tasks import registry
 
@@ -128,7 +129,14 @@ def _measure(
   island: island_lib.Island, block_steps: int, trials: int
 ) -> list[tuple[float, float]]:
   """Seconds of a (syncing, bare) block, once per trial."""
-  bare = island.bare_loop()
+  trainer = island.learner
+  assert isinstance(trainer, trainer_lib.Trainer)
+  state = jax.tree.map(jax.numpy.copy, trainer.state)
+
+  def bare(num_steps: int) -> None:
+    nonlocal state
+    state = trainer.bare_loop(num_steps, state)
+
   island.train(2 * block_steps)  # every fragment has been around once
   bare(block_steps)
   rates = []

@@ -1,5 +1,6 @@
 """The run's evaluator: what it reads, measures, records and answers."""
 
+import functools
 import os
 import pathlib
 import queue
@@ -32,7 +33,7 @@ def evaluator(run):
     loss = float(sum(x.sum() for x in params.values()))
     return {"loss": loss, "tokens": num_batches, "bits_per_token": loss}
 
-  yield evaluator_lib.Evaluator(run.store, tape, measure)
+  yield functools.partial(evaluator_lib.evaluate, run.store, tape, measure)
   tape.close()
 
 
@@ -44,7 +45,7 @@ def told(run):
 
 
 def test_newest_versions_are_measured_and_go_on_the_tape(run, evaluator):
-  result = evaluator.evaluate(**ASKED)
+  result = evaluator(**ASKED)
   assert result["loss"] == 8.0
   assert (result["version"], result["newest_version"]) == (0, 1)
   (line,) = told(run)
@@ -74,7 +75,7 @@ def damage(run):
 )
 def test_what_cannot_be_read_is_not_measured(run, evaluator, strike, why):
   strike(run)
-  assert why in evaluator.evaluate(**ASKED)["error"]
+  assert why in evaluator(**ASKED)["error"]
   assert told(run) == []
 
 
@@ -103,9 +104,8 @@ def program(seq, name, **args):
   return {"type": "program", "seq": seq, "name": name, "args": args}
 
 
-class Measured:
-  def evaluate(self, **args):
-    return {"loss": 1.0, **args}
+def measured(**args):
+  return {"loss": 1.0, **args}
 
 
 @pytest.mark.parametrize("last", [program(3, "stop"), None])
@@ -117,7 +117,7 @@ def test_it_answers_until_it_is_told_to_stop_or_left_alone(last):
     program(2, "evaluate", step=5),
     last,
   )
-  evaluator_lib._serve(channel, 10.0, Measured(), heartbeat.Progress())
+  evaluator_lib._serve(channel, 10.0, measured, heartbeat.Progress())
   answers = [(1, {}), (2, {"loss": 1.0, "step": 5})] + [(3, {})] * bool(last)
   assert channel.sent == [("done", *answer) for answer in answers]
 

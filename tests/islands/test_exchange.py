@@ -489,9 +489,9 @@ def test_drain_publishes_what_is_left_of_every_fragment(make):
   island = make()
   island.step(3)
   island.exchange.publish_all()
-  found = [(p.action.fragment, p.action.step) for p in island.publisher.given]
+  found = [(p.fragment, p.step) for p, _ in island.publisher.given]
   assert found == [(1, 2), (0, 3), (1, 3)]
-  assert island.publisher.given[-1].action.trigger == "drain"
+  assert island.publisher.given[-1][0].trigger == "drain"
   island.exchange.publish_all()
   assert len(island.publisher.given) == 3
   assert island.exchange.flush(2.0) and not island.exchange.flush(0.5)

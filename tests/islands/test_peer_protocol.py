@@ -11,7 +11,6 @@ from diloco import errors
 from diloco.islands import (
   peer_protocol,
   peers,
-  protocol,
   publisher,
   shards,
 )
@@ -221,25 +220,6 @@ def test_only_others_who_train_are_healthy(snapshots, damage):
   damage(keys.member_key(3))
   found = perform(snapshots, peer_protocol.healthy(1))
   assert [m.island for m in found] == [0]
-
-
-def test_verdict_is_told_once_and_only_to_the_life_it_is_about(
-  snapshots, damage
-):
-  watch = protocol.VerdictWatch(1, incarnation=2)
-
-  def offences(incarnation, number):
-    verdict = records.Verdict(1, incarnation, number, 0, "not_finite", 0.0)
-    snapshots.write(keys.verdict_key(1), verdict)
-    return perform(snapshots, watch.look())
-
-  assert perform(snapshots, watch.look()) == 0
-  assert offences(1, 4) == 0
-  assert offences(2, 1) == 1
-  assert perform(snapshots, watch.look()) == 0
-  damage(keys.verdict_key(1))
-  assert perform(snapshots, watch.look()) == 0
-  assert offences(2, 2) == 2
 
 
 class Caller:
