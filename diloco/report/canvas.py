@@ -52,16 +52,9 @@ Picture = Callable[..., str]
 def picture(
   width: float, height: float, caption: str
 ) -> Callable[[Callable[..., Any]], Picture]:
-  """Makes an SVG picture of a function that draws on given axes.
+  """Makes an SVG of a function that draws on given axes; sizes are in inches.
 
-  Args:
-    width: in inches.
-    height: in inches.
-    caption: says in words what is to be seen, for those who cannot see it.
-
-  Returns:
-    A decorator; the function it returns takes the same arguments without the
-    axes.
+  The caption says in words what is to be seen, for those who cannot see it.
   """
 
   def decorate(draw: Callable[..., Any]) -> Picture:

@@ -40,9 +40,7 @@ _NAMED = 8  # islands that have lines of their own everywhere
 def html(chart: Chart, caption: str) -> str:
   """Returns the element in which the script draws a chart.
 
-  Args:
-    chart: lines or rows.
-    caption: says in words what is to be seen, for those who cannot see it.
+  The caption says in words what is to be seen, for those who cannot see it.
   """
   text = json.dumps(chart, separators=(",", ":"), allow_nan=False)
   return (
@@ -79,16 +77,9 @@ def averaged(
   points: int,
   reduce: Callable[[np.ndarray], Any] = np.mean,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns a line of at most `points` points.
+  """Returns a line of at most `points` points; x does not decrease.
 
-  Args:
-    x: positions, not decreasing.
-    y: values.
-    points: neighbours are put together until there are so few.
-    reduce: makes one value of several.
-
-  Returns:
-    Positions and values.
+  Neighbours are put together until there are so few, their values by `reduce`.
   """
   if len(x) <= points:
     return x, y
@@ -125,31 +116,22 @@ class Charts:
 
   def _time(self, label: str, lines: Sequence[Chart], **y: Any) -> Chart:
     axis = {"label": self._clock.label, "max": self._clock.length, "time": True}
-    seams = self._clock.seams
-    return {"x": axis, "y": {"label": label, **y}, "lines": lines} | {
-      "seams": seams
-    }
+    chart = {"x": axis, "y": {"label": label, **y}, "lines": lines}
+    return chart | {"seams": self._clock.seams}
 
   def loss_by_tokens(self) -> Chart:
     """Loss against the tokens trained by all islands."""
-    lines = self._losses(self._view.tokens_at)
     label = "tokens trained by all islands together"
-    return self._time(*self._loss_axis(), lines, clip=0.96) | {
+    return self._losses(self._view.tokens_at) | {
       "x": {"label": label, "unit": "count"},
       "seams": [],
     }
 
   def loss_by_time(self) -> Chart:
     """Loss against the time the run was on."""
-    lines = self._losses(self._clock.at)
-    return self._time(*self._loss_axis(), lines, clip=0.96)
+    return self._losses(self._clock.at)
 
-  def _loss_axis(self) -> tuple[str]:
-    return (f"bits per {self._view.token_unit}",)
-
-  def _losses(
-    self, position: Callable[[np.ndarray], np.ndarray]
-  ) -> list[Chart]:
+  def _losses(self, position: Callable[[np.ndarray], np.ndarray]) -> Chart:
     view, lines = self._view, []
     points = int(np.clip(_POINTS / max(len(view.islands), 1), 60, 1200))
     for number, island in view.islands.items():
@@ -170,19 +152,19 @@ class Charts:
       bits = np.array([e.loss for e in alike]) / math.log(2)
       name = f"global, {figures.count(tokens)} held-out {view.token_unit}s"
       lines.append(_line(name, INK, where, bits, dots=True, dash=dash))
-    return lines
+    return self._time(f"bits per {view.token_unit}", lines, clip=0.96)
 
   def speed(self) -> Chart:
     """Tokens per second over time, the islands stacked."""
     lines = [
-      self._steps(f"island {m}", self._colours[m], island.steps, "tokens")
+      self._rates(f"island {m}", self._colours[m], island.steps, "tokens")
       for m, island in self._view.islands.items()
     ]
     return self._time(
       "tokens per second", lines, unit="count", min=0, stack=True
     )
 
-  def _steps(
+  def _rates(
     self, name: str, colour: str, found: series.Series, column: str, **more: Any
   ) -> Chart:
     """Amounts a second, in equal stretches of time."""
@@ -206,7 +188,7 @@ class Charts:
       ):
         name = f"island {m} {word}"
         found = moments.series, "amount"
-        lines.append(self._steps(name, self._colours[m], *found, dash=dash))
+        lines.append(self._rates(name, self._colours[m], *found, dash=dash))
     if len(self._view.islands) > _NAMED:
       lines = [
         _line(

@@ -24,16 +24,7 @@ _MAX_PROBLEMS = 3  # shown; all are in `status --json`
 def render(
   status: Mapping[str, Any], name: str, hint: str = ""
 ) -> console.RenderableType:
-  """Returns the dashboard.
-
-  Args:
-    status: of `diloco.report.status`.
-    name: what to call the run.
-    hint: what the user can do while it is on.
-
-  Returns:
-    Something rich can print.
-  """
+  """Returns what rich can print; `hint` says what the user can do."""
   return console.Group(
     _islands(status, name),
     _progress(status),

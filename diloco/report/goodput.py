@@ -42,14 +42,7 @@ def goodput(
 ) -> Goodput:
   """Sums useful and allocated chip-seconds over all islands.
 
-  Args:
-    view: the run.
-    lost_spans: by island, step ranges trained in vain, one entry for each
-      fragment.
-    num_fragments: P.
-
-  Returns:
-    The sums.
+  `lost_spans` are step ranges trained in vain, one entry for each fragment.
   """
   useful = allocated = 0.0
   lost: collections.defaultdict[str, float] = collections.defaultdict(float)

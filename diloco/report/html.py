@@ -5,7 +5,6 @@ still going, has crashed, or never began.
 """
 
 import json
-import math
 import os
 import pathlib
 
@@ -25,14 +24,7 @@ FILE_NAME = "report.html"
 def write_report(
   run_dir: str | os.PathLike[str], run: summary.Run | None = None
 ) -> pathlib.Path:
-  """Writes `report.html` into the run directory.
-
-  Args:
-    run_dir: directory of the run, in whatever state.
-    run: what is known of it, if it was read before.
-
-  Returns:
-    Path of the report; see `summary.path_for`.
+  """Writes `report.html` and returns its path, see `summary.path_for`.
 
   Raises:
     UserError: there is no such directory.
@@ -45,11 +37,7 @@ def write_report(
 
 
 def render(run: summary.Run, name: str) -> str:
-  """Returns the report as HTML.
-
-  Returns:
-    A whole page.
-  """
+  """Returns the report as a whole page of HTML."""
   view = run.view
   parts = [_head(run, name)]
   if not view.islands:
@@ -81,40 +69,27 @@ def _cards(run: summary.Run) -> str:
   view, tokens = run.view, run.ledger.tokens()
   unit = view.token_unit
   evals = view.global_evals
-  bits = evals[-1].loss / math.log(2) if evals else None
+  bits = figures.bits(evals[-1].loss) if evals else None
   budget = view.total_tokens
   share = f"{unit}s"
   if budget:
     share = f"{figures.percent(tokens.trained / budget)} of the budget"
   speed = tokens.trained / view.wall_secs if view.wall_secs else None
   back = sum(incident.back_secs is not None for incident in run.incidents)
-  worst = max((i.worst_gap or 0.0 for i in run.incidents), default=0.0)
+  survived = f"{back} of {len(run.incidents)}"
+  gaps = [i.worst_gap for i in run.incidents if i.worst_gap is not None]
+  worst = figures.times(max(gaps, default=None))
   mean = figures.number(view.merges.islands_mean)
+  merged = f"{mean} of {view.num_islands} islands in each"
   return page.cards(
     [
       (f"Bits per {unit}", figures.number(bits, 4), "held out, global"),
       ("Trained", figures.count(tokens.trained), share),
       ("Speed", f"{figures.count(speed)}/s", f"{unit}s, whole run"),
-      (
-        "Goodput",
-        figures.percent(run.goodput.ratio),
-        "of allocated chip time",
-      ),
-      (
-        "Merges",
-        f"{view.merges.count:,}",
-        f"{mean} of {view.num_islands} islands in each",
-      ),
-      (
-        "Faults survived",
-        f"{back} of {len(run.incidents)}",
-        "target back at work",
-      ),
-      (
-        "Longest gap",
-        figures.times(worst or None),
-        "of any survivor, over its median",
-      ),
+      ("Goodput", figures.percent(run.goodput.ratio), "of allocated chip time"),
+      ("Merges", f"{view.merges.count:,}", merged),
+      ("Faults survived", survived, "target back at work"),
+      ("Longest gap", worst, "of any survivor, over its median"),
     ]
   )
 

@@ -119,14 +119,9 @@ def _back_secs(view: view_lib.RunView, incident: Incident) -> float | None:
     led = incident.target != _STANDBY and view.syncer_leads
     moments = list(view.syncer_leads if led else view.syncer_starts)
   else:
-    lives = (
-      view.islands[incident.island].lives
-      if (incident.island in view.islands)
-      else {}
-    )
-    moments = [
-      life.first_step for life in lives.values() if life.first_step is not None
-    ]
+    island = view.islands.get(incident.island)
+    lives = island.lives.values() if island else ()
+    moments = [life.first_step for life in lives if life.first_step is not None]
   later = [m for m in moments if m > incident.wall_secs]
   return min(later) - incident.wall_secs if later else None
 
@@ -148,10 +143,8 @@ def _gaps(view: view_lib.RunView, incident: Incident) -> dict[int, float]:
 def _trained_at(island: island_view.IslandView, incident: Incident) -> bool:
   """Whether an island was in the middle of a life then."""
   for life in island.lives.values():
-    over = min(
-      life.died if life.died is not None else math.inf,
-      life.stopped if life.stopped is not None else math.inf,
-    )
+    gone = [m for m in (life.died, life.stopped) if m is not None]
+    over = min(gone, default=math.inf)
     if life.first_step is not None and (
       life.first_step <= incident.wall_secs < over
     ):
@@ -175,9 +168,8 @@ def _longest_gap(
   first = wall_secs - _BEFORE_SECS
   last = wall_secs + max(_AFTER_SECS, _AFTER_MEDIANS * median)
   touching = gaps[(ends >= first) & (begins <= last) & np.isfinite(gaps)]
-  longest = [float(touching.max())] if len(touching) else []
-  since = view.last_wall_secs - island.last_wall_secs
+  longest = touching.tolist()
   training = island.num_steps and island.state == "training"
-  if training and island.last_wall_secs <= last:
-    longest.append(since)  # a gap still open
+  if training and island.last_wall_secs <= last:  # a gap still open
+    longest.append(view.last_wall_secs - island.last_wall_secs)
   return max(longest, default=None)

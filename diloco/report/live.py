@@ -100,8 +100,7 @@ class LiveView:
   def tick(self, alive: bool = True) -> None:
     """Takes what is new and shows it; cheap if called too often.
 
-    Args:
-      alive: whether the run's controller is.
+    `alive` tells whether the run's controller is.
     """
     now = time.monotonic()
     if now >= self._due:
@@ -214,9 +213,7 @@ def watch(
 ) -> None:
   """Shows a run until it ends, dies, or the user has seen enough.
 
-  Args:
-    run_dir: directory of the run.
-    refresh: brings what is new of a run elsewhere.
+  `refresh` brings what is new of a run elsewhere.
 
   Raises:
     UserError: there is no such directory.

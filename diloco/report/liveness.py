@@ -25,10 +25,8 @@ _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 def start_ticks(pid: int) -> int | None:
   """Returns when a process started, in clock ticks after boot.
 
-  What psutil tells is a time of day, which moves when the clock is set.
-
-  Returns:
-    The ticks; None if there is no such process or it is a zombie.
+  None if there is no such process or it is a zombie. What psutil tells is a
+  time of day, which moves when the clock is set.
   """
   try:
     stat = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
@@ -85,11 +83,10 @@ def name_process() -> str:
 
 
 def lives(name: str) -> bool | None:
-  """Whether the process that `name_process` named lives.
+  """Whether the process that `name_process` named lives; None: not known here.
 
-  Returns:
-    None where nobody here can tell: it is one of another machine or container,
-    or this very process, of another of its sessions.
+  Such is one of another machine or container, or this very process, of another
+  of its sessions.
   """
   try:
     place, pid, ticks, _ = json.loads(name)

@@ -22,11 +22,9 @@ _GAUGES = (
 
 
 def text(facts: Mapping[str, Any], run: str) -> str:
-  """Returns the exposition of a run.
+  """Returns the exposition of a run; `run` is a label of every sample.
 
-  Args:
-    facts: of `diloco.report.status`; what is None is left out.
-    run: its name, a label of every sample.
+  Of the facts of `diloco.report.status`, what is None is left out.
   """
   # Imported here: few runs ask for it.
   from prometheus_client import metrics_core

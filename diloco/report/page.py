@@ -130,15 +130,9 @@ def pair(*panels: str) -> str:
 def table(
   heads: Sequence[str], rows: Iterable[Sequence[str]], words: int
 ) -> str:
-  """Returns a table.
+  """Returns a table of cells that are HTML under heads that are text.
 
-  Args:
-    heads: text over the columns.
-    rows: cells as HTML.
-    words: how many columns at the left hold words; the others hold numbers.
-
-  Returns:
-    HTML.
+  So many columns at the left hold words, the others numbers.
   """
 
   def cell(tag: str, column: int, content: str) -> str:

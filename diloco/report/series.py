@@ -33,11 +33,7 @@ class Series:
   """Rows of numbers; what is not known is not a number."""
 
   def __init__(self, joins: Mapping[str, Join]):
-    """Starts without rows.
-
-    Args:
-      joins: how two values of each column become one.
-    """
+    """Starts without rows; `joins`: how two values of a column become one."""
     self.joins = {**joins, "count": "sum"}
     self.limit = LIMIT
     self.stride = 1  # of what was appended, in a full row

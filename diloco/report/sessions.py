@@ -7,17 +7,10 @@ CRASHED = "crashed"
 
 @dataclasses.dataclass
 class Session:
-  """One start of the run.
+  """One start of the run; its `status` is None while it is not known to end."""
 
-  Attributes:
-    start: wall time of RUN_STARTED.
-    end: wall time of RUN_FINISHED, or of the last line any role wrote.
-    status: how it ended; None while it is not known to have.
-    reason: why it ended.
-  """
-
-  start: float
-  end: float
+  start: float  # wall time of RUN_STARTED
+  end: float  # of RUN_FINISHED, or of the last line any role wrote
   status: str | None = None
   reason: str = ""
 

@@ -42,15 +42,9 @@ def look(
 def status_of(
   view: view_lib.RunView, alive: bool, now: float
 ) -> dict[str, Any]:
-  """Returns the state of a run that was read before.
+  """As `status`, of a run that was read before, at wall time `now`.
 
-  Args:
-    view: the run.
-    alive: whether its controller is.
-    now: wall time.
-
-  Returns:
-    As `status`.
+  `alive` tells whether its controller is.
   """
   session = view.sessions.last
   if session is not None and view.config.get("engine") == "virtual":

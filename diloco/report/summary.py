@@ -3,14 +3,13 @@
 import dataclasses
 import errno
 import json
-import math
 import os
 import pathlib
 import threading
 from typing import Any
 
 from diloco import typed
-from diloco.report import costs, liveness, totals, waste
+from diloco.report import costs, figures, liveness, totals, waste
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
 from diloco.report import view as view_lib
@@ -46,13 +45,9 @@ def load(run_dir: str | os.PathLike[str]) -> Run:
 
 
 def summarise(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
-  """Returns the summary of a run, whatever became of it.
+  """Returns the summary of a run, live, crashed, finished or empty.
 
-  Args:
-    run_dir: directory of the run; live, crashed, finished or empty.
-
-  Returns:
-    Plain JSON values; a figure that is not known or not finite is None.
+  Plain JSON values; a figure that is not known or not finite is None.
 
   Raises:
     UserError: there is no such directory.
@@ -63,15 +58,10 @@ def summarise(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
 def write_summary(
   run_dir: str | os.PathLike[str], run: Run | None = None
 ) -> dict[str, Any]:
-  """Writes `summary.json` into the run directory and returns it.
+  """Writes `summary.json` into the run directory and returns its content.
 
-  Args:
-    run_dir: directory of the run.
-    run: what is known of it, if it was read before.
-
-  Returns:
-    Its content. If the one that is there was made from lines that are gone,
-    it stays, and this one is written to the name `path_for` gives.
+  If the one that is there was made from lines that are gone, it stays, and this
+  one is written to the name `path_for` gives.
   """
   run = run or load(run_dir)
   facts = summary_of(run)
@@ -83,16 +73,10 @@ def write_summary(
 def path_for(
   run_dir: str | os.PathLike[str], name: str, run: Run
 ) -> pathlib.Path:
-  """Returns where to write what is made of a run.
+  """Returns where to write what is made of a run, such as "summary.json".
 
-  Args:
-    run_dir: directory of the run.
-    name: of the file, such as "summary.json".
-    run: what it will be made from.
-
-  Returns:
-    The file of that name; one with "partial" in its name if lines are gone that
-    the summary in the directory was made from.
+  It has "partial" in its name if lines are gone that the summary in the
+  directory was made from.
   """
   path = pathlib.Path(run_dir) / name
   if lines_gone(run_dir, run):
@@ -214,7 +198,7 @@ def _evaluation(view: view_lib.RunView) -> dict[str, Any]:
   loss = evals[-1].loss if evals else None
   return {
     "final_eval_loss": loss,
-    "final_eval_bits_per_token": None if loss is None else loss / math.log(2),
+    "final_eval_bits_per_token": figures.bits(loss),
     "evaluations": view.evaluations,
   }
 

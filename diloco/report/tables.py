@@ -117,15 +117,15 @@ def ledger(run: summary.Run) -> str:
 
 
 def _equation(trained: int, terms: list[tuple[str, int, str]]) -> str:
-  def term(count: int, label: str) -> str:
-    name = page.text(label.replace("_", " "))
-    return f"<div>{count:,}<small>{name}</small></div>"
+  def term(figure: str, label: str) -> str:
+    return f"<div>{figure}<small>{label}</small></div>"
 
-  sides = [term(count, label) for label, count, _ in terms]
-  total = term(trained, "trained")
-  plus = "<div>+<small>&nbsp;</small></div>"
-  equals = "<div>=<small>&nbsp;</small></div>"
-  inner = total + equals + plus.join(sides)
+  sides = [
+    term(f"{count:,}", page.text(label.replace("_", " ")))
+    for label, count, _ in terms
+  ]
+  total, equals = term(f"{trained:,}", "trained"), term("=", "&nbsp;")
+  inner = total + equals + term("+", "&nbsp;").join(sides)
   return f'<div class="equation">{inner}</div>'
 
 

@@ -118,11 +118,9 @@ def _restore(root: pathlib.Path) -> Reading:
     if _tail(root / name, offset) != body["tails"][name]:
       raise ValueError(f"{name} is not the file that was read")
   view = _decoded(body["view"])
-  fresh = view_lib.RunView(), island_view.IslandView(0)
-  for made, new in (
-    (view, fresh[0]),
-    *((i, fresh[1]) for i in view.islands.values()),
-  ):
+  island = island_view.IslandView(0)
+  pairs = [(one, island) for one in view.islands.values()]
+  for made, new in [(view, view_lib.RunView()), *pairs]:
     if vars(made).keys() != vars(new).keys():
       raise ValueError("another version kept it")
   follower = reader.Follower(root, body["position"])

@@ -97,11 +97,7 @@ class RunView:
   """Everything a report or a live view shows, but the ledger."""
 
   def __init__(self, config: dict[str, Any] | None = None):
-    """Starts empty.
-
-    Args:
-      config: the run's configuration as plain values, for its token budget.
-    """
+    """Starts empty; `config` is the run's, as plain values."""
     self.config = config or {}
     self.method = ""
     self.sessions = sessions_lib.Sessions()
@@ -316,8 +312,7 @@ class RunView:
 
   def _checkpointed(self, line: reader.Line) -> None:
     if len(self.checkpoints) < MAX_CHECKPOINTS:
-      moment = (line["wall_secs"], history.island_of(line))
-      self.checkpoints.append(moment)
+      self.checkpoints.append((line["wall_secs"], history.island_of(line)))
 
   def _merged(self, line: reader.Line) -> None:
     fragment, version = line["fragment"], line["version"]
@@ -327,15 +322,13 @@ class RunView:
     self.damaged.pop(fragment, None)
     contributions = line["contributions"]
     staleness = [c.get("staleness") or 0 for c in contributions]
-    weights = [c.get("weight") or 0.0 for c in contributions]
-    whole = sum(weights) or 1.0
-    for one, stale, weight in zip(
-      contributions, staleness, weights, strict=True
-    ):
+    whole = sum(c.get("weight") or 0.0 for c in contributions) or 1.0
+    for one, stale in zip(contributions, staleness, strict=True):
       island = self._island(one["island"])
       island.merged += 1
       island.staleness += stale
-      island.weights.add(line["wall_secs"], weight / whole)
+      share = (one.get("weight") or 0.0) / whole
+      island.weights.add(line["wall_secs"], share)
     self.merges.add(
       line["wall_secs"],
       len({c["island"] for c in contributions}),

@@ -32,12 +32,7 @@ _REMEDIES = {
 def warning(trained: int, discarded: Mapping[str, int]) -> str:
   """Says that too much was given up, and which setting to change.
 
-  Args:
-    trained: tokens.
-    discarded: tokens by reason.
-
-  Returns:
-    One line; empty if it is not too much.
+  Of tokens, `discarded` by reason; empty if it is not too much.
   """
   total = sum(discarded.values())
   if total <= LIMIT * trained:

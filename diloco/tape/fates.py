@@ -25,6 +25,7 @@ data, says of each row whether it is merged, and if not, why. A row that was
 rolled back and read again has the fate that it had then.
 """
 
+import collections
 import itertools
 from collections.abc import Iterable
 
@@ -67,9 +68,9 @@ class Canvas:
       [((life.start, life.end), life.tokens_per_step) for life in lives],
     )
 
-  def count_into(self, counts: dict[str, int]) -> None:
-    """Adds the fragment-tokens of every fate to `counts`."""
-    self._done.count_into(counts)
+  def counts(self) -> collections.Counter[str]:
+    """Returns the fragment-tokens of every fate."""
+    return self._done.counts()
 
   def spans(self, fate: str) -> list[painting.LifeSpan]:
     """Returns the step ranges with this fate, by the life that did them."""

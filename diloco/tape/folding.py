@@ -110,16 +110,13 @@ def _settle(
     for life in above(lives, facts.folded.row)
   ]
   canvas = fates.Canvas(below, facts.part(0, seam))
-  counts: dict[str, int] = {}
-  canvas.count_into(counts)
+  counts = canvas.counts()
   if fates.UNACCOUNTED in counts or fates.PENDING in counts:
     return False
   folded = facts.folded
-  for fate, count in counts.items():
-    folded.counts[fate] = folded.counts.get(fate, 0) + count
+  folded.counts += counts
   for fate, spans in canvas.rows().items():
-    rows = sum(last - first for first, last in spans)
-    folded.rows[fate] = folded.rows.get(fate, 0) + rows
+    folded.rows[fate] += sum(last - first for first, last in spans)
   for fate in IN_VAIN:
     folded.in_vain += canvas.spans(fate)
   folded.violations += canvas.violations()

@@ -8,6 +8,7 @@ Ranges are (first_step, step], open on the left, as on the tape.
 
 import collections
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -71,8 +72,8 @@ class Folded:
   """
 
   row: int = 0
-  counts: dict[str, int] = dataclasses.field(default_factory=dict)
-  rows: dict[str, int] = dataclasses.field(default_factory=dict)
+  counts: Counter[str] = dataclasses.field(default_factory=Counter)
+  rows: Counter[str] = dataclasses.field(default_factory=Counter)
   in_vain: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
   violations: list[str] = dataclasses.field(default_factory=list)
 

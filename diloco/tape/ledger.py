@@ -10,10 +10,10 @@ it is merged, and under which name it is not. A row is a step's number, however
 often the step was done.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from diloco.tape import fates, folding, painting, reader
 from diloco.tape import history as history_lib
@@ -61,15 +61,12 @@ class Ledger:
 
   def unmerged_rows(self) -> dict[str, int]:
     """Returns rows that no version holds, by reason, once per fragment."""
-    counts = dict(self.folded_rows)
+    counts = collections.Counter(self.folded_rows)
+    for spans_by_fate in itertools.chain(*self.rows.values()):
+      for fate, spans in spans_by_fate.items():
+        counts[fate] += sum(last - first for first, last in spans)
     counts.pop(fates.MERGED, None)
-    for fragments in self.rows.values():
-      for spans_by_fate in fragments:
-        for fate, spans in spans_by_fate.items():
-          if fate != fates.MERGED:
-            count = sum(last - first for first, last in spans)
-            counts[fate] = counts.get(fate, 0) + count
-    return counts
+    return dict(counts)
 
   @property
   def balanced(self) -> bool:
@@ -122,29 +119,27 @@ def compute(
     record, num_fragments, folding.fold, folding.LIMIT
   )
   violations = list(history.violations)
-  totals: dict[str, int] = {}
+  totals, folded_rows = collections.Counter[str](), collections.Counter[str]()
   islands: dict[int, int] = {}
   lost: dict[int, list[painting.LifeSpan]] = {}
   rows: dict[int, list[dict[str, list[painting.Span]]]] = {}
-  folded_rows: dict[str, int] = {}
   silent: list[str] = []
   for island in sorted(history.lives):
     lives = [life for _, life in sorted(history.lives[island].items())]
     violations += _skipped(island, lives)
-    counts: dict[str, int] = {}
+    counts = collections.Counter[str]()
     for fragment in range(history.num_fragments):
       facts = history.fragments.get(
         (island, fragment), history_lib.FragmentHistory()
       )
       folded = facts.folded
       canvas = fates.Canvas(folding.above(lives, folded.row), facts)
-      canvas.count_into(counts)
-      _add(counts, folded.counts)
+      counts += canvas.counts() + folded.counts
       for fate in folding.IN_VAIN:
         lost.setdefault(island, []).extend(canvas.spans(fate))
       lost[island] += itertools.starmap(painting.LifeSpan, folded.in_vain)
       rows.setdefault(island, []).append(canvas.rows())
-      _add(folded_rows, folded.rows)
+      folded_rows += folded.rows
       where = f"island {island}, fragment {fragment}"
       found = [*folded.violations, *canvas.violations()]
       found += fates.never_told(lives, facts)
@@ -153,19 +148,24 @@ def compute(
       violations += [f"{where}: {text}" for text in never]
       silent += [f"{where}: {text}" for text in late]
     islands[island] = sum(counts.values()) // history.num_fragments
-    _add(totals, counts)
-  books = _Books(islands, lost, rows, folded_rows, silent)
-  return _ledger(history.num_fragments, totals, books, violations)
-
-
-class _Books(NamedTuple):
-  """Parts of a ledger by island."""
-
-  islands: dict[int, int]
-  lost_spans: dict[int, list[painting.LifeSpan]]
-  rows: dict[int, list[dict[str, list[painting.Span]]]]
-  folded_rows: dict[str, int]
-  silent: list[str]
+    totals += counts
+  if len(violations) > _MAX_VIOLATIONS:
+    more = len(violations) - _MAX_VIOLATIONS
+    violations = [*violations[:_MAX_VIOLATIONS], f"and {more} more"]
+  return Ledger(
+    num_fragments=history.num_fragments,
+    trained=totals.total(),
+    merged=totals.pop(fates.MERGED, 0),
+    pending=totals.pop(fates.PENDING, 0),
+    unaccounted=totals.pop(fates.UNACCOUNTED, 0),
+    discarded=dict(sorted(totals.items())),
+    islands=islands,
+    lost_spans=lost,
+    rows=rows,
+    folded_rows=folded_rows,
+    violations=violations,
+    silent=silent,
+  )
 
 
 def _overdue(
@@ -175,9 +175,8 @@ def _overdue(
 ) -> tuple[list[str], list[str]]:
   """Tells of lives that kept more than `allowed` steps to themselves.
 
-  Returns:
-    What breaks the protocol: a life that never handed the fragment out; and
-    what a store that does not answer explains as well.
+  First those that never handed the fragment out, which breaks the protocol;
+  then those that a store which does not answer explains as well.
   """
   never: list[str] = []
   late: list[str] = []
@@ -190,33 +189,6 @@ def _overdue(
       )
       (late if life.incarnation in facts.handed else never).append(text)
   return never, late
-
-
-def _add(counts: dict[str, int], more: Mapping[str, int]) -> None:
-  for name, count in more.items():
-    counts[name] = counts.get(name, 0) + count
-
-
-def _ledger(
-  num_fragments: int,
-  totals: dict[str, int],
-  books: _Books,
-  violations: list[str],
-) -> Ledger:
-  trained = sum(totals.values())
-  if len(violations) > _MAX_VIOLATIONS:
-    more = len(violations) - _MAX_VIOLATIONS
-    violations = [*violations[:_MAX_VIOLATIONS], f"and {more} more"]
-  return Ledger(
-    num_fragments=num_fragments,
-    trained=trained,
-    merged=totals.pop(fates.MERGED, 0),
-    pending=totals.pop(fates.PENDING, 0),
-    unaccounted=totals.pop(fates.UNACCOUNTED, 0),
-    discarded=dict(sorted(totals.items())),
-    violations=violations,
-    **books._asdict(),
-  )
 
 
 def _skipped(island: int, lives: list[history_lib.Life]) -> Iterable[str]:

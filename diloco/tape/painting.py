@@ -4,6 +4,7 @@ A line holds cells between points; the ranges put on it decide the points. Time
 and space grow with the number of ranges, not of steps.
 """
 
+import collections
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -82,12 +83,7 @@ class Painting:
     coats: Sequence[tuple[str, Sequence[Span]]],
     trained: Sequence[tuple[Span, int]],
   ):
-    """Paints.
-
-    Args:
-      coats: fates and what they cover, the weakest first.
-      trained: what was trained, and the tokens of each step of it.
-    """
+    """Takes fates, weakest first, and what was trained with tokens a step."""
     arrays = [(fate, _array(spans)) for fate, spans in coats]
     ranges = _array([span for span, _ in trained])
     self._points = np.unique(
@@ -110,12 +106,12 @@ class Painting:
     closed = np.bincount(bounds[:, 1], minlength=size)
     return np.cumsum(opened - closed)[:-1]
 
-  def count_into(self, counts: dict[str, int]) -> None:
-    """Adds the tokens of every fate to `counts`."""
+  def counts(self) -> collections.Counter[str]:
+    """Returns the tokens of every fate that has any."""
     weights = np.diff(self._points) * self._tokens
-    for number, name in enumerate(self.names):
-      if count := int(weights[self._fates == number].sum()):
-        counts[name] = counts.get(name, 0) + count
+    fates = enumerate(self.names)
+    sums = {name: int(weights[self._fates == i].sum()) for i, name in fates}
+    return collections.Counter({n: count for n, count in sums.items() if count})
 
   def spans(self, fate: str) -> list[Span]:
     """Returns the trained step ranges with this fate."""
