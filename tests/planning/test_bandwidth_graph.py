@@ -44,11 +44,6 @@ def test_latency_delays_who_waits_but_not_the_link():
   assert ends(nodes) == [11.0, 12.0]
 
 
-def test_node_after_a_later_one_is_refused():
-  with pytest.raises(ValueError, match="node 0 comes after 1"):
-    ends([graph.Node("forward", 0, 0, (1,))] * 2)
-
-
 def test_no_nodes_are_done_at_once():
   assert graph.done_secs([], np.array([1.0, 2.0])).shape == (0, 2)
 

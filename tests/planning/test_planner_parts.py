@@ -72,18 +72,15 @@ def test_step_takes_the_batchs_operations():
 def test_memory_counts_state_once_over_all_chips():
   made = model.make(1e9)
   island = division.Island(0, FAST, 4)
-  held = memory.of_island(
-    *(made, island), every=24, num_fragments=24, overlap_steps=2, carry=False
-  )
+  choice = exchange.Exchange(0, "bf16", 24, 24, 2, ())
+  held = memory.of_island(made, island, choice)
   share = 1e9 / 64
   assert held.parameters + held.optimizer + held.gradients == 18 * share
   assert held.in_flight == pytest.approx(2 * 4 * share * 3 / 24)
   assert held.carried == 0
   assert held.host_anchors == 4e9
-  carrying = memory.of_island(
-    *(made, island), every=24, num_fragments=24, overlap_steps=2, carry=True
-  )
-  assert carrying.chip - held.chip == pytest.approx(8 * share)
+  slow = dataclasses.replace(choice, overlap_steps=3)
+  assert memory.of_island(made, island, slow).carried == 8 * share
 
 
 def test_model_is_filled_in_by_rules():
@@ -103,7 +100,6 @@ def test_fit_follows_the_table_it_was_made_from():
       gap = math.log(loss / one)
       assert found.gap(size, islands) == pytest.approx(gap, rel=0.1, abs=1e-12)
   assert found.alpha == pytest.approx(0.1, abs=0.005)
-  assert found.residual < 0.06
 
 
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True)

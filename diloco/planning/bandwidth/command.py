@@ -8,6 +8,7 @@ from diloco.planning.bandwidth import decoupled, methods, study, text
 from diloco.planning.bandwidth import workload as workload_lib
 
 _DECOUPLED = "decoupled"
+_METHODS = (*methods.METHODS, _DECOUPLED)
 _DESCRIPTION = (
   "Compute utilisation against the bandwidth of the links between sites."
 )
@@ -43,7 +44,7 @@ def parser() -> arguments.Parser:
     help="layers of a fragment, of the streaming methods",
   )
   add("--sites", type=whole(2), help="2, or as many as --links")
-  add("--method", help=f"one of {', '.join([*methods.METHODS, _DECOUPLED])}")
+  add("--method", help=f"one of {', '.join(_METHODS)}")
   add(
     "--links",
     type=arguments.numbers(0, above=True),
@@ -87,12 +88,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _request(args: argparse.Namespace) -> study.Request:
-  names = (args.method,) if args.method else (*methods.METHODS, _DECOUPLED)
-  if args.method and args.method not in (*methods.METHODS, _DECOUPLED):
+  names = (args.method,) if args.method else _METHODS
+  if names[0] not in _METHODS:
     raise errors.UserError(
       f"--method={args.method}",
       "there is no such method",
-      f"choose one of {', '.join([*methods.METHODS, _DECOUPLED])}",
+      f"choose one of {', '.join(_METHODS)}",
     )
   sites = args.sites or max(2, len(args.links or ()), len(args.latency_ms))
   latencies = _per_site("latency_ms", args.latency_ms, sites)

@@ -86,16 +86,7 @@ class Traffic:
 def traffic(
   sync: Sync, links: Sequence[Link], syncer_site: int
 ) -> tuple[Traffic, ...]:
-  """Computes each site's traffic.
-
-  Args:
-    sync: what is exchanged.
-    links: of each site.
-    syncer_site: which of them holds the syncer and the store.
-
-  Returns:
-    One element for each site.
-  """
+  """Computes each site's traffic; syncer and store are at `syncer_site`."""
   size = sync.params * workload.WIRE_OVERHEAD / 1e9
   rates = [_rate(sync, link) for link in links]
   remote = sum(r for s, r in enumerate(rates) if s != syncer_site)
@@ -121,8 +112,7 @@ def traffic(
 def needed_gbps(sync: Sync, link: Link) -> float:
   """The least bandwidth of one remote site that meets both conditions.
 
-  Returns:
-    Gbit/s; infinite where merging and latency alone take longer than tau steps.
+  Infinite where merging and latency alone take longer than tau steps.
   """
   size = sync.params * workload.WIRE_OVERHEAD / 1e9
   left = sync.overlap_steps * link.step_secs

@@ -37,15 +37,12 @@ def utilisation(
   work: workload_lib.Workload,
   link_gbps: np.ndarray,
 ) -> np.ndarray:
-  """Share of the time in which the device computes.
+  """Share of the time in which the device computes: [B], in (0, 1].
 
   Args:
     method: how parameters are kept in step.
     work: the model, the sites.
     link_gbps: [B], bandwidth of the slowest link.
-
-  Returns:
-    [B], above 0 and at most 1.
 
   Raises:
     UserError: the graph would be too large to follow.

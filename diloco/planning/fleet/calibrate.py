@@ -157,7 +157,7 @@ def _derive(
   return np.stack(columns, axis=1)
 
 
-def predict(found: Fit, *, seed: int = 0) -> dict[str, float]:
+def predict(found: Fit) -> dict[str, float]:
   """Goodput of 8 islands of 150k chips; percent, with the fit's own error.
 
   Islands of a decoupled run fail and recover each for itself, so the goodput
@@ -168,7 +168,7 @@ def predict(found: Fit, *, seed: int = 0) -> dict[str, float]:
   def of(x: np.ndarray) -> np.ndarray:
     values = dict(zip(FITTED, np.exp(x).tolist(), strict=True))
     times = dataclasses.replace(found.times, **values)
-    return np.array([goodput(times, 150_000, elastic=True, seed=seed)])
+    return np.array([goodput(times, 150_000, elastic=True)])
 
   gradient = _derive(of, logs)[0]
   error = math.sqrt(float(gradient @ found.covariance @ gradient))

@@ -33,12 +33,6 @@ class ExponentiatedWeibull:
   shape: float = 1.0
   power: float = 1.0
 
-  def __post_init__(self) -> None:
-    for name in ("scale_secs", "shape", "power"):
-      value = getattr(self, name)
-      if not 0 < value < np.inf:
-        raise ValueError(f"{name} = {value} must be positive and finite")
-
   def cdf(self, secs: np.ndarray) -> np.ndarray:
     """Returns F(t), elementwise."""
     inner = -np.expm1(-((np.asarray(secs) / self.scale_secs) ** self.shape))
@@ -55,23 +49,18 @@ class ExponentiatedWeibull:
 
   @functools.cached_property
   def mean_secs(self) -> float:
-    """The mean."""
-    grid, survival = self._survival()
-    return float(np.trapezoid(survival, grid))
+    """The mean: 1 - F, summed up to where next to nothing of it is left."""
+    end = float(self.quantile(np.array(1 - 1e-12)))
+    grid = np.concatenate(([0.0], np.geomspace(end * 1e-9, end, 4 * _POINTS)))
+    return float(np.trapezoid(1 - self.cdf(grid), grid))
 
   def equilibrium_quantile(
     self, share: np.ndarray, horizon_secs: float
   ) -> np.ndarray:
     """Inverts the time to the next failure of something in service for long.
 
-    Fe(t) = integral of 1 - F over [0, t], divided by the mean.
-
-    Args:
-      share: values of Fe, at most `equilibrium_cdf(horizon_secs)`.
-      horizon_secs: the largest time asked for.
-
-    Returns:
-      Times in [0, horizon_secs].
+    Fe(t) = integral of 1 - F over [0, t], divided by the mean; `share` is at
+    most `equilibrium_cdf(horizon_secs)`.
     """
     grid = np.linspace(0.0, horizon_secs, _POINTS)
     return np.interp(share, self._equilibrium(grid), grid)
@@ -86,12 +75,6 @@ class ExponentiatedWeibull:
     survival = 1 - self.cdf(grid)
     steps = np.diff(grid) * (survival[1:] + survival[:-1]) / 2
     return np.concatenate(([0.0], np.cumsum(steps))) / self.mean_secs
-
-  def _survival(self) -> tuple[np.ndarray, np.ndarray]:
-    """(times, 1 - F) from 0 to where next to nothing is left."""
-    end = float(self.quantile(np.array(1 - 1e-12)))
-    grid = np.concatenate(([0.0], np.geomspace(end * 1e-9, end, 4 * _POINTS)))
-    return grid, 1 - self.cdf(grid)
 
   def with_mean(self, mean_secs: float) -> "ExponentiatedWeibull":
     """Returns the same shape stretched to another mean."""

@@ -275,17 +275,9 @@ def run(
   *,
   elastic: bool,
 ) -> accounts.History:
-  """Follows one job through its failures.
+  """Follows one job through its failures, numbered from 0 as in `shape`.
 
-  Args:
-    shape: what it runs on.
-    times: how long things take.
-    events: failures of its slices, numbered from 0 as in `shape`.
-    horizon_secs: where the simulation ends.
-    elastic: whether it goes on without failed slices.
-
-  Returns:
-    What became of it.
+  An elastic one goes on without failed slices.
   """
   kind = _Elastic if elastic else _Rigid
   return kind(shape, times, horizon_secs).run(events)

@@ -61,8 +61,8 @@ class Run:
     outages: (start, end) without a syncer, seconds into the run.
     wall_secs: length of the run.
     goodput: measured.
-    contributors: islands in a merge, measured mean.
-    staleness: of a contribution, measured mean.
+    contributors: islands in a merge, measured mean; None without merges.
+    staleness: of a contribution, measured mean; None without merges.
   """
 
   config: config_lib.RunConfig
@@ -74,8 +74,8 @@ class Run:
   outages: tuple[tuple[float, float], ...]
   wall_secs: float
   goodput: float
-  contributors: float
-  staleness: float
+  contributors: float | None
+  staleness: float | None
 
 
 def measure(run_dir: str | os.PathLike[str]) -> Run:
@@ -108,8 +108,8 @@ def measure(run_dir: str | os.PathLike[str]) -> Run:
     outages=_outages(view, clock),
     wall_secs=wall,
     goodput=run.goodput.ratio or 0.0,
-    contributors=_number(facts["merges"]["contributors_mean"]),
-    staleness=_number(facts["merges"]["staleness_mean"]),
+    contributors=facts["merges"]["contributors_mean"],
+    staleness=facts["merges"]["staleness_mean"],
   )
 
 
@@ -154,15 +154,6 @@ def _at(clock: clock_lib.RunClock, wall_secs: float) -> float:
 def _mean(values: Sequence[float], default: float) -> float:
   known = [value for value in values if math.isfinite(value)]
   return float(np.mean(known)) if known else default
-
-
-def _number(value: float | None) -> float:
-  return math.nan if value is None else value
-
-
-def known(value: float) -> float | None:
-  """Returns None for what is not a number."""
-  return value if math.isfinite(value) else None
 
 
 def _island(

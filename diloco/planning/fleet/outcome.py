@@ -7,6 +7,7 @@ Over seeds each figure has its mean, its lowest and its highest value.
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -123,14 +124,12 @@ class Outcome:
       "interruptions": float(interruptions),
       "coalesced_failures": float(coalesced),
       "service_outages": float(self.service_outages),
-      "contributors_per_merge": _weighted(
-        [(t.contributors_mean, t.merges) for t in self.tallies]
-      ),
+      "contributors_per_merge": traffic.mean(_contributors(self.tallies)),
       "islands_training_per_merge": (
         sum(t.alive for t in self.tallies) / merges if merges else math.nan
       ),
-      "staleness": _weighted(
-        [(t.staleness_mean, t.staleness.total()) for t in self.tallies]
+      "staleness": traffic.mean(
+        sum((t.staleness for t in self.tallies), Counter())
       ),
       "merges_per_sec": merges / secs if secs else math.nan,
       "waiting": self.waiting,
@@ -146,11 +145,8 @@ def _share(parts: Sequence[int], steps: float) -> float:
   return sum(parts) / steps if steps else math.nan
 
 
-def _weighted(values: Sequence[tuple[float, int]]) -> float:
-  total = sum(weight for _, weight in values)
-  if not total:
-    return math.nan
-  return sum(value * weight for value, weight in values if weight) / total
+def _contributors(tallies: Sequence[traffic.Tally]) -> Counter[int]:
+  return sum((t.contributors for t in tallies), Counter())
 
 
 def interval(values: Sequence[float]) -> dict[str, float | None]:
@@ -193,14 +189,11 @@ def _windows(
   tallies: Sequence[traffic.Tally], covered: Sequence[float]
 ) -> dict[str, Any]:
   """How much of the rounds was simulated, and how sure that makes them."""
-  means = [t.contributors_mean for t in tallies]
+  means = [traffic.mean(t.contributors) for t in tallies]
   error = None
   if len(means) > 1:
     error = 1.96 * float(np.std(means, ddof=1)) / math.sqrt(len(means))
-  sizes: dict[int, int] = {}
-  for tally in tallies:
-    for size, count in tally.contributors.items():
-      sizes[size] = sizes.get(size, 0) + count
+  sizes = _contributors(tallies)
   return {
     "windows": len(tallies),
     "secs": sum(t.secs for t in tallies),

@@ -43,9 +43,6 @@ def compare(
     grace: another grace to ask about.
     every: another H to ask about.
 
-  Returns:
-    Plain values.
-
   Raises:
     UserError: there is no such run, it trained nothing, or the changed
       settings cannot be.
@@ -60,8 +57,8 @@ def compare(
     "parameters": _parameters(run),
     "measured": {
       "goodput": run.goodput,
-      "contributors_per_merge": measured.known(run.contributors),
-      "staleness": measured.known(run.staleness),
+      "contributors_per_merge": run.contributors,
+      "staleness": run.staleness,
       "wall_secs": run.wall_secs,
     },
     "predicted": predict(run, run.config, seeds),
@@ -69,7 +66,7 @@ def compare(
   mean = facts["predicted"]["goodput"]["mean"]
   facts["goodput_error_points"] = 100 * (mean - run.goodput)
   merged = facts["predicted"]["contributors_per_merge"]["mean"]
-  if merged is not None and math.isfinite(run.contributors):
+  if merged is not None and run.contributors is not None:
     facts["contributors_error"] = merged - run.contributors
   changes = {
     name: value
@@ -125,8 +122,8 @@ def _predict(
   return {
     "goodput": float(useful / (chips * wall)),
     "wall_secs": wall,
-    "contributors_per_merge": tally.contributors_mean,
-    "staleness": tally.staleness_mean,
+    "contributors_per_merge": traffic.mean(tally.contributors),
+    "staleness": traffic.mean(tally.staleness),
     "merges": float(tally.merges),
   }
 

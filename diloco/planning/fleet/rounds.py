@@ -11,7 +11,6 @@ for the answer to what it published.
 """
 
 import bisect
-import collections
 import heapq
 import itertools
 import math
@@ -83,7 +82,7 @@ class World:
     start_secs: float = 0.0,
     count_from: float = 0.0,
   ):
-    """Prepares.
+    """Prepares M islands, one for each track.
 
     Args:
       config: the run's; its `sync` decides everything.
@@ -116,21 +115,7 @@ class World:
     self._board = island_core.Board([0] * fragments, {})
     self._board_news = -1
     self._islands = [Player(m, track) for m, track in enumerate(tracks)]
-    count = len(tracks)
-    self._tally = traffic.Tally(
-      0.0,
-      0,
-      collections.Counter(),
-      0,
-      collections.Counter(),
-      collections.Counter(),
-      np.zeros(count),
-      np.zeros(count),
-      np.zeros(count),
-      np.zeros(count),
-      0,
-      0,
-    )
+    self._tally = traffic.Tally(*np.zeros((4, len(tracks))))
     self._begin()
 
   def _begin(self) -> None:

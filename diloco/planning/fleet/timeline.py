@@ -25,17 +25,9 @@ _COLORS = ("#4c9f70", "#e07a3f", "#e8c547", "#c8423b", "#5b2333", "#e6e6e6")
 def shares(
   history: accounts.History, start: float, end: float, bins: int
 ) -> np.ndarray:
-  """Returns how a job spent its time.
+  """Returns how a job spent its time from `start` to `end`, in seconds.
 
-  Args:
-    history: of the job.
-    start: of the picture, seconds.
-    end: of the picture, seconds.
-    bins: columns of the picture.
-
-  Returns:
-    [6, bins]: training, the four kinds of pause, not there; columns add up
-    to 1.
+  [6, bins]: training, the four kinds of pause, not there; columns add up to 1.
   """
   edges = np.linspace(start, end, bins + 1)
   width = (end - start) / bins

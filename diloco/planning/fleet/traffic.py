@@ -1,8 +1,8 @@
 """What goes in and out of simulated rounds: delays, tracks, and a tally."""
 
-import collections
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -103,44 +103,35 @@ class Tally:
   """What happened in a stretch of virtual time.
 
   Attributes:
-    secs: its length.
-    merges: rounds closed.
-    contributors: islands in them, by how often.
-    alive: sum over rounds of islands that were training.
-    staleness: of contributions merged, by how often.
-    discarded: contributions, by reason.
     steps: [M] inner steps done; those done again count again.
     kept_steps: [M] steps of which no island lost the result by dying.
     waiting_secs: [M] spent waiting in lockstep.
     stopped_secs: [M] spent in stops.
+    secs: its length.
+    merges: rounds closed.
+    alive: sum over rounds of islands that were training.
+    contributors: islands in them, by how often.
+    staleness: of contributions merged, by how often.
+    discarded: contributions, by reason.
     merged_steps: fragment-steps that entered a version.
     overwritten_steps: fragment-steps given up by adopting.
   """
 
-  secs: float
-  merges: int
-  contributors: collections.Counter[int]
-  alive: int
-  staleness: collections.Counter[int]
-  discarded: collections.Counter[str]
   steps: np.ndarray
   kept_steps: np.ndarray
   waiting_secs: np.ndarray
   stopped_secs: np.ndarray
-  merged_steps: int
-  overwritten_steps: int
-
-  @property
-  def contributors_mean(self) -> float:
-    """Islands in a merge; not a number without merges."""
-    return _mean(self.contributors)
-
-  @property
-  def staleness_mean(self) -> float:
-    """Versions a merged contribution was behind."""
-    return _mean(self.staleness)
+  secs: float = 0.0
+  merges: int = 0
+  alive: int = 0
+  merged_steps: int = 0
+  overwritten_steps: int = 0
+  contributors: Counter[int] = dataclasses.field(default_factory=Counter)
+  staleness: Counter[int] = dataclasses.field(default_factory=Counter)
+  discarded: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
-def _mean(counts: collections.Counter[int]) -> float:
+def mean(counts: Counter[int]) -> float:
+  """Of what was counted; not a number if that is nothing."""
   total = counts.total()
   return sum(n * c for n, c in counts.items()) / total if total else math.nan

@@ -59,16 +59,12 @@ class Fit:
     beta: gap to one island, for M = 2 and 1e8 parameters.
     delta: its growth with log2 M.
     gamma: its decay with N.
-    residual: standard deviation of the gap's logarithm about the fit.
-    gamma_error: standard error of gamma.
   """
 
   alpha: float
   beta: float
   delta: float
   gamma: float
-  residual: float
-  gamma_error: float
 
   def gap(self, params: float, islands: int) -> float:
     """Returns ln(L_M / L_1) at N."""
@@ -90,19 +86,8 @@ def fit() -> Fit:
     for size, loss, one in zip(SIZES, losses, LOSSES[1], strict=True):
       rows.append([1.0, math.log(math.log2(islands)), -math.log(size / 1e8)])
       gaps.append(math.log(math.log(loss / one)))
-  design, target = np.array(rows), np.array(gaps)
-  solution = np.linalg.lstsq(design, target, rcond=None)[0]
-  left = target - design @ solution
-  variance = float(left @ left) / (len(target) - len(solution))
-  covariance = variance * np.linalg.inv(design.T @ design)
-  return Fit(
-    alpha=float(alpha),
-    beta=math.exp(solution[0]),
-    delta=float(solution[1]),
-    gamma=float(solution[2]),
-    residual=math.sqrt(variance),
-    gamma_error=math.sqrt(covariance[2, 2]),
-  )
+  beta, delta, gamma = np.linalg.lstsq(rows, gaps, rcond=None)[0].tolist()
+  return Fit(float(alpha), math.exp(beta), delta, gamma)
 
 
 def period_loss(every: int) -> Interval:

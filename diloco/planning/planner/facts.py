@@ -8,7 +8,7 @@ from diloco.planning.planner import (
   betterments,
   division,
   efficiency,
-  proposal,
+  exchange,
 )
 from diloco.planning.planner import plan as plan_lib
 from diloco.planning.planner.interval import Interval
@@ -66,7 +66,7 @@ def gather(
       better._asdict() for better in betterments.one_more(request, best)
     ],
     "over_islands": [_weighed(w) for w in weighed],
-    "config": proposal.to_config(request, best),
+    "config": _config(request, best),
     "assumptions": list(ASSUMPTIONS),
   }
 
@@ -74,18 +74,58 @@ def gather(
 def _proposal(
   request: plan_lib.Request, best: plan_lib.Prospect
 ) -> dict[str, Any]:
-  choice = best.exchange
   return {
     "islands": len(best.islands),
+    **_sync(best.exchange),
+    "syncer_site": request.fleet.sites[best.exchange.syncer_site].name,
+  }
+
+
+def _sync(choice: exchange.Exchange) -> dict[str, Any]:
+  """Fields of `config.sync`."""
+  return {
     "every": choice.every,
     "num_fragments": choice.num_fragments,
     "overlap_steps": choice.overlap_steps,
-    "quorum": proposal.QUORUM,
-    "grace": proposal.GRACE,
+    "quorum": 1,
+    "grace": "adaptive",
     "codec": choice.codec,
     "adoption": "carry" if choice.carry else "overwrite",
-    "syncer_site": request.fleet.sites[choice.syncer_site].name,
   }
+
+
+def _config(
+  request: plan_lib.Request, best: plan_lib.Prospect
+) -> dict[str, Any]:
+  """What `config.from_mapping` takes; the user adds task and optimizers.
+
+  A slice of the configuration is an island's whole hardware: its slices times
+  the chips of one.
+  """
+  secs = _step_secs(request, best)
+  return {
+    "name": "planned",
+    "total_tokens": int(request.model.tokens),
+    "fleet": {
+      "num_islands": len(secs),
+      "slices": [
+        {
+          "kind": island.hardware.kind,
+          "topology": f"{island.slices}x{island.hardware.slice_chips}",
+          "relative_speed": min(secs) / own,
+        }
+        for island, own in zip(best.islands, secs, strict=True)
+      ],
+    },
+    "sync": _sync(best.exchange),
+  }
+
+
+def _step_secs(
+  request: plan_lib.Request, best: plan_lib.Prospect
+) -> list[float]:
+  count = len(best.islands)
+  return [division.step_secs(i, count, request.model) for i in best.islands]
 
 
 def _sites(
@@ -114,19 +154,19 @@ def _sites(
 def _islands(
   request: plan_lib.Request, best: plan_lib.Prospect
 ) -> list[dict[str, Any]]:
-  count = len(best.islands)
+  secs = _step_secs(request, best)
   return [
     {
       "site": request.fleet.sites[island.site].name,
       "kind": island.hardware.kind,
       "slices": island.slices,
       "chips": island.chips,
-      "step_secs": division.step_secs(island, count, request.model),
+      "step_secs": own,
       "memory_bytes_per_chip": held.chip,
       "memory_bytes_of_chip": 1e9 * island.hardware.memory_gb,
       "memory": dataclasses.asdict(held),
     }
-    for island, held in zip(best.islands, best.memory, strict=True)
+    for island, held, own in zip(best.islands, best.memory, secs, strict=True)
   ]
 
 

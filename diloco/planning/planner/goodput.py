@@ -25,10 +25,8 @@ def expected(
 ) -> Interval:
   """Useful share of the islands' time, weighted by their speed.
 
-  Args:
-    islands: of a plan.
-    seeds: repetitions; at least 2.
-    mtbi_factor: chips live so many times as long as the fleet file says.
+  Over so many seeds, at least 2; chips live `mtbi_factor` times as long as the
+  fleet file says.
   """
   total = sum(island.flops for island in islands)
   draws = np.zeros(seeds)

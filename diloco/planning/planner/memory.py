@@ -14,7 +14,7 @@ Anchors stay on the hosts.
 import dataclasses
 import math
 
-from diloco.planning.planner import division
+from diloco.planning.planner import division, exchange
 from diloco.planning.planner import model as model_lib
 
 _KEPT_PUBLICATIONS = 2
@@ -47,25 +47,20 @@ class Memory:
 
 
 def of_island(
-  model: model_lib.Model,
-  island: division.Island,
-  *,
-  every: int,
-  num_fragments: int,
-  overlap_steps: int,
-  carry: bool,
+  model: model_lib.Model, island: division.Island, choice: exchange.Exchange
 ) -> Memory:
   """Computes what an island's chips and hosts hold."""
   share = model.params / island.chips
-  flying = math.ceil(overlap_steps * num_fragments / every) + 1
+  fragments = choice.num_fragments
+  flying = math.ceil(choice.overlap_steps * fragments / choice.every) + 1
   tokens = model.sequence
   layer = model.params / model.layers
   return Memory(
     parameters=(4 + 2) * share,
     optimizer=8 * share,
     gradients=4 * share,
-    in_flight=2 * 4 * share * min(1.0, flying / num_fragments),
-    carried=4 * share * _KEPT_PUBLICATIONS if carry else 0.0,
+    in_flight=2 * 4 * share * min(1.0, flying / fragments),
+    carried=4 * share * _KEPT_PUBLICATIONS if choice.carry else 0.0,
     activations=tokens * model.width * (2 * model.layers + _LAYER_BYTES)
     + (2 * 2 * layer if island.chips > 1 else 0.0),
     host_anchors=4 * model.params,

@@ -55,6 +55,11 @@ class Request:
   seeds: int = 5
   mtbi_factor: float = 1.0
 
+  def price(self, island: division.Island) -> float:
+    """Of one chip of an island for an hour."""
+    given, own = self.price_per_hour, island.hardware.price_per_hour
+    return own if given is None else given
+
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
@@ -110,7 +115,7 @@ def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
     return Misfit(num_islands, why, num_islands / len(islands))
   found = exchange.choose(request.fleet, islands, model, request.options)
   choice = found.choice if isinstance(found, exchange.Shortage) else found
-  held = tuple(_memory(model, island, choice) for island in islands)
+  held = tuple(memory.of_island(model, one, choice) for one in islands)
   misfit = _too_big(request, islands, held)
   if misfit is not None:
     return misfit
@@ -138,29 +143,8 @@ def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
       perfect / useful.low / worth.low,
     ),
     cost_per_hour=sum(
-      island.chips
-      * (
-        island.hardware.price_per_hour
-        if request.price_per_hour is None
-        else request.price_per_hour
-      )
-      for island in islands
+      island.chips * request.price(island) for island in islands
     ),
-  )
-
-
-def _memory(
-  model: model_lib.Model,
-  island: division.Island,
-  choice: exchange.Exchange,
-) -> memory.Memory:
-  return memory.of_island(
-    model,
-    island,
-    every=choice.every,
-    num_fragments=choice.num_fragments,
-    overlap_steps=choice.overlap_steps,
-    carry=choice.carry,
   )
 
 

@@ -96,14 +96,7 @@ class Fleet:
 
 
 def load(path: str, wan_gbps: float | None = None) -> Fleet:
-  """Reads a fleet file.
-
-  Args:
-    path: of the file.
-    wan_gbps: in place of the link of every site that has slices.
-
-  Returns:
-    The fleet, checked.
+  """Reads a fleet file; `wan_gbps` replaces the link of each site with slices.
 
   Raises:
     UserError: there is no such file or function, or the fleet cannot be.

@@ -9,10 +9,8 @@ from diloco.tasks import registry
 def of(place: str) -> tuple[int, int | None, int]:
   """Returns parameters, layers (None if it has no such option) and tokens.
 
-  The task's `init` is traced; no array is made.
-
-  Args:
-    place: "FILE.py" or "FILE.py:VARIANT".
+  Of "FILE.py" or "FILE.py:VARIANT". The task's `init` is traced; no array is
+  made.
 
   Raises:
     UserError: the file, the configuration or the task will not do.
