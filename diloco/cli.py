@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed run, 2 bad input (one line on stderr).
 """
 
 import argparse
+import dataclasses
 import errno
 import json
 import logging
@@ -148,12 +149,13 @@ def status(args: argparse.Namespace) -> int:
   """Shows a run; returns the exit code."""
   from diloco import logbook
   from diloco.report import live
+  from diloco.report import status as status_lib
 
   process.read_config(args.dir)
   if args.watch:
     live.watch(args.dir, logbook.refresher(args.dir))
   elif args.json:
-    arguments.answer(args, live.status(args.dir))
+    arguments.answer(args, status_lib.status(args.dir))
   else:
     live.render_status(args.dir)
   return 0
@@ -189,7 +191,7 @@ def explain(args: argparse.Namespace) -> int:
   record = reader.read(args.dir, strict=True)
   facts = explain_lib.explain(record, args.fragment, args.version)
   text = explain_text.render(facts, config.sync)
-  arguments.answer(args, facts.to_json(), text)
+  arguments.answer(args, dataclasses.asdict(facts), text)
   return 0
 
 

@@ -6,6 +6,7 @@ controller, which then winds the run down in order.
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import logging
 import os
@@ -13,9 +14,10 @@ import pathlib
 import secrets
 import signal
 import sys
+import threading
 import traceback
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from diloco import config as config_lib
@@ -407,6 +409,37 @@ def end_with_keeper() -> int | None:
     return None
   _die_with(int(keeper))
   return int(os.environ.pop("DILOCO_LIFE"))
+
+
+@contextlib.contextmanager
+def hearing(stop: Callable[[int], object]) -> Iterator[None]:
+  """Has `stop` called with each signal to stop, if the main thread does this.
+
+  Others hear no signals.
+  """
+  before = {}
+  if threading.current_thread() is threading.main_thread():
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+      before[number] = signal.signal(number, lambda number, _: stop(number))
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def sole(lock: pathlib.Path, busy: errors.UserError) -> Iterator[None]:
+  """Keeps other processes out; raises `busy` if one is in.
+
+  The lock goes with its process, however that ends; no child inherits it.
+  """
+  with lock.open("w") as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise busy from error
+    yield
 
 
 def _die_with(parent: int) -> None:

@@ -6,9 +6,7 @@ import json
 import logging
 import os
 import pathlib
-import signal
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -463,19 +461,11 @@ def _run(
   controller: controller_lib.Controller, view: live.LiveView
 ) -> outcome_lib.Outcome:
   """Runs the controller with signals in its hands."""
-
-  def interrupt(*_: object) -> None:
-    controller.interrupt()
-
-  numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-  mine = threading.current_thread() is threading.main_thread()
-  before = {n: signal.signal(n, interrupt) for n in numbers} if mine else {}
-  try:
+  with (
+    contextlib.closing(view),
+    process.hearing(lambda _: controller.interrupt()),
+  ):
     return controller.run()
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-    view.close()
 
 
 def _kept(

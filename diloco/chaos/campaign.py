@@ -188,7 +188,7 @@ class Campaign:
     finally:
       strays = trial.clean_up()
       if disk is not None:
-        disk.keep_and_unmount()
+        store_faults.keep_and_unmount(disk.path)
     if strays:
       broken.append(f"processes were left behind: {strays}")
     self._keep_books(trial_dir, broken, trial.keeper.starts)

@@ -26,9 +26,7 @@ class Books(NamedTuple):
 def check(run_dir: pathlib.Path, *, must_finish: bool = True) -> Books:
   """Checks the record of a run that nobody is working on any more.
 
-  Args:
-    run_dir: its directory.
-    must_finish: whether it ended by itself.
+  `must_finish` tells whether it ended by itself.
   """
   record = reader.read(run_dir)
   found = ledger.compute(record)

@@ -75,28 +75,18 @@ STANDBY = "standby"  # one that does not
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-  """One fault by its coordinates.
+  """One fault by its coordinates."""
 
-  Attributes:
-    serial: its number in the plan, from 0.
-    kind: one of `KINDS`.
-    target: a role ("leader" and "standby" are resolved when it is done), for
-      "corrupt" a class of objects.
-    point: for "crash_point".
-    occurrence: which pass of the point.
-    damage: for "corrupt".
-    pause_secs: after the recovery from the fault before.
-    hold_secs: how long a role stands still or the store is shut.
-  """
-
-  serial: int
-  kind: str
+  serial: int  # its number in the plan, from 0
+  kind: str  # one of `KINDS`
+  # A role ("leader" and "standby" are resolved when it is done), for
+  # "corrupt" a class of objects.
   target: str = ""
-  point: str = ""
-  occurrence: int = 1
-  damage: str = ""
-  pause_secs: float = 0.0
-  hold_secs: float = 0.0
+  point: str = ""  # for "crash_point"
+  occurrence: int = 1  # which pass of the point
+  damage: str = ""  # for "corrupt"
+  pause_secs: float = 0.0  # after the recovery from the fault before
+  hold_secs: float = 0.0  # how long a role stands still or the store is shut
 
   @property
   def ends_run(self) -> bool:
@@ -180,12 +170,9 @@ def _fault(
 
 
 def share(queue: list[Fault], per_run: int) -> tuple[list[Fault], list[Fault]]:
-  """Takes the faults of the next run off the queue.
+  """Takes the faults of the next run off the queue; returns them, and the rest.
 
   A fault that ends a run comes last in it, and there is one at most.
-
-  Returns:
-    Those of the next run, and those left.
   """
   ending = [fault for fault in queue if fault.ends_run][:1]
   others = [fault for fault in queue if not fault.ends_run]

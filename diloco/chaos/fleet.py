@@ -58,14 +58,12 @@ class Fleet:
 
   def living(self) -> dict[str, int]:
     """Process number of every role that lives."""
-    return {role: life.pid for role, life in self._living().items()}
-
-  def _living(self) -> dict[str, liveness.Life]:
-    return liveness.living_roles(self.run_dir)
+    found = liveness.living_roles(self.run_dir)
+    return {role: life.pid for role, life in found.items()}
 
   def syncers(self) -> tuple[str | None, list[str]]:
     """The leading syncer, if it lives, and those that wait."""
-    found = self._living()
+    found = liveness.living_roles(self.run_dir)
     seats = [role for role in found if not role.startswith("island-")]
     leader = None
     if self._leases:

@@ -276,12 +276,9 @@ class Trial:
   ) -> float | None:
     """Waits until all roles live, all islands step and something is merged.
 
-    Args:
-      since: Unix time after which all of it must have happened.
-      new_controller: whether another controller must have begun, too.
-
-    Returns:
-      Wall time of the last thing that was missing; None if the run finished.
+    All of it must have happened after `since`, Unix time, and another
+    controller have begun with `new_controller`. Returns the wall time of the
+    last thing that was missing; None if the run finished.
 
     Raises:
       StuckError: it takes too long.

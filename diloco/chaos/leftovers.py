@@ -6,20 +6,17 @@ anybody from deleting the directory; whoever names it next clears it.
 """
 
 import contextlib
-import fcntl
 import logging
 import pathlib
 import signal
-import threading
 from collections.abc import Iterator
 
-from diloco import errors
+from diloco import errors, process
 from diloco.chaos import fleet, store_faults
 
 logger = logging.getLogger(__name__)
 
 _LOCK = "campaign.lock"
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -46,19 +43,13 @@ def clear_dead(workdir: pathlib.Path) -> None:
       _clear(workdir)
 
 
-@contextlib.contextmanager
-def _locked(workdir: pathlib.Path) -> Iterator[None]:
-  # The lock goes with its process, however that ends; no child inherits it.
-  with (workdir / _LOCK).open("w") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise errors.UserError(
-        f"--workdir={workdir}",
-        "a campaign is at work in it",
-        "name another directory, or stop that campaign first",
-      ) from error
-    yield
+def _locked(workdir: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+  busy = errors.UserError(
+    f"--workdir={workdir}",
+    "a campaign is at work in it",
+    "name another directory, or stop that campaign first",
+  )
+  return process.sole(workdir / _LOCK, busy)
 
 
 def _clear(workdir: pathlib.Path) -> None:
@@ -71,18 +62,14 @@ def _clear(workdir: pathlib.Path) -> None:
       logger.warning("disk_not_kept path=%s error=%s", path, error)
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> contextlib.AbstractContextManager[None]:
   """Makes the first signal to stop a KeyboardInterrupt, and ignores others.
 
   So what is cleaned up on the way out is cleaned up to the end.
   """
-  if threading.current_thread() is not threading.main_thread():
-    yield  # only the main thread hears signals
-    return
   told = False
 
-  def stop(number: int, _: object) -> None:
+  def stop(number: int) -> None:
     nonlocal told
     if told:
       return
@@ -90,9 +77,4 @@ def interruptible() -> Iterator[None]:
     logger.warning("stopping signal=%s", signal.Signals(number).name)
     raise KeyboardInterrupt
 
-  before = {number: signal.signal(number, stop) for number in _STOPS}
-  try:
-    yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
+  return process.hearing(stop)

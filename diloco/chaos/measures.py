@@ -39,27 +39,18 @@ class Samples(NamedTuple):
   @classmethod
   def none(cls) -> "Samples":
     """Returns no samples."""
-    return cls([], [], [], [], [], [])
+    return cls(*([] for _ in cls._fields))
 
   def add(self, other: "Samples") -> None:
     """Takes the samples of another run."""
-    self.takeover_secs.extend(other.takeover_secs)
-    self.merging_secs.extend(other.merging_secs)
-    self.rejoin_secs.extend(other.rejoin_secs)
-    self.survivor_gaps.extend(other.survivor_gaps)
-    self.calm_gaps.extend(other.calm_gaps)
-    self.collateral.extend(other.collateral)
+    for name, values in other._asdict().items():
+      getattr(self, name).extend(values)
 
 
 def measure(
   record: reader.Whole, faults: Sequence[Mapping[str, Any]]
 ) -> Samples:
-  """Measures every fault that was done.
-
-  Args:
-    record: tapes and metric logs of the run.
-    faults: lines of its `chaos.jsonl`.
-  """
+  """Measures every fault that was done, of the lines of `chaos.jsonl`."""
   found = Samples.none()
   leases = sorted(
     (line["wall_secs"], line["role"])
@@ -149,13 +140,8 @@ def _survive(
 ) -> None:
   """Measures an island that the fault did not touch.
 
-  Args:
-    fault: what was done.
-    island: which.
-    lines: its metrics.
-    begun: the newest of its lives that had begun by then, if that is known.
-    calm_since: when the run had recovered from the fault before.
-    found: where it goes.
+  `begun` is the newest of its lives that had begun by then, if that is known;
+  `calm_since` is when the run had recovered from the fault before.
   """
   begin, end = fault["wall_secs"], fault.get("recovered_secs")
   if end is None:

@@ -31,14 +31,14 @@ class SmallDisk:
     Raises:
       OSError: this process may not mount.
     """
-    self._path = path
+    self.path = path
     path.mkdir(parents=True, exist_ok=True)
     _mount("-t", "tmpfs", "-o", f"size={_SIZE_MIB}m", _SOURCE, str(path))
 
   @contextlib.contextmanager
   def full(self) -> Iterator[None]:
     """No byte is free meanwhile."""
-    ballast = self._path / _BALLAST
+    ballast = self.path / _BALLAST
     try:
       _fill(ballast)
       yield
@@ -55,7 +55,7 @@ class SmallDisk:
     deadline = time.monotonic() + _PATIENCE_SECS
     while True:
       try:
-        _mount("-o", "remount,ro", str(self._path))
+        _mount("-o", "remount,ro", str(self.path))
         break
       except OSError:
         if time.monotonic() > deadline:
@@ -64,11 +64,7 @@ class SmallDisk:
     try:
       yield
     finally:
-      _mount("-o", "remount,rw", str(self._path))
-
-  def keep_and_unmount(self) -> None:
-    """Takes the file system away and leaves its content in its place."""
-    keep_and_unmount(self._path)
+      _mount("-o", "remount,rw", str(self.path))
 
 
 def mounted_below(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -113,7 +109,7 @@ def may_mount(path: pathlib.Path) -> str:
   Leaves nothing there.
   """
   try:
-    SmallDisk(path).keep_and_unmount()
+    keep_and_unmount(SmallDisk(path).path)
   except OSError as error:
     return str(error)
   finally:

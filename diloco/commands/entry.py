@@ -28,27 +28,18 @@ def flag(name: str, what: str, **options: Any) -> Flag:
 
 
 class Command(NamedTuple):
-  """A command, or one of its modes, which a switch in the name chooses.
+  """A command, or one of its modes, which a switch in the name chooses."""
 
-  Attributes:
-    name: what is typed, such as "status" or "simulate --bandwidth".
-    what: one sentence, for usage and help.
-    run: "module:function", from the parsed flags to the exit code.
-    examples: whole command lines, which work when copied.
-    flags: its flags.
-    more: further help.
-    parser: "module:function" that makes the parser, where `flags` cannot know
-      it. Such a command parses for itself.
-    raw: it is given its arguments as they are, and parses for itself.
-  """
-
-  name: str
-  what: str
-  run: str
-  examples: tuple[str, ...] = ()
-  flags: tuple[Flag, ...] = ()
-  more: str = ""
+  name: str  # what is typed, such as "status" or "simulate --bandwidth"
+  what: str  # one sentence, for usage and help
+  run: str  # "module:function", from the parsed flags to the exit code
+  examples: tuple[str, ...] = ()  # whole command lines, which work when copied
+  flags: tuple[Flag, ...] = ()  # its flags
+  more: str = ""  # further help
+  # "module:function" that makes the parser, where `flags` cannot know it.
+  # Such a command parses for itself.
   parser: str = ""
+  # It is given its arguments as they are, and parses for itself.
   raw: bool = False
 
   def make_parser(self) -> arguments.Parser:

@@ -27,31 +27,20 @@ _ISLAND = re.compile(r"island[-: ]?(\d+)|(\d+)")
 
 @dataclasses.dataclass
 class Incident:
-  """A fault, or a death without one.
+  """A fault, or a death without one."""
 
-  Attributes:
-    wall_secs: when it was recorded.
-    kind: of the fault, or "died".
-    target: the role it hit.
-    island: its number if it is an island.
-    injected: whether the run did it to itself on purpose.
-    at_tokens: tokens trained by all islands then.
-    cause: of the death that followed, if one did.
-    back_secs: from here to the target's next step, to the moment a syncer
-      leads again, to a standby's next start, or to where a poisoned island has
-      replaced its values; None if there was none.
-    gap_over_median: by surviving island, its longest gap around it over its
-      median gap.
-  """
-
-  wall_secs: float
-  kind: str
-  target: str
-  island: int | None
-  injected: bool
-  at_tokens: int
-  cause: str = ""
+  wall_secs: float  # when it was recorded
+  kind: str  # of the fault, or "died"
+  target: str  # the role it hit
+  island: int | None  # its number if it is an island
+  injected: bool  # whether the run did it to itself on purpose
+  at_tokens: int  # tokens trained by all islands then
+  cause: str = ""  # of the death that followed, if one did
+  # From here to the target's next step, to the moment a syncer leads again,
+  # to a standby's next start, or to where a poisoned island has replaced its
+  # values; None if there was none.
   back_secs: float | None = None
+  # By surviving island, its longest gap around it over its median gap.
   gap_over_median: dict[int, float] = dataclasses.field(default_factory=dict)
 
   @property

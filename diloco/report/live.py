@@ -31,8 +31,6 @@ from diloco.tape import events, reader
 
 logger = logging.getLogger(__name__)
 
-status = status_lib.status
-
 _DRAW_SECS = 0.5  # between two draws
 _DRAW_CPU_SECS = 0.00125  # that one may take for that, a 400th of a core
 _LINE_SECS = 5.0

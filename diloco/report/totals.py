@@ -42,17 +42,11 @@ _OBJECTS: dict[str, type[Any]] = {
 
 @dataclasses.dataclass
 class Reading:
-  """A view, and where to read on.
+  """A view, and where to read on."""
 
-  Attributes:
-    view: of all lines that the follower has returned.
-    follower: of the run's record.
-    kept_bytes: how much of the record the kept totals are of.
-  """
-
-  view: view_lib.RunView
-  follower: reader.Follower
-  kept_bytes: int = 0
+  view: view_lib.RunView  # of all lines that the follower has returned
+  follower: reader.Follower  # of the run's record
+  kept_bytes: int = 0  # how much of the record the kept totals are of
 
 
 def begin(run_dir: str | os.PathLike[str]) -> Reading:

@@ -86,10 +86,6 @@ class Explanation:
   token: int | None  # of the lease it was committed under
   retold: bool  # told by a successor of the one who committed
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain values."""
-    return dataclasses.asdict(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class _Said:

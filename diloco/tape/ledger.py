@@ -111,9 +111,6 @@ def compute(
     record: all tapes and metric logs of a run, live, crashed or finished.
     num_fragments: P, for a record too short to show every fragment.
     every: H, to find islands that do not publish; 0 if it is not known.
-
-  Returns:
-    The ledger, in exact integers.
   """
   history = history_lib.History(
     record, num_fragments, folding.fold, folding.LIMIT

@@ -83,14 +83,11 @@ class Whole(Record):
 
 
 def read(run_dir: str | os.PathLike[str], *, strict: bool = False) -> Whole:
-  """Reads all tapes and metric logs of a run into memory.
+  """Reads all tapes and metric logs of a run into memory; without any: empty.
 
   Args:
-    run_dir: directory of the run; without tapes the record is empty.
+    run_dir: directory of the run.
     strict: raise the first file with broken lines instead of collecting it.
-
-  Returns:
-    The record, as lists.
 
   Raises:
     UserError: `run_dir` is no directory, or a line is broken and `strict`.
@@ -106,14 +103,9 @@ def stream(
 ) -> Record:
   """Returns all that is written by now, to be read as often as one likes.
 
-  Args:
-    run_dir: directory of the run; without tapes the record is empty.
-    only_role: read its tapes alone, and no metrics.
-
-  Returns:
-    A record whose `events` and `metrics` read the files anew each time they
-    are iterated over, always up to the same ends; `problems` has what the
-    iterations so far came upon.
+  `events` and `metrics` read the files anew each time they are iterated over,
+  always up to the same ends; `problems` has what the iterations so far came
+  upon. With `only_role` there are its tapes alone, and no metrics.
 
   Raises:
     UserError: `run_dir` is no directory.
@@ -197,11 +189,9 @@ class Follower:
     run_dir: str | os.PathLike[str],
     position: Mapping[str, list[int]] | None = None,
   ):
-    """Starts before the first line of every file; files may come later.
+    """Starts before the first line of every file, or at an earlier `position`.
 
-    Args:
-      run_dir: directory of the run; it need not exist yet.
-      position: go on from here instead; see `position`.
+    Files may come later, and the directory of the run too.
     """
     self._root = pathlib.Path(run_dir)
     self._position = dict(position or {})

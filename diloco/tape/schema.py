@@ -247,10 +247,8 @@ _SCALARS: Kinds = {
 def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
   """Says what is wrong with a line of a tape; empty if nothing.
 
-  Args:
-    line: an object with an event; gets the writer's name if it has none.
-    role: whose tape it is.
-    incarnation: which life's.
+  The line, an object with an event, gets role and incarnation of the tape's
+  writer if it has none.
   """
   event = line["event"]
   if not isinstance(event, str):

@@ -57,48 +57,31 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Runs that differ in the seed alone.
+  """Runs that differ in the seed alone."""
 
-  Attributes:
-    label: the fields that tell it from other groups, on one line.
-    fields: the same, by dotted names; those that differ between groups.
-    entries: its runs.
-    results: its figures by name.
-  """
-
-  label: str
+  label: str  # the fields that tell it from other groups, on one line
+  # The same, by dotted names; those that differ between groups.
   fields: Mapping[str, Any]
-  entries: tuple[Entry, ...]
-  results: Mapping[str, Interval]
+  entries: tuple[Entry, ...]  # its runs
+  results: Mapping[str, Interval]  # its figures by name
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """All groups.
+  """All groups."""
 
-  Attributes:
-    fields: that differ between groups, by dotted names.
-    shown: figures worth showing, dearest first.
-    groups: in the order of the directories.
-    notes: what is to be said besides.
-  """
-
-  fields: tuple[str, ...]
-  shown: tuple[str, ...]
-  groups: tuple[Group, ...]
-  notes: tuple[str, ...]
+  fields: tuple[str, ...]  # that differ between groups, by dotted names
+  shown: tuple[str, ...]  # figures worth showing, dearest first
+  groups: tuple[Group, ...]  # in the order of the directories
+  notes: tuple[str, ...]  # what is to be said besides
 
   def differences(
     self, key: str, *, relative: bool = False
   ) -> list[Interval | None]:
     """Each group's figure minus that of the first, seed by seed.
 
-    Args:
-      key: of the figure.
-      relative: whether as a share of that of the first.
-
-    Returns:
-      One for each group but the first; None where no seed is in both.
+    With `relative`, as a share of that of the first. One for each group but the
+    first; None where no seed is in both.
     """
     first = _by_seed(self.groups[0].entries, key)
     found = []
@@ -141,15 +124,9 @@ class Comparison:
 
 
 def interval(values: Sequence[float]) -> Interval:
-  """Returns the mean of values and its interval by Student's t.
+  """Returns the mean of n values and its interval by Student's t.
 
-  mean ± t(n - 1) s / sqrt(n)
-
-  Args:
-    values: [n], at least one.
-
-  Returns:
-    The interval; one value has none.
+  mean ± t(n - 1) s / sqrt(n); one value has none
   """
   n, mean = len(values), float(np.mean(values))
   if n == 1:
@@ -160,10 +137,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def compare(places: Iterable[pathlib.Path]) -> Comparison:
-  """Compares runs.
-
-  Args:
-    places: directories of runs and of sweeps.
+  """Compares runs, by their directories or those of sweeps.
 
   Raises:
     UserError: one is neither, is of another version, or trains another task.
@@ -196,11 +170,7 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
 
 
 def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
-  """Reads what is to be compared, each directory once.
-
-  Returns:
-    Entries, and notes.
-  """
+  """Reads entries and notes of what is to be compared, each directory once."""
   found: dict[pathlib.Path, Entry] = {}
   notes = []
   for place in places:

@@ -68,9 +68,7 @@ def main(
 ) -> int:
   """Runs the command; returns the exit code.
 
-  Args:
-    args: its flags, as `diloco.commands.tools` has them.
-    open_store: in each client's process.
+  `open_store` is called in each client's process.
 
   Raises:
     UserError: an argument cannot be used; nothing was touched.

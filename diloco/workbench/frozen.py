@@ -33,33 +33,21 @@ Kind = Literal["train", "simulate"]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-  """One point.
+  """One point."""
 
-  Attributes:
-    name: of its directory.
-    given: the fields that the sweep file sets.
-    config: all fields of a run; of a simulation, the flags.
-  """
-
-  name: str
-  given: Mapping[str, Any]
-  config: Mapping[str, Any]
+  name: str  # of its directory
+  given: Mapping[str, Any]  # the fields that the sweep file sets
+  config: Mapping[str, Any]  # all fields of a run; of a simulation, the flags
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """All points.
+  """All points."""
 
-  Attributes:
-    kind: what is done with a point.
-    file: the sweep file's name, and `crc32` its checksum at the start.
-    points: in the order of the file.
-  """
-
-  kind: Kind
-  file: str
+  kind: Kind  # what is done with a point
+  file: str  # the sweep file's name, and `crc32` its checksum at the start
   crc32: str
-  points: tuple[Point, ...]
+  points: tuple[Point, ...]  # in the order of the file
 
   def islands(self, point: Point) -> int:
     """How many islands a point runs; what is one thread counts as one."""
@@ -157,11 +145,9 @@ def _set(config: Any, field: str, value: Any) -> None:
 
 
 def names(points: Sequence[Mapping[str, Any]], without: str) -> list[str]:
-  """Names points by the fields in which they differ.
+  """Names points by the fields in which they differ; `without` if in nothing.
 
-  Args:
-    points: mappings from field to value; "name" is a name to take as it is.
-    without: what to call those that differ in nothing.
+  A field "name" is a name to take as it is.
   """
   varied = [f for f in differing(points) if f != "name"]
   short = short_names(varied)

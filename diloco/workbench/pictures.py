@@ -68,14 +68,7 @@ def draw_curves(
   groups: int,
   label: str,
 ) -> None:
-  """Draws lines over each other, each group in its colour.
-
-  Args:
-    axes: to draw on.
-    found: number of the group, and [2, n] line, of each run.
-    groups: how many there are.
-    label: of the axis along the bottom.
-  """
+  """Draws lines, [2, n] with the number of their group, over each other."""
   for number, (x, y) in found:
     axes.plot(
       *(x, y, "o-" if len(x) < 40 else "-"),
@@ -125,10 +118,7 @@ def draw_parallel(
 ) -> None:
   """Draws a line for each run through all that differs and what came out.
 
-  Args:
-    axes: to draw on.
-    comparison: of several groups.
-    keys: figures, whose axes are at the right; the first colours the lines.
+  The axes of the figures `keys` are at the right; the first colours the lines.
   """
   entries = [e for group in comparison.groups for e in group.entries]
   names = frozen.short_names(comparison.fields)

@@ -2,14 +2,12 @@
 
 import argparse
 import contextlib
-import fcntl
 import functools
 import os
 import pathlib
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco import arguments, errors, hyper, process
@@ -135,17 +133,12 @@ def _points(
   return points, "train" if trains else "simulate"
 
 
-@contextlib.contextmanager
-def _sole(workdir: pathlib.Path) -> Iterator[None]:
+def _sole(workdir: pathlib.Path) -> contextlib.AbstractContextManager[None]:
   workdir.mkdir(parents=True, exist_ok=True)
-  with (workdir / "sweep.lock").open("w") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise errors.UserError(
-        f"--workdir={workdir}", "a sweep is at work in it", "stop it first"
-      ) from error
-    yield
+  busy = errors.UserError(
+    f"--workdir={workdir}", "a sweep is at work in it", "stop it first"
+  )
+  return process.sole(workdir / "sweep.lock", busy)
 
 
 class Runner:
@@ -169,7 +162,7 @@ class Runner:
 
     Returns when they are done, or a signal has ended them.
     """
-    with self._signals():
+    with process.hearing(self._stop):
       queue = self._queue(retry=retry)
       while (queue and not self._stops) or self._executor.running():
         while queue and not self._stops and self._begin(queue[0]):
@@ -220,7 +213,7 @@ class Runner:
     return (frozen.outcome(self._workdir, name) or {}).get("status", "")
 
   def _settle(self, name: str, cause: str) -> None:
-    """Notes a point's end."""
+    """Notes a point's end, and tells of it."""
     facts = frozen.outcome(self._workdir, name)
     if facts is None:
       if self._stops:
@@ -228,9 +221,6 @@ class Runner:
       reason = f"it ended by {cause}"
       facts = {"status": "failed", "reason": reason, "secs": 0, "result": {}}
       frozen.set_outcome(self._workdir, name, facts)
-    self._report(name, facts)
-
-  def _report(self, name: str, facts: dict[str, Any]) -> None:
     told = results.headline(facts["result"])
     if facts["status"] != "finished":
       told = facts["reason"]
@@ -263,18 +253,8 @@ class Runner:
     found = status.status(run_dir)["progress"] if known else None
     return min(found or 0.0, 1.0)
 
-  @contextlib.contextmanager
-  def _signals(self) -> Iterator[None]:
-    def stop(*_: object) -> None:
-      self._stops += 1
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-      yield
-    finally:
-      for number, handler in before.items():
-        signal.signal(number, handler)
+  def _stop(self, _: int) -> None:
+    self._stops += 1
 
 
 def _conclude(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> int:

@@ -31,11 +31,10 @@ def check_extra() -> None:
 
 
 def write(workdir: pathlib.Path, sweep: frozen.Sweep) -> list[dict[str, Any]]:
-  """Writes table.csv, table.parquet and figure.png of a sweep.
+  """Writes table.csv, table.parquet and figure.png, and returns the rows.
 
-  Returns:
-    The rows of the table: name, status and reason of each point, the seconds
-    it took, the fields given to it and the figures it came to.
+  They are name, status and reason of each point, the seconds it took, the
+  fields given to it and the figures it came to.
   """
   import pandas
 

@@ -29,9 +29,8 @@ _claims: list[socket.socket] = []  # of cores, as long as this process lives
 def main(argv: Sequence[str]) -> int:
   """Does a point; returns the exit code.
 
-  Args:
-    argv: the sweep's directory; the point; its cores, or how many of this
-      machine it is to look for; and the folder where the sweep was started.
+  Of a sweep's directory, a point, its cores or how many of this machine it is
+  to look for, and the folder where the sweep was started.
   """
   workdir, name, cores = pathlib.Path(argv[0]), argv[1], json.loads(argv[2])
   life = process.end_with_keeper()

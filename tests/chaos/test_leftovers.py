@@ -146,7 +146,7 @@ def test_disks_elsewhere_are_not_taken_away(workdir):
   (workdir / "other").mkdir()
   assert store_faults.mounted_below(workdir / "other") == []
   assert store_faults.mounted_below(workdir) == [workdir / "disk"]
-  disk.keep_and_unmount()
+  store_faults.keep_and_unmount(disk.path)
   assert store_faults.mounted_below(workdir) == []
 
 

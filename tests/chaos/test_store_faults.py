@@ -64,7 +64,7 @@ def disk(tmp_path):
   assert not (tmp_path / "probe").exists()
   disk = store_faults.SmallDisk(tmp_path / "disk")
   yield disk
-  disk.keep_and_unmount()
+  store_faults.keep_and_unmount(disk.path)
 
 
 def test_full_disk_takes_no_byte_until_it_is_over(disk, tmp_path):
@@ -92,7 +92,7 @@ def test_content_of_a_small_disk_stays_in_its_place(tmp_path):
     pytest.skip(f"no file system can be mounted: {why}")
   disk = store_faults.SmallDisk(tmp_path / "disk")
   (tmp_path / "disk" / "file").write_bytes(b"a")
-  disk.keep_and_unmount()
+  store_faults.keep_and_unmount(disk.path)
   assert not (tmp_path / "disk").is_mount()
   assert (tmp_path / "disk" / "file").read_bytes() == b"a"
 

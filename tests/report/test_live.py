@@ -77,7 +77,7 @@ def test_status_of_a_live_run(tmp_path):
   plan = run_builder.Plan(finish=False, secs=6.0)
   run_dir = run_builder.simulate(tmp_path, plan)
   _announce(run_dir, os.getpid(), liveness.start_ticks(os.getpid()))
-  facts = live.status(run_dir)
+  facts = status_lib.status(run_dir)
   assert facts["alive"] and facts["status"] == "running"
   assert facts["islands"]["1"]["state"] == "training"
 
@@ -136,10 +136,10 @@ def test_cursor_is_hidden_by_who_is_sure_to_show_it_again(tmp_path):
 
 
 def test_status_of_an_empty_and_of_a_missing_directory(tmp_path):
-  facts = live.status(tmp_path)
+  facts = status_lib.status(tmp_path)
   assert facts["status"] == "empty" and facts["islands"] == {}
   with pytest.raises(errors.UserError):
-    live.status(tmp_path / "nowhere")
+    status_lib.status(tmp_path / "nowhere")
 
 
 def test_rendered_status_names_islands_and_emulation(tmp_path, capsys):

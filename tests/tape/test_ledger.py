@@ -792,6 +792,4 @@ def test_stronger_evidence_decides_over_weaker(weak, strong):
   for name in (strong, weak):
     _EVIDENCE[name][0](facts)
     canvas = fates_lib.Canvas([history.Life(1, 0, 10, 8, died=True)], facts)
-    counts = {}
-    canvas.count_into(counts)
-    assert counts == {_EVIDENCE[strong][1]: 80}, name
+    assert canvas.counts() == {_EVIDENCE[strong][1]: 80}, name

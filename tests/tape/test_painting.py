@@ -59,8 +59,7 @@ def test_last_coat_shows_and_how_often_one_covers_is_counted(rng):
   shown = dict.fromkeys(_steps([trained[0][0]]), painting.UNPAINTED)
   for fate, spans in coats:
     shown |= {step: fate for step in _steps(spans) if step in shown}
-  counts = {}
-  found.count_into(counts)
+  counts = found.counts()
   for fate in (painting.UNPAINTED, *"abc"):
     steps = [step for step in sorted(shown) if shown[step] == fate]
     assert _steps(found.spans(fate)) == steps

@@ -25,62 +25,40 @@ from diloco.planning.bandwidth import workload
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-  """Of one site to all others.
+  """Of one site to all others."""
 
-  Attributes:
-    gbps: in each direction.
-    latency_secs: one way, to the syncer's site.
-    islands: that train at this site.
-    step_secs: of their inner steps.
-  """
-
-  gbps: float
-  latency_secs: float = 0.0
-  islands: int = 1
-  step_secs: float = 1.0
+  gbps: float  # in each direction
+  latency_secs: float = 0.0  # one way, to the syncer's site
+  islands: int = 1  # that train at this site
+  step_secs: float = 1.0  # of their inner steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-  """What islands exchange, and how often.
+  """What islands exchange, and how often."""
 
-  Attributes:
-    params: N.
-    every: H.
-    num_fragments: P.
-    overlap_steps: tau.
-    up_bits: of a parameter in a published outer gradient.
-    down_bits: of a parameter in a global version.
-    merge_secs: reading, merging and committing one fragment.
-  """
-
-  params: float
-  every: int = 24
-  num_fragments: int = 24
-  overlap_steps: int = 2
+  params: float  # N
+  every: int = 24  # H
+  num_fragments: int = 24  # P
+  overlap_steps: int = 2  # tau
+  # Of a parameter in a published outer gradient.
   up_bits: float = workload.CODEC_BITS["bf16"]
+  # Of a parameter in a global version.
   down_bits: float = workload.CODEC_BITS["f32"]
-  merge_secs: float = 0.0
+  merge_secs: float = 0.0  # reading, merging and committing one fragment
 
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-  """Of one site.
+  """Of one site."""
 
-  Attributes:
-    sent_gbps: mean.
-    received_gbps: mean.
-    load: of the busier direction, of the link's capacity.
-    round_trip_secs: of a fragment; but for merging it is 0 where the syncer is
-      and where no island is.
-    round_trip_steps: the same in inner steps of this site.
-  """
-
-  sent_gbps: float
-  received_gbps: float
-  load: float
+  sent_gbps: float  # mean
+  received_gbps: float  # mean
+  load: float  # of the busier direction, of the link's capacity
+  # Of a fragment; but for merging it is 0 where the syncer is and where no
+  # island is.
   round_trip_secs: float
-  round_trip_steps: float
+  round_trip_steps: float  # the same in inner steps of this site
 
 
 def traffic(

@@ -30,20 +30,13 @@ from diloco.planning.bandwidth import workload as workload_lib
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """How parameters are kept in step.
+  """How parameters are kept in step."""
 
-  Attributes:
-    title: for people.
-    periodic: synchronises each H steps, not each step.
-    streaming: a fragment at a time, not the whole model.
-    overlap_steps: tau, steps that need not wait for what is under way.
-    bits: a parameter takes on the wire, in place of the workload's codec.
-  """
-
-  title: str
-  periodic: bool = True
-  streaming: bool = False
-  overlap_steps: int = 0
+  title: str  # for people
+  periodic: bool = True  # synchronises each H steps, not each step
+  streaming: bool = False  # a fragment at a time, not the whole model
+  overlap_steps: int = 0  # tau, steps that need not wait for what is under way
+  # A parameter takes on the wire, in place of the workload's codec.
   bits: float | None = None
 
 

@@ -33,23 +33,14 @@ ASSUMPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is asked.
+  """What is asked."""
 
-  Attributes:
-    work: the model and the sites.
-    names: methods, of `methods.METHODS`.
-    links_gbps: of each site; empty: the table only.
-    latencies_secs: of each site.
-    sync: of decoupled islands; None: leave them out.
-    syncer_site: where they meet; None: at none of the sites.
-  """
-
-  work: workload_lib.Workload
-  names: tuple[str, ...]
-  links_gbps: tuple[float, ...]
-  latencies_secs: tuple[float, ...]
-  sync: decoupled.Sync | None
-  syncer_site: int | None = None
+  work: workload_lib.Workload  # the model and the sites
+  names: tuple[str, ...]  # methods, of `methods.METHODS`
+  links_gbps: tuple[float, ...]  # of each site; empty: the table only
+  latencies_secs: tuple[float, ...]  # of each site
+  sync: decoupled.Sync | None  # of decoupled islands; None: leave them out
+  syncer_site: int | None = None  # where they meet; None: at none of the sites
 
 
 def run(request: Request) -> dict[str, Any]:

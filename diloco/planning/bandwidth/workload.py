@@ -18,27 +18,16 @@ WIRE_OVERHEAD = 9014 / 8960
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """A model of equal layers, trained at several sites.
+  """A model of equal layers, trained at several sites."""
 
-  Attributes:
-    params: N.
-    layers: L; every layer holds N / L parameters.
-    step_secs: pure computing of one inner step.
-    every: H, inner steps between two syncs of the same parameters.
-    fragment_layers: layers of a fragment.
-    sites: ends of the links; each has one copy of the model.
-    codec: of what is reduced, unless a method says otherwise.
-    latency_secs: one way, between any two sites.
-  """
-
-  params: float = 1e9
-  layers: int = 24
-  step_secs: float = 0.1
-  every: int = 100
-  fragment_layers: int = 3
-  sites: int = 2
-  codec: str = "bf16"
-  latency_secs: float = 0.0
+  params: float = 1e9  # N
+  layers: int = 24  # L; every layer holds N / L parameters
+  step_secs: float = 0.1  # pure computing of one inner step
+  every: int = 100  # H, inner steps between two syncs of the same parameters
+  fragment_layers: int = 3  # layers of a fragment
+  sites: int = 2  # ends of the links; each has one copy of the model
+  codec: str = "bf16"  # of what is reduced, unless a method says otherwise
+  latency_secs: float = 0.0  # one way, between any two sites
 
   @property
   def num_fragments(self) -> int:

@@ -50,19 +50,13 @@ _SMALLEST_GAIN = 1e-3  # of the sum of squares, for which to go on
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """What was found.
+  """What was found."""
 
-  Attributes:
-    times: all times, the fitted ones among them.
-    residuals: [10] simulated minus published, points; rigid first.
-    relative_errors: standard error of each fitted time, as a share of it.
-    covariance: of the logarithms of the fitted times.
-  """
-
-  times: defaults.Times
-  residuals: np.ndarray
+  times: defaults.Times  # all times, the fitted ones among them
+  residuals: np.ndarray  # [10] simulated minus published, points; rigid first
+  # Standard error of each fitted time, as a share of it.
   relative_errors: Mapping[str, float]
-  covariance: np.ndarray
+  covariance: np.ndarray  # of the logarithms of the fitted times
 
   @property
   def mean_error(self) -> float:

@@ -21,17 +21,11 @@ _POINTS = 8192
 
 @dataclasses.dataclass(frozen=True)
 class ExponentiatedWeibull:
-  """A distribution of times, in seconds.
+  """A distribution of times, in seconds."""
 
-  Attributes:
-    scale_secs: stretches the time axis.
-    shape: below 1 the hazard falls with age, above 1 it grows.
-    power: below 1 it adds short times, above 1 it takes them away.
-  """
-
-  scale_secs: float
-  shape: float = 1.0
-  power: float = 1.0
+  scale_secs: float  # stretches the time axis
+  shape: float = 1.0  # below 1 the hazard falls with age, above 1 it grows
+  power: float = 1.0  # below 1 it adds short times, above 1 it takes them away
 
   def cdf(self, secs: np.ndarray) -> np.ndarray:
     """Returns F(t), elementwise."""

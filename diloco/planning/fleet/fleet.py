@@ -19,19 +19,12 @@ SLICE_CHIPS = 256
 
 @dataclasses.dataclass(frozen=True)
 class Extra:
-  """Capacity that is there for part of the time.
+  """Capacity that is there for part of the time."""
 
-  Attributes:
-    share: slices, as a share of the base fleet.
-    start_secs: when they come.
-    end_secs: when they are taken away.
-    speed: of its chips, 1 being the fleet's.
-  """
-
-  share: float
-  start_secs: float
-  end_secs: float
-  speed: float = 1.0
+  share: float  # slices, as a share of the base fleet
+  start_secs: float  # when they come
+  end_secs: float  # when they are taken away
+  speed: float = 1.0  # of its chips, 1 being the fleet's
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,21 +35,13 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """What a job runs on.
+  """What a job runs on."""
 
-  Attributes:
-    slices: of its own; numbered from 0.
-    extras: further ones, numbered after them.
-    start_secs: when the job begins.
-    end_secs: when it ends.
-    min_share: of its own slices that it cannot train without.
-  """
-
-  slices: int
-  extras: tuple[Block, ...] = ()
-  start_secs: float = 0.0
-  end_secs: float = math.inf
-  min_share: float = 0.5
+  slices: int  # of its own; numbered from 0
+  extras: tuple[Block, ...] = ()  # further ones, numbered after them
+  start_secs: float = 0.0  # when the job begins
+  end_secs: float = math.inf  # when it ends
+  min_share: float = 0.5  # of its own slices that it cannot train without
 
 
 class _Rigid(accounts.Account):

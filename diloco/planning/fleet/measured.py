@@ -24,27 +24,18 @@ _MEMBER_SECS = 1.0  # until an island counts as gone, if nobody has said
 
 @dataclasses.dataclass(frozen=True)
 class Island:
-  """What is measured of an island.
+  """What is measured of an island."""
 
-  Attributes:
-    step_secs: mean wall time of a step while it trained.
-    useful_secs: of it, what the step needs.
-    jitter: standard deviation of a step's time, as a share.
-    start_secs: from the start of the run to its first step.
-    deaths: seconds into the run at which it last stepped before it died.
-    gone: whether it did not come back from the last death.
-    breaks: (start, end) without steps because the run ended and went on.
-    devices: its chips.
-  """
-
-  step_secs: float
-  useful_secs: float
-  jitter: float
-  start_secs: float
+  step_secs: float  # mean wall time of a step while it trained
+  useful_secs: float  # of it, what the step needs
+  jitter: float  # standard deviation of a step's time, as a share
+  start_secs: float  # from the start of the run to its first step
+  # Seconds into the run at which it last stepped before it died.
   deaths: tuple[float, ...]
-  gone: bool
+  gone: bool  # whether it did not come back from the last death
+  # (start, end) without steps because the run ended and went on.
   breaks: tuple[tuple[float, float], ...]
-  devices: int
+  devices: int  # its chips
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,23 +34,15 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """One seed.
+  """One seed."""
 
-  Attributes:
-    jobs: [M], and islands of extra capacity after them.
-    tallies: of the windows in which rounds were simulated.
-    horizon_secs: simulated.
-    failures: of chips and groups.
-    service_outages: of syncer and store.
-    covered: share of the horizon that the windows cover.
-  """
-
-  jobs: tuple[Job, ...]
+  jobs: tuple[Job, ...]  # [M], and islands of extra capacity after them
+  # Of the windows in which rounds were simulated.
   tallies: tuple[traffic.Tally, ...]
-  horizon_secs: float
-  failures: int
-  service_outages: int
-  covered: float
+  horizon_secs: float  # simulated
+  failures: int  # of chips and groups
+  service_outages: int  # of syncer and store
+  covered: float  # share of the horizon that the windows cover
 
   @property
   def waiting(self) -> float:

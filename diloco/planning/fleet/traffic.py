@@ -41,32 +41,20 @@ class Links:
 
 
 class Stop(NamedTuple):
-  """A stretch in which an island does not step.
+  """A stretch in which an island does not step."""
 
-  Attributes:
-    start: seconds.
-    end: seconds; infinite if it does not come back.
-    killed: whether its process died; else its state survives.
-  """
-
-  start: float
-  end: float
-  killed: bool = False
+  start: float  # seconds
+  end: float  # seconds; infinite if it does not come back
+  killed: bool = False  # whether its process died; else its state survives
 
 
 @dataclasses.dataclass(frozen=True)
 class Track:
-  """How an island gets on, apart from the rounds.
+  """How an island gets on, apart from the rounds."""
 
-  Attributes:
-    step_secs: mean time of a step.
-    stops: in order of time, without overlap.
-    checkpoint_steps: saves its state each so many steps; 0: never.
-  """
-
-  step_secs: float
-  stops: Sequence[Stop] = ()
-  checkpoint_steps: int = 0
+  step_secs: float  # mean time of a step
+  stops: Sequence[Stop] = ()  # in order of time, without overlap
+  checkpoint_steps: int = 0  # saves its state each so many steps; 0: never
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,31 +9,19 @@ from diloco.planning.planner import plan as plan_lib
 
 
 class Limit(NamedTuple):
-  """Something that takes time away.
+  """Something that takes time away."""
 
-  Attributes:
-    share: of the time to quality.
-    text: what, with its figures.
-  """
-
-  share: float
-  text: str
+  share: float  # of the time to quality
+  text: str  # what, with its figures
 
 
 class Betterment(NamedTuple):
-  """One more of something, with the same M.
+  """One more of something, with the same M."""
 
-  Attributes:
-    resource: what there is more of.
-    days: to quality, then; None: it would not fit.
-    every: H, then.
-    saved_share: of the time to quality, and negative where it costs some.
-  """
-
-  resource: str
-  days: float | None
-  every: int | None
-  saved_share: float
+  resource: str  # what there is more of
+  days: float | None  # to quality, then; None: it would not fit
+  every: int | None  # H, then
+  saved_share: float  # of the time to quality, and negative where it costs some
 
 
 def limits(

@@ -14,17 +14,11 @@ from diloco.planning.planner import resources
 
 @dataclasses.dataclass(frozen=True)
 class Island:
-  """One island of a plan.
+  """One island of a plan."""
 
-  Attributes:
-    site: its number in the fleet.
-    hardware: the group it is part of.
-    slices: of that group, that are its own.
-  """
-
-  site: int
-  hardware: resources.Slices
-  slices: int
+  site: int  # its number in the fleet
+  hardware: resources.Slices  # the group it is part of
+  slices: int  # of that group, that are its own
 
   @property
   def chips(self) -> int:

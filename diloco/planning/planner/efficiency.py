@@ -52,19 +52,12 @@ _PERIOD = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """The two fits.
+  """The two fits."""
 
-  Attributes:
-    alpha: exponent of the data-parallel loss.
-    beta: gap to one island, for M = 2 and 1e8 parameters.
-    delta: its growth with log2 M.
-    gamma: its decay with N.
-  """
-
-  alpha: float
-  beta: float
-  delta: float
-  gamma: float
+  alpha: float  # exponent of the data-parallel loss
+  beta: float  # gap to one island, for M = 2 and 1e8 parameters
+  delta: float  # its growth with log2 M
+  gamma: float  # its decay with N
 
   def gap(self, params: float, islands: int) -> float:
     """Returns ln(L_M / L_1) at N."""

@@ -33,23 +33,14 @@ CODEC_LOSS = {"f32": 0.0, "bf16": 0.0, "int8": 0.0, "int4": 0.0009}
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """A choice.
+  """A choice."""
 
-  Attributes:
-    syncer_site: number of its site.
-    codec: of outer gradients.
-    every: H.
-    num_fragments: P.
-    overlap_steps: tau.
-    traffic: of each site.
-  """
-
-  syncer_site: int
-  codec: str
-  every: int
-  num_fragments: int
-  overlap_steps: int
-  traffic: tuple[decoupled.Traffic, ...]
+  syncer_site: int  # number of its site
+  codec: str  # of outer gradients
+  every: int  # H
+  num_fragments: int  # P
+  overlap_steps: int  # tau
+  traffic: tuple[decoupled.Traffic, ...]  # of each site
 
   @property
   def carry(self) -> bool:

@@ -18,21 +18,13 @@ FLOPS_PER_PARAM = 6  # and token, forward and backward
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A dense transformer and its training.
+  """A dense transformer and its training."""
 
-  Attributes:
-    params: N.
-    layers: L.
-    tokens: the budget.
-    batch_tokens: of one inner step, all islands together.
-    mfu: share of the peak that an island's steps reach.
-  """
-
-  params: float
-  layers: int
-  tokens: float
-  batch_tokens: float
-  mfu: float
+  params: float  # N
+  layers: int  # L
+  tokens: float  # the budget
+  batch_tokens: float  # of one inner step, all islands together
+  mfu: float  # share of the peak that an island's steps reach
 
   @property
   def width(self) -> float:

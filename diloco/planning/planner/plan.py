@@ -33,27 +33,19 @@ _SECS_PER_HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is to be planned.
+  """What is to be planned."""
 
-  Attributes:
-    fleet: what there is.
-    model: what is trained.
-    options: of the exchange.
-    islands: M if it is given, else 0.
-    price_per_hour: of a chip, in place of the fleet's; None: the fleet's.
-    seeds: of the goodput.
-    mtbi_factor: chips live so many times as long as the fleet says.
-  """
-
-  fleet: resources.Fleet
-  model: model_lib.Model
+  fleet: resources.Fleet  # what there is
+  model: model_lib.Model  # what is trained
+  # Of the exchange.
   options: exchange.Options = dataclasses.field(
     default_factory=exchange.Options
   )
-  islands: int = 0
+  islands: int = 0  # M if it is given, else 0
+  # Of a chip, in place of the fleet's; None: the fleet's.
   price_per_hour: float | None = None
-  seeds: int = 5
-  mtbi_factor: float = 1.0
+  seeds: int = 5  # of the goodput
+  mtbi_factor: float = 1.0  # chips live so many times as long as the fleet says
 
   def price(self, island: division.Island) -> float:
     """Of one chip of an island for an hour."""
@@ -63,29 +55,18 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Prospect:
-  """What M islands would come to.
+  """What M islands would come to."""
 
-  Attributes:
-    islands: all of them.
-    exchange: how they exchange fragments.
-    memory: of each island's chips.
-    goodput: useful share of the islands' time.
-    efficiency: useful share of a token.
-    tokens_per_sec: while all islands train.
-    secs_to_tokens: until the budget is trained.
-    secs_to_quality: until a perfect job's loss at the budget is reached.
-    cost_per_hour: of all chips of islands.
-  """
-
-  islands: tuple[division.Island, ...]
-  exchange: exchange.Exchange
-  memory: tuple[memory.Memory, ...]
-  goodput: Interval
-  efficiency: Interval
-  tokens_per_sec: float
-  secs_to_tokens: Interval
+  islands: tuple[division.Island, ...]  # all of them
+  exchange: exchange.Exchange  # how they exchange fragments
+  memory: tuple[memory.Memory, ...]  # of each island's chips
+  goodput: Interval  # useful share of the islands' time
+  efficiency: Interval  # useful share of a token
+  tokens_per_sec: float  # while all islands train
+  secs_to_tokens: Interval  # until the budget is trained
+  # Until a perfect job's loss at the budget is reached.
   secs_to_quality: Interval
-  cost_per_hour: float
+  cost_per_hour: float  # of all chips of islands
 
   @property
   def chips(self) -> int:
