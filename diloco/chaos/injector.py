@@ -250,11 +250,7 @@ class Trial:
       line["outcome"] = f"it could not be shut: {error}"
 
   def _tend(self) -> keeper_lib.State:
-    """Sees to the command.
-
-    Raises:
-      StuckError: it failed by itself.
-    """
+    """Sees to the command."""
     self._state = self.keeper.tend()
     if self._state == "failed":
       raise StuckError(self.keeper.failure)

@@ -18,11 +18,7 @@ TABLE = tuple(command for group in GROUPS.values() for command in group)
 
 
 def find(argv: Sequence[str]) -> entry.Command:
-  """The command, in the mode, that a command line asks for.
-
-  Raises:
-    UserError: there is none.
-  """
+  """The command, in the mode, that a command line asks for; refuses others."""
   fitting = [
     command
     for command in TABLE

@@ -24,11 +24,7 @@ FILE_NAME = "report.html"
 def write_report(
   run_dir: str | os.PathLike[str], run: summary.Run | None = None
 ) -> pathlib.Path:
-  """Writes `report.html` and returns its path, see `summary.path_for`.
-
-  Raises:
-    UserError: there is no such directory.
-  """
+  """Writes `report.html` and returns its path, see `summary.path_for`."""
   run_dir = pathlib.Path(run_dir)
   run = run or summary.load(run_dir)
   path = summary.path_for(run_dir, FILE_NAME, run)

@@ -195,11 +195,7 @@ def _plain(value: object) -> str:
 
 
 def render_status(run_dir: str | os.PathLike[str]) -> None:
-  """Prints the state of a run once, to stdout.
-
-  Raises:
-    UserError: there is no such directory.
-  """
+  """Prints the state of a run once, to stdout."""
   name = pathlib.Path(run_dir).resolve().name
   picture = dashboard.render(status_lib.status(run_dir), name)
   rich.console.Console().print(picture)
@@ -212,9 +208,6 @@ def watch(
   """Shows a run until it ends, dies, or the user has seen enough.
 
   `refresh` brings what is new of a run elsewhere.
-
-  Raises:
-    UserError: there is no such directory.
   """
   status_lib.status(run_dir)  # refuses a directory that is not there
   view = LiveView(run_dir, hint="Ctrl-C ends this view, not the run")

@@ -30,11 +30,7 @@ class Run:
 
 
 def load(run_dir: str | os.PathLike[str]) -> Run:
-  """Reads a run and balances its books.
-
-  Raises:
-    UserError: there is no such directory.
-  """
+  """Reads a run and balances its books."""
   view, record = totals.catch_up(run_dir), reader.stream(run_dir)
   if not liveness.controller_alive(run_dir):
     view.sessions.abandoned()

@@ -60,11 +60,7 @@ def begin(run_dir: str | os.PathLike[str]) -> Reading:
 
 
 def catch_up(run_dir: str | os.PathLike[str]) -> view_lib.RunView:
-  """Returns the view of all there is, and keeps it if that was much.
-
-  Raises:
-    UserError: there is no such directory.
-  """
+  """Returns the view of all there is, and keeps it if that was much."""
   reader.check_directory(run_dir)
   reading = begin(run_dir)
   reading.view.update(reading.follower.news())

@@ -96,11 +96,7 @@ class _Said:
 
 
 def explain(record: reader.Record, fragment: int, version: int) -> Explanation:
-  """Explains one round.
-
-  Raises:
-    UserError: the tape has no such round.
-  """
+  """Explains one round; refuses one that the tape does not have."""
   said = [s for s in _syncers(record) if s.line.get("fragment") == fragment]
   merges: dict[int, _Said] = {}
   for one in said:

@@ -259,11 +259,7 @@ def _keyed(
 
 
 def check_directory(run_dir: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns the path of a run that is there.
-
-  Raises:
-    UserError: it is not.
-  """
+  """Returns the path of a run; refuses one that is not there."""
   root = pathlib.Path(run_dir)
   if not root.is_dir():
     raise errors.UserError(

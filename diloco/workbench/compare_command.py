@@ -17,11 +17,7 @@ _MAX_FIGURES = 4  # columns on a terminal; the page has all
 
 
 def run(args: argparse.Namespace) -> int:
-  """Compares and prints; returns the exit code.
-
-  Raises:
-    UserError: the directories cannot be compared, or the page not written.
-  """
+  """Compares and prints; returns the exit code."""
   comparison = compare.compare(args.dirs)
   if args.html:
     # Imported here, for matplotlib takes its time.

@@ -10,11 +10,7 @@ _AXES = 2  # figures that are axes of their own
 
 
 def write(path: pathlib.Path, comparison: compare.Comparison) -> None:
-  """Writes the page.
-
-  Raises:
-    UserError: it cannot be written there.
-  """
+  """Writes the page."""
   try:
     summary.replace(path, render(comparison))
   except OSError as error:

@@ -195,11 +195,7 @@ def _store(
   open_store: promises.OpenStore,
   facts: dict[str, Any],
 ) -> Iterator[Finding]:
-  """Promises and speed of the store.
-
-  Raises:
-    OSError, CorruptSnapshotError: it cannot be used.
-  """
+  """Promises and speed of the store."""
   url = locations.below(room, "store")
   snapshots = store.SnapshotStore(url)
   trip = timing.measure(snapshots)

@@ -23,11 +23,7 @@ _TELL_SECS = 15.0  # from one sign of life to the next
 
 
 def run(args: argparse.Namespace) -> int:
-  """Sweeps, or goes on with the sweep of a directory; returns the exit code.
-
-  Raises:
-    UserError: what is asked for cannot be.
-  """
+  """Sweeps, or goes on with the sweep of a directory; returns the exit code."""
   table.check_extra()
   cores = _cores(args.cores)
   workdir = args.workdir.absolute()

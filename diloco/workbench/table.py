@@ -14,11 +14,7 @@ _MAX_INCHES = 40.0
 
 
 def check_extra() -> None:
-  """Refuses if what tables are written with is not installed.
-
-  Raises:
-    UserError: says how to install it.
-  """
+  """Refuses if what tables are written with is not installed."""
   try:
     import pandas  # noqa: F401
     import pyarrow  # noqa: F401

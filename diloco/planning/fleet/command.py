@@ -16,11 +16,7 @@ from diloco.planning.fleet import scenario as scenario_lib
 
 
 def main(argv: Sequence[str]) -> int:
-  """Simulates and prints; returns the exit code.
-
-  Raises:
-    UserError: what is asked for cannot be.
-  """
+  """Simulates and prints; returns the exit code."""
   args = flags.parser().parse_args(list(argv))
   if args.from_run is not None:
     facts = reality.compare(

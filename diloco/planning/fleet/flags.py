@@ -123,11 +123,7 @@ def _values(args: argparse.Namespace, kind: Any, prefix: str = "") -> dict:
 
 
 def scenario(args: argparse.Namespace) -> scenario_lib.Scenario:
-  """What the arguments describe.
-
-  Raises:
-    UserError: it cannot be.
-  """
+  """What the arguments describe."""
   trace = None if args.trace is None else traces.read(args.trace)
   return scenario_lib.Scenario(
     fleet=fleet_lib.Fleet(
@@ -158,11 +154,7 @@ def scenario(args: argparse.Namespace) -> scenario_lib.Scenario:
 
 
 def parse_capacity(text: str) -> tuple[fleet_lib.Extra, ...]:
-  """Reads "SHARE:FROM-TO[:SPEED],..." with days.
-
-  Raises:
-    UserError: it is written otherwise.
-  """
+  """Reads "SHARE:FROM-TO[:SPEED],..." with days."""
   found = []
   for part in text.split(",") if text else ():
     share, _, rest = part.partition(":")

@@ -127,11 +127,7 @@ class Scenario:
 
 
 def check_length(scenario: Scenario) -> None:
-  """Refuses a horizon in which nothing is expected to fail.
-
-  Raises:
-    UserError: it is too short to tell anything.
-  """
+  """Refuses a horizon in which nothing is expected to fail."""
   expected = scenario.expected_failures
   if expected >= 1 or not _can_fail(scenario.failures):
     return

@@ -33,11 +33,7 @@ _WHOLE_STEPS = 40_000  # of all islands; up to this many, rounds are not sampled
 def simulate(
   scenario: scenario_lib.Scenario, seeds: Sequence[int]
 ) -> dict[str, Any]:
-  """Simulates a scenario under several seeds; returns plain values.
-
-  Raises:
-    UserError: the scenario cannot be.
-  """
+  """Simulates a scenario under several seeds; returns plain values."""
   if not seeds:
     raise errors.UserError("seeds = 0", "there is none", "give at least one")
   outcomes = (simulate_seed(scenario, seed) for seed in seeds)
@@ -79,11 +75,7 @@ def _drawn(
 
 
 def trace(scenario: scenario_lib.Scenario, seed: int) -> list[traces.Entry]:
-  """What fails under a seed, slice by slice, for a trace.
-
-  Raises:
-    UserError: the scenario cannot be.
-  """
+  """What fails under a seed, slice by slice, for a trace."""
   events, services, _ = _drawn(scenario, seed)
   found = [
     traces.Entry(secs, slice=index, repair_secs=repair_secs)

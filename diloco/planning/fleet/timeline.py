@@ -57,11 +57,7 @@ def _covered(
 
 
 def draw(scenario: scenario_lib.Scenario, seed: int, path: str) -> None:
-  """Simulates one seed and writes its picture.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
+  """Simulates one seed and writes its picture."""
   result = simulator.simulate_seed(scenario, seed)
   figure = _figure(result)
   canvas = matplotlib.backends.backend_agg.FigureCanvasAgg(figure)

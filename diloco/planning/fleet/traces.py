@@ -33,11 +33,7 @@ class Entry(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
-  """Reads a trace.
-
-  Raises:
-    UserError: there is no such file, or a line of it will not do.
-  """
+  """Reads a trace; refuses what will not do, by its line."""
   place = f"trace {os.fspath(path)}"
   try:
     text = pathlib.Path(path).read_text()
@@ -67,11 +63,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
 
 
 def write(path: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
-  """Writes a trace, which `read` gives back.
-
-  Raises:
-    UserError: it cannot be written there.
-  """
+  """Writes a trace, which `read` gives back."""
   lines = [",".join(_COLUMNS)]
   for secs, number, island, service, repair_secs in entries:
     target = service or (number if island is None else f"island-{island}")

@@ -68,11 +68,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def propose(args: argparse.Namespace) -> dict[str, Any]:
-  """Makes a plan, and its picture if one is asked for; see `facts.gather`.
-
-  Raises:
-    UserError: nothing fits, or what is asked for cannot be.
-  """
+  """Makes a plan, and its picture if one is asked for; see `facts.gather`."""
   request = _request(args)
   if args.plot:
     # Imported here: drawing takes longer to load than a plan to make.
