@@ -89,7 +89,7 @@ FIELD = flag(
 
 
 def here(text: str) -> pathlib.Path:
-  """A directory of this machine, for what acts on a run and does not only look."""
+  """A directory of this machine, for what does not only look at a run."""
   if "://" in text:
     raise argparse.ArgumentTypeError(
       f"{text!r} is the URL of a store; only the directory will do where the"
