@@ -1,4 +1,4 @@
-"""Random times: how long a chip lives, how long its repair takes.
+"""Random times: how long the repair of a slice takes.
 
 The exponentiated Weibull distribution, for a time t >= 0:
 
@@ -47,30 +47,3 @@ class ExponentiatedWeibull:
     end = float(self.quantile(np.array(1 - 1e-12)))
     grid = np.concatenate(([0.0], np.geomspace(end * 1e-9, end, 4 * _POINTS)))
     return float(np.trapezoid(1 - self.cdf(grid), grid))
-
-  def equilibrium_quantile(
-    self, share: np.ndarray, horizon_secs: float
-  ) -> np.ndarray:
-    """Inverts the time to the next failure of something in service for long.
-
-    Fe(t) = integral of 1 - F over [0, t], divided by the mean; `share` is at
-    most `equilibrium_cdf(horizon_secs)`.
-    """
-    grid = np.linspace(0.0, horizon_secs, _POINTS)
-    return np.interp(share, self._equilibrium(grid), grid)
-
-  def equilibrium_cdf(self, secs: float) -> float:
-    """Returns Fe(t), the share that fails within `secs` from any moment."""
-    return float(self._equilibrium(np.linspace(0.0, secs, _POINTS))[-1])
-
-  def _equilibrium(self, grid: np.ndarray) -> np.ndarray:
-    if self.shape == 1 and self.power == 1:
-      return -np.expm1(-grid / self.scale_secs)
-    survival = 1 - self.cdf(grid)
-    steps = np.diff(grid) * (survival[1:] + survival[:-1]) / 2
-    return np.concatenate(([0.0], np.cumsum(steps))) / self.mean_secs
-
-  def with_mean(self, mean_secs: float) -> "ExponentiatedWeibull":
-    """Returns the same shape stretched to another mean."""
-    scale = self.scale_secs * mean_secs / self.mean_secs
-    return dataclasses.replace(self, scale_secs=scale)

@@ -1,13 +1,10 @@
 """When what fails: chips one by one, groups together, the services.
 
-Chips are alike, in service for long and independent, so only those that fail
-are drawn: how many of n chips fail within the horizon is binomial, when they
-do follows the equilibrium distribution of their life, and what fails again
-after that follows the life itself. Time and memory grow with failures, not
-with chips. With an exponential life this is the Poisson process.
+Chips are alike and independent and do not age, so their failures together are
+a Poisson process: time and memory grow with failures, not with chips.
 
-Racks, power domains and sites fail as Poisson processes of their own, and take
-all their slices with them. Syncer and store outages stop no island; they stop
+Racks and sites fail as Poisson processes of their own, and take all their
+slices with them. Syncer and store outages stop no island; they stop
 merges.
 """
 
@@ -20,7 +17,7 @@ from diloco import errors
 from diloco.planning.fleet import delays, traces
 from diloco.planning.fleet import fleet as fleet_lib
 
-CAUSES = ("chip", "rack", "power", "site", "trace")
+CAUSES = ("chip", "rack", "site", "trace")
 CHIP = 0
 _MOST = 20_000_000  # failures; beyond it memory would not do
 
@@ -67,12 +64,9 @@ class FailureModel:
 
   Attributes:
     mtbi_years: mean time between interruptions of one chip.
-    chip_shape: of the chip's life; 1 with power 1 is exponential.
-    chip_power: of the chip's life.
     rack_mtbi_years: of one rack.
-    power_mtbi_years: of one power domain.
     site_mtbi_years: of one site, which holds one island.
-    group_repair_secs: mean repair of a rack, power domain or site.
+    group_repair_secs: mean repair of a rack or site.
     syncer_mtbi_days: between two deaths of the syncer.
     syncer_outage_secs: until a successor merges.
     store_mtbi_days: between two outages of the store.
@@ -81,10 +75,7 @@ class FailureModel:
   """
 
   mtbi_years: float = 1.0
-  chip_shape: float = 1.0
-  chip_power: float = 1.0
   rack_mtbi_years: float = 0.0
-  power_mtbi_years: float = 0.0
   site_mtbi_years: float = 0.0
   group_repair_secs: float = 3600.0
   syncer_mtbi_days: float = 0.0
@@ -94,14 +85,7 @@ class FailureModel:
   trace: tuple[traces.Entry, ...] | None = None
 
   def __post_init__(self) -> None:
-    fleet_lib.require_amounts(self, ("chip_shape", "chip_power"))
-
-  def life(self) -> delays.ExponentiatedWeibull | None:
-    """Distribution of a chip's time between interruptions; None: never."""
-    if not self.mtbi_years:
-      return None
-    unit = delays.ExponentiatedWeibull(1.0, self.chip_shape, self.chip_power)
-    return unit.with_mean(self.mtbi_years * fleet_lib.SECS_PER_YEAR)
+    fleet_lib.require_amounts(self)
 
 
 def sample(
@@ -117,8 +101,7 @@ def sample(
   parts = [_chips(model, fleet, repair, horizon_secs, rng)]
   groups = (
     (1, model.rack_mtbi_years, fleet.rack_slices),
-    (2, model.power_mtbi_years, fleet.power_slices),
-    (3, model.site_mtbi_years, 0),
+    (2, model.site_mtbi_years, 0),
   )
   for cause, years, slices in groups:
     if years:
@@ -137,45 +120,20 @@ def _chips(
   horizon_secs: float,
   rng: np.random.Generator,
 ) -> Failures:
-  life = model.life()
-  if life is None:
-    return _columns(np.empty(0), np.empty(0), np.empty(0), np.empty(0), CHIP)
   slices = fleet.all_slices
   chips = round(slices * fleet.slice_chips)
-  expected = chips * horizon_secs / life.mean_secs
+  years = horizon_secs / fleet_lib.SECS_PER_YEAR
+  expected = chips * years / model.mtbi_years if model.mtbi_years else 0.0
   if expected > _MOST:
     raise errors.UserError(
       f"{expected:.3g} expected failures",
       f"at most {_MOST:.3g} can be followed",
       "simulate fewer chips or days, or a longer mtbi_years",
     )
-  if life.shape == 1 and life.power == 1:
-    # Poisson: a chip may fail again, with nothing to remember.
-    secs = rng.random(rng.poisson(expected)) * horizon_secs
-    chip = rng.integers(chips, size=len(secs))
-  else:
-    secs, chip = _renewals(life, chips, horizon_secs, rng)
+  secs = rng.random(rng.poisson(expected)) * horizon_secs
+  chip = rng.integers(chips, size=len(secs))
   first = np.minimum((chip / fleet.slice_chips).astype(np.int64), slices - 1)
   return _columns(secs, first, first + 1, repair.sample(rng, len(secs)), CHIP)
-
-
-def _renewals(
-  life: delays.ExponentiatedWeibull,
-  chips: int,
-  horizon_secs: float,
-  rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray]:
-  share = life.equilibrium_cdf(horizon_secs)
-  count = rng.binomial(chips, min(share, 1.0))
-  secs = life.equilibrium_quantile(rng.random(count) * share, horizon_secs)
-  chip = rng.choice(chips, size=count, replace=False)
-  all_secs, all_chips = [secs], [chip]
-  while len(secs):
-    secs = secs + life.sample(rng, len(secs))
-    chip, secs = chip[secs < horizon_secs], secs[secs < horizon_secs]
-    all_secs.append(secs)
-    all_chips.append(chip)
-  return np.concatenate(all_secs), np.concatenate(all_chips)
 
 
 def _groups(

@@ -1,8 +1,8 @@
 """The fleet: chips in slices, slices in islands, and what fails together.
 
 A *slice* is the unit that fails, is repaired and is allocated. Slices have
-numbers; consecutive ones stand side by side: in the same rack, in the same
-power domain, and all slices of an island at one site.
+numbers; consecutive ones stand side by side, in the same rack, and all slices
+of an island at one site.
 """
 
 import dataclasses
@@ -36,7 +36,6 @@ class Fleet:
     islands: M; 1 is a single synchronous job.
     slices: of the base fleet; 0 for one per 256 chips, at least one an island.
     rack_slices: slices that share a rack.
-    power_slices: slices that share a power domain.
     speeds: relative speeds of equal parts of the fleet, in order; the fastest
       is 1.
     speed_spread: standard deviation of single slices' speeds around that.
@@ -47,7 +46,6 @@ class Fleet:
   islands: int = 1
   slices: int = 0
   rack_slices: int = 4
-  power_slices: int = 64
   speeds: tuple[float, ...] = (1.0,)
   speed_spread: float = 0.0
   extras: tuple[Extra, ...] = ()
@@ -68,9 +66,12 @@ class Fleet:
       self.islands,
       f"an island needs a slice, and there are {self.num_slices}",
     )
-    for name in ("rack_slices", "power_slices"):
-      value = getattr(self, name)
-      require(value >= 1, name, value, "a group has at least one slice")
+    require(
+      self.rack_slices >= 1,
+      "rack_slices",
+      self.rack_slices,
+      "a group has at least one slice",
+    )
     require(len(self.speeds) > 0, "speeds", "()", "name at least one speed")
     for speed in self.speeds:
       require(

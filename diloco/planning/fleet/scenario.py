@@ -120,7 +120,6 @@ class Scenario:
     counts = (
       (model.mtbi_years, fleet.chips),
       (model.rack_mtbi_years, fleet.num_slices / fleet.rack_slices),
-      (model.power_mtbi_years, fleet.num_slices / fleet.power_slices),
       (model.site_mtbi_years, fleet.islands),
     )
     return sum(years * count / mean for mean, count in counts if mean)
@@ -142,8 +141,8 @@ def check_length(scenario: Scenario) -> None:
 def _can_fail(model: failures_lib.FailureModel) -> bool:
   if model.trace is not None:
     return bool(model.trace)
-  kinds = (model.mtbi_years, model.rack_mtbi_years, model.power_mtbi_years)
-  return any((*kinds, model.site_mtbi_years))
+  kinds = (model.mtbi_years, model.rack_mtbi_years, model.site_mtbi_years)
+  return any(kinds)
 
 
 def extra_islands(

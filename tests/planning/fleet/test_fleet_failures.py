@@ -47,25 +47,6 @@ def test_exponential_failures_come_at_the_rate_of_all_chips():
   assert spread < 10 and found.last.max() <= 1953
 
 
-@pytest.mark.parametrize(("shape", "power"), [(0.6, 1.0), (3.0, 1.0)])
-def test_aged_chips_fail_at_the_same_mean_rate(shape, power):
-  model = failures.FailureModel(chip_shape=shape, chip_power=power)
-  found = draw(model, fleet_lib.Fleet(chips=300_000), 5 * DAY)
-  expected = 300_000 * 5 * DAY / YEAR
-  assert len(found.secs) == pytest.approx(expected, rel=0.1)
-
-
-def test_chips_that_wear_out_seldom_fail_twice_soon():
-  fleet = fleet_lib.Fleet(chips=2000, slices=2000)
-  young = draw(failures.FailureModel(chip_shape=0.5), fleet, YEAR)
-  worn = draw(failures.FailureModel(chip_shape=4.0), fleet, YEAR)
-
-  def twice(found):
-    return (np.bincount(found.first) > 2).sum()
-
-  assert twice(young) > 5 * max(twice(worn), 1)
-
-
 def test_groups_take_all_their_slices_with_them():
   fleet = fleet_lib.Fleet(chips=2560, islands=2, rack_slices=4)
   model = failures.FailureModel(
