@@ -1,7 +1,6 @@
 """A real run seen from outside: its processes, its leader, how far it is."""
 
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
@@ -17,22 +16,13 @@ _END_SECS = 10.0
 _POLL_SECS = 0.02
 
 
-@dataclasses.dataclass
-class Progress:
-  """How far an island is: its newest metric line."""
-
-  incarnation: int = 0
-  step: int = 0
-  wall_secs: float = 0.0
-
-
 class Fleet:
   """Processes of a run and what its tapes tell; `look()` takes the news."""
 
   def __init__(self, run_dir: pathlib.Path):
     """Sees nothing yet; the run need not exist."""
     self.run_dir = run_dir
-    self.islands: dict[int, Progress] = {}
+    self.stepped_secs: dict[int, float] = {}  # wall time of its newest step
     self.tokens = 0
     self.merged_secs = 0.0  # wall time of the newest merge
     self.session_secs = 0.0  # wall time at which the newest controller began
@@ -50,10 +40,7 @@ class Fleet:
       elif line["event"] == events.MERGED:
         self.merged_secs = max(self.merged_secs, line["wall_secs"])
     for island, lines in record.metrics.items():
-      last = lines[-1]
-      self.islands[island] = Progress(
-        last["incarnation"], last["step"], last["wall_secs"]
-      )
+      self.stepped_secs[island] = lines[-1]["wall_secs"]
       self.tokens += sum(line["tokens"] for line in lines)
 
   def living(self) -> dict[str, int]:

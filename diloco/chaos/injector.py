@@ -281,11 +281,9 @@ class Trial:
     """
     for _ in self._until(_RECOVERY_SECS):
       self.fleet.look()
-      islands = [
-        self.fleet.islands.get(m, fleet_lib.Progress()).wall_secs
-        for m in range(self._num_islands)
-      ]
-      moments = [*islands, self.fleet.merged_secs]
+      stepped = self.fleet.stepped_secs
+      moments = [stepped.get(m, 0.0) for m in range(self._num_islands)]
+      moments.append(self.fleet.merged_secs)
       if new_controller:
         moments.append(self.fleet.session_secs)
       # Who lives takes longest to see.

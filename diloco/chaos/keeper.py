@@ -53,7 +53,10 @@ class Keeper:
   def tend(self) -> State:
     """Starts the command again if it was killed; says how it is."""
     if self._process is None:
-      return self._revive()
+      if time.monotonic() < self._due:
+        return "down"
+      self.start()
+      return "running"
     code = self._process.poll()
     if code is None:
       return "running"
@@ -66,12 +69,6 @@ class Keeper:
     self.refused = code == process.EXIT_USER_ERROR
     self.failure = f"the command ended with code {code}: {self._last_line()}"
     return "failed"
-
-  def _revive(self) -> State:
-    if time.monotonic() < self._due:
-      return "down"
-    self.start()
-    return "running"
 
   def _last_line(self) -> str:
     lines = self._log.read_text(errors="replace").splitlines()

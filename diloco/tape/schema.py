@@ -67,13 +67,11 @@ def _is_answer(value: Any) -> bool:
   )
 
 
-def _is_change(value: Any) -> bool:
-  """What a setting was, and what it is."""
-  return isinstance(value, list) and len(value) == 2
-
-
 def _is_changes(value: Any) -> bool:
-  return isinstance(value, dict) and all(map(_is_change, value.values()))
+  """What settings were, and what they are."""
+  return isinstance(value, dict) and all(
+    isinstance(pair, list) and len(pair) == 2 for pair in value.values()
+  )
 
 
 def _are_scalars(value: Any) -> bool:
@@ -230,6 +228,7 @@ _ITEMS: Mapping[str, tuple[str, Kinds, Kinds, Kinds]] = {
   events.MERGED: ("contributions", _CONTRIBUTION, _MERGED_PART, {}),
   events.RESYNCED: ("fragments", {"fragment": _is_fragment}, {}, _GIVEN_UP),
 }
+_WALL: Kinds = {"wall_secs": _is_secs}
 _METRIC: Kinds = {"step": _is_count, "incarnation": _is_life}
 _METRIC_OPTIONAL: Kinds = {
   "loss": _is_number,
@@ -264,7 +263,7 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
     return f"only an island writes {event!r}"
   kinds: Kinds = _OF_ISLANDS.get(event) or _OF_OTHERS.get(event) or {}
   if why := (
-    _fault_of_wall(line)
+    _wrong(line, _WALL)
     or _lacks(line, kinds)
     or _strange(line, _ANYWHERE)
     or _strange(line, _OPTIONAL.get(event, {}))
@@ -288,7 +287,7 @@ def fault_of_metric(line: dict[str, Any]) -> str:
   """Says what is wrong with a line of metrics; empty if nothing."""
   line.setdefault("incarnation", 1)
   return (
-    _fault_of_wall(line)
+    _wrong(line, _WALL)
     or _lacks(line, _METRIC)
     or _strange(line, _METRIC_OPTIONAL)
     or _strange(line, _SCALARS)
@@ -308,12 +307,6 @@ def _fault_of_item(
 def _is_island_role(role: str) -> bool:
   name, _, number = role.partition("-")
   return name == "island" and number.isdecimal() and len(number) < 5
-
-
-def _fault_of_wall(line: Mapping[str, Any]) -> str:
-  if _is_secs(line.get("wall_secs", 0.0)):
-    return ""
-  return f"its 'wall_secs' is {_shown(line['wall_secs'])}"
 
 
 def _lacks(line: Mapping[str, Any], kinds: Kinds) -> str:

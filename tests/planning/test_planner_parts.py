@@ -86,7 +86,7 @@ def test_memory_counts_state_once_over_all_chips():
 def test_model_is_filled_in_by_rules():
   made = model.make(10e9)
   assert (made.layers, made.tokens) == (52, 200e9)
-  assert made.batch_tokens % made.sequence == 0
+  assert made.batch_tokens % model.SEQUENCE == 0
   assert 12 * made.layers * made.width**2 == pytest.approx(10e9)
 
 

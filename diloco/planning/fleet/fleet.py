@@ -51,9 +51,6 @@ class Fleet:
   extras: tuple[Extra, ...] = ()
 
   def __post_init__(self) -> None:
-    require(self.chips >= 1, "chips", self.chips, "a fleet has at least one")
-    require(self.islands >= 1, "islands", self.islands, "there is at least one")
-    require(self.slices >= 0, "slices", self.slices, "a count; 0 derives it")
     require(
       self.chips >= self.num_slices,
       "chips",
@@ -65,12 +62,6 @@ class Fleet:
       "islands",
       self.islands,
       f"an island needs a slice, and there are {self.num_slices}",
-    )
-    require(
-      self.rack_slices >= 1,
-      "rack_slices",
-      self.rack_slices,
-      "a group has at least one slice",
     )
     require(len(self.speeds) > 0, "speeds", "()", "name at least one speed")
     for speed in self.speeds:

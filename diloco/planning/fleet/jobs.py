@@ -95,19 +95,16 @@ class _Rigid(accounts.Account):
 
 
 _COMES, _GOES = -1, -2
+_Event = tuple[float, int, int, float, int]
 
 
-def _events_of(
-  events: failures.Failures,
-) -> list[tuple[float, int, int, float, int]]:
+def _events_of(events: failures.Failures) -> list[_Event]:
   columns = (column.tolist() for column in events)
   return list(zip(*columns, strict=True))
 
 
-def _resizes(
-  extras: Sequence[Block],
-) -> list[tuple[float, int, int, float, int]]:
-  found: list[tuple[float, int, int, float, int]] = []
+def _resizes(extras: Sequence[Block]) -> list[_Event]:
+  found: list[_Event] = []
   for block in extras:
     found.append((block.start_secs, block.first, block.last, 0.0, _COMES))
     found.append((block.end_secs, block.first, block.last, 0.0, _GOES))
@@ -166,7 +163,7 @@ class _Elastic(accounts.Account):
       self._stop(accounts.UPSCALE, 0.0)
       self._timer = self._now + self._times.upscale_secs
 
-  def _happens(self, event: tuple[float, int, int, float, int]) -> None:
+  def _happens(self, event: _Event) -> None:
     _, first, last, repair_secs, cause = event
     if cause == _COMES:
       self._come(first, last)

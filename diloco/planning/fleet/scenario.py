@@ -85,10 +85,6 @@ class Scenario:
     require(
       0 <= self.min_share <= 1, "min_share", self.min_share, "a share, 0 to 1"
     )
-    require(self.windows >= 0, "windows", self.windows, "a count; 0 for none")
-    require(
-      self.window_steps >= 1, "window_steps", self.window_steps, "at least one"
-    )
     self.config  # noqa: B018 - refuses what the production configuration does
 
   @property

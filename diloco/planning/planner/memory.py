@@ -53,7 +53,7 @@ def of_island(
   share = model.params / island.chips
   fragments = choice.num_fragments
   flying = math.ceil(choice.overlap_steps * fragments / choice.every) + 1
-  tokens = model.sequence
+  tokens = model_lib.SEQUENCE
   layer = model.params / model.layers
   return Memory(
     parameters=(4 + 2) * share,

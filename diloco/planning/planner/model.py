@@ -12,7 +12,7 @@ Where the user does not say, rules of thumb do:
 import dataclasses
 import math
 
-_SEQUENCE = 2048  # tokens; a batch is whole sequences
+SEQUENCE = 2048  # tokens; a batch is whole ones, a chip works on one
 FLOPS_PER_PARAM = 6  # and token, forward and backward
 
 
@@ -30,11 +30,6 @@ class Model:
   def width(self) -> float:
     """Of the residual stream."""
     return math.sqrt(self.params / (12 * self.layers))
-
-  @property
-  def sequence(self) -> int:
-    """Tokens a chip holds activations of at a time."""
-    return _SEQUENCE
 
   def tokens_per_sec(self, flops: float) -> float:
     """Of chips with so many operations a second at their peak."""
@@ -54,7 +49,7 @@ def make(
   if batch_tokens is None:
     operations = FLOPS_PER_PARAM * params * tokens
     batch_tokens = min(tokens, 0.292 * operations**0.3271)
-    batch_tokens = max(1, round(batch_tokens / _SEQUENCE)) * _SEQUENCE
+    batch_tokens = max(1, round(batch_tokens / SEQUENCE)) * SEQUENCE
   if layers is None:
     layers = max(1, round(24 * (params / 1e9) ** (1 / 3)))
   return Model(params, layers, tokens, batch_tokens, mfu)
