@@ -43,6 +43,8 @@ REPEATED = "repeated"
 QUARANTINED = "quarantined"
 ROLLED_BACK = "rolled_back"
 
+_Item = history_lib.Contribution | history_lib.Loss
+
 
 class Canvas:
   """The steps of one island and fragment, painted with their fates."""
@@ -118,7 +120,7 @@ class Canvas:
       return []
     settled = [
       _span(item)
-      for item in _settled(self._facts)
+      for item in (*_settled(self._facts), *self._facts.submitted)
       if item.incarnation <= life.incarnation
     ]
     return painting.difference(repeated, settled)
@@ -166,13 +168,11 @@ def _final(
   ]
 
 
-def _span(item: history_lib.Contribution | history_lib.Loss) -> painting.Span:
+def _span(item: _Item) -> painting.Span:
   return item.first_step, max(item.first_step, item.step)
 
 
-def _life_span(
-  item: history_lib.Contribution | history_lib.Loss,
-) -> painting.LifeSpan:
+def _life_span(item: _Item) -> painting.LifeSpan:
   return painting.LifeSpan(item.incarnation, *_span(item))
 
 
@@ -187,12 +187,9 @@ def _repeated(
   ]
 
 
-def _settled(
-  facts: history_lib.FragmentHistory,
-) -> Iterable[history_lib.Contribution | history_lib.Loss]:
-  """Yields all that was published, or may have been, or was given up."""
+def _settled(facts: history_lib.FragmentHistory) -> Iterable[_Item]:
+  """Yields all that is told of, but for what is on its way."""
   yield from facts.published.values()
-  yield from facts.submitted
   yield from (merge.contribution for merge in facts.merged)
   yield from facts.rolled_back
   yield from (item for _, item in facts.discarded)
@@ -262,15 +259,10 @@ def _submitted(
   lives: list[history_lib.Life], facts: history_lib.FragmentHistory
 ) -> list[tuple[str, list[painting.LifeSpan]]]:
   """Returns what each life handed to its publisher."""
-  items: list[history_lib.Contribution | history_lib.Loss] = [
-    *facts.submitted,
-    *facts.published.values(),
-  ]
-  spans: dict[int, list[painting.LifeSpan]] = {
-    life.incarnation: [] for life in lives
-  }
+  spans = collections.defaultdict[int, list[painting.LifeSpan]](list)
+  items: list[_Item] = [*facts.submitted, *facts.published.values()]
   for item in items:
-    spans.setdefault(item.incarnation, []).append(_life_span(item))
+    spans[item.incarnation].append(_life_span(item))
   return [
     (_unpublished_fate(life, lives), spans[life.incarnation]) for life in lives
   ]
@@ -319,16 +311,7 @@ def _told(
     life.incarnation: facts.unsent.get(life.incarnation, life.start)
     for life in lives
   }
-  items: list[history_lib.Contribution | history_lib.Loss] = [
-    *facts.published.values(),
-    *(merge.contribution for merge in facts.merged),
-    *facts.rolled_back,
-    *(item for _, item in facts.discarded),
-    *facts.overwritten,
-    *facts.quarantined,
-    *facts.dropped,
-  ]
-  for item in items:
+  for item in _settled(facts):
     if item.step > told.get(item.incarnation, item.step):
       told[item.incarnation] = item.step
   return told
