@@ -66,10 +66,7 @@ class Command(NamedTuple):
       if len(parsed.overrides) < len(rest):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
       for name, value in vars(parsed).items():
-        if isinstance(value, list):
-          setattr(parsed, name, [_followed(one) for one in value])
-        else:
-          setattr(parsed, name, _followed(value))
+        setattr(parsed, name, _followed(value))
     code: int = named(self.run)(list(argv) if raw else parsed)
     return code
 
@@ -114,6 +111,8 @@ def anywhere(text: str) -> pathlib.Path | _Url:
 
 def _followed(value: Any) -> Any:
   """What was given; in place of a run's URL a directory with its files."""
+  if isinstance(value, list):
+    return [_followed(one) for one in value]
   if not isinstance(value, _Url):
     return value
   from diloco import logbook  # and TensorStore with it

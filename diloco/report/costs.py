@@ -1,7 +1,7 @@
 """What a run has asked of its store, by role, and what a bucket would cost."""
 
 import collections
-import urllib.parse
+import re
 from typing import Any
 
 from diloco.report import view as view_lib
@@ -21,13 +21,14 @@ def by_role(view: view_lib.RunView) -> dict[str, dict[str, Any]]:
   for life, counts in sorted(view.requests.items()):
     role = life.rpartition(".")[0]
     sums[role] = [a + b for a, b in zip(sums[role], counts, strict=True)]
+  bucket = re.match("(s3|gs):", str(view.config.get("store")), re.IGNORECASE)
   found = {}
   for role, (*counts, secs) in sums.items():
     cost = sum(n * p / 1e3 for n, p in zip(counts, LIST_PRICES, strict=True))
     found[role] = {
       **dict(zip(("reads", "writes", "lists"), map(int, counts), strict=True)),
       "per_sec": sum(counts) / secs if secs else None,
-      "usd_per_hour": 3600 * cost / secs if secs and _is_bucket(view) else None,
+      "usd_per_hour": 3600 * cost / secs if secs and bucket else None,
     }
   return found
 
@@ -46,9 +47,3 @@ def usd_per_hour(view: view_lib.RunView) -> float | None:
   """Cost of all roles' requests at list prices; None if it is no bucket."""
   costs = [facts["usd_per_hour"] for facts in by_role(view).values()]
   return sum(cost or 0.0 for cost in costs) if any(costs) else None
-
-
-def _is_bucket(view: view_lib.RunView) -> bool:
-  url = view.config.get("store")
-  scheme = urllib.parse.urlsplit(url).scheme if isinstance(url, str) else ""
-  return scheme in ("s3", "gs")

@@ -224,7 +224,8 @@ class IslandView:
   @property
   def loss(self) -> float | None:
     """Mean training loss of the last steps, nats per token."""
-    return finite_mean(np.array([step.loss for step in self._recent]))
+    losses = [s.loss for s in self._recent if math.isfinite(s.loss)]
+    return float(np.mean(losses)) if losses else None
 
   def tokens_per_sec(self, now: float) -> float:
     """Speed over the last steps; 0 if there was none lately."""
@@ -293,9 +294,3 @@ class IslandView:
 def _number(line: reader.Line, name: str) -> float:
   value = line.get(name)
   return math.nan if value is None else value
-
-
-def finite_mean(values: np.ndarray) -> float | None:
-  """Returns the mean of the finite values, None if there are none."""
-  finite = values[np.isfinite(values)]
-  return float(finite.mean()) if len(finite) else None

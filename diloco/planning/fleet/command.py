@@ -27,28 +27,30 @@ def main(argv: Sequence[str]) -> int:
       grace=_given(argv, "grace", args.grace),
       every=_given(argv, "every", args.every),
     )
-    arguments.answer(args, facts, reality.text(facts))
-    return 0
-  if args.sweep is not None:
+    told = reality.text(facts)
+  elif args.sweep is not None:
     facts = _sweep(args, list(argv))
-    arguments.answer(args, facts, sweeps.text(facts))
-    return 0
-  if args.draw is not None:
+    told = sweeps.text(facts)
+  elif args.draw is not None:
     scenario = flags.scenario(args)
     scenario_lib.check_length(scenario)
     drawn = simulator.trace(scenario, args.seed)
     traces.write(args.draw, drawn)
     facts = {"trace": args.draw, "seed": args.seed, "failures": len(drawn)}
-    arguments.answer(args, facts, _drawn(facts))
-    return 0
-  facts = simulate(argv)
-  if args.timeline is not None:
-    # Imported here, for matplotlib takes its time.
-    from diloco.planning.fleet import timeline
+    told = (
+      f"{len(drawn)} failures of seed {args.seed} in {args.draw},"
+      " for --trace or config.virtual.trace"
+    )
+  else:
+    facts = simulate(argv)
+    told = text(facts)
+    if args.timeline is not None:
+      # Imported here, for matplotlib takes its time.
+      from diloco.planning.fleet import timeline
 
-    timeline.draw(flags.scenario(args), args.seed, args.timeline)
-    facts["timeline"] = args.timeline
-  arguments.answer(args, facts, text(facts))
+      timeline.draw(flags.scenario(args), args.seed, args.timeline)
+      facts["timeline"] = args.timeline
+  arguments.answer(args, facts, told)
   return 0
 
 
@@ -109,13 +111,6 @@ def text(facts: Mapping[str, Any]) -> str:
       f" {100 * found['covered']:.2g} % of the time"
     )
   return "\n".join(lines)
-
-
-def _drawn(facts: Mapping[str, Any]) -> str:
-  return (
-    f"{facts['failures']} failures of seed {facts['seed']} in {facts['trace']},"
-    " for --trace or config.virtual.trace"
-  )
 
 
 def _spread(value: Mapping[str, float], scale: float) -> str:
