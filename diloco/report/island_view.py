@@ -51,7 +51,6 @@ class Life:
   died: float | None = None
   restart: float | None = None
   stopped: float | None = None
-  cause: str = ""
   paced_step_secs: float = 0.0
   steps: int = 0  # logged
   share: float = 1.0  # of its slices that were there
@@ -131,8 +130,7 @@ class IslandView:
     """Takes a death, a coming restart or an orderly stop."""
     wall = line["wall_secs"]
     if line["event"] == events.ISLAND_DIED:
-      life = self.life(line["island_incarnation"])
-      life.died, life.cause = wall, str(line.get("cause", ""))
+      self.life(line["island_incarnation"]).died = wall
     elif line["event"] == events.STOPPED:
       self.life(line["incarnation"]).stopped = wall
     elif self.lives:

@@ -22,7 +22,7 @@ from diloco.report import view as view_lib
 from diloco.tape import reader, recorder
 
 FILE_NAME = "totals.json"
-_FORMAT = "diloco-totals-3"
+_FORMAT = "diloco-totals-4"
 _EVERY_BYTES = 8 << 20  # of the record, from one time they are kept to the next
 _TAIL_BYTES = 256
 

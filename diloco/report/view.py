@@ -29,7 +29,6 @@ class Eval(NamedTuple):
 
   wall_secs: float
   island: int | None  # None: the evaluator did it
-  step: int
   loss: float  # nats per token
   tokens: int  # held out: how large the sample is
 
@@ -301,7 +300,6 @@ class RunView:
     found = Eval(
       line["wall_secs"],
       history.island_of(line) if history.is_island(line) else None,
-      line["step"],
       math.nan if loss is None else loss,
       line.get("tokens") or 0,
     )

@@ -314,7 +314,7 @@ def test_tokens_at_counts_all_islands():
 def test_losses_on_samples_of_different_sizes_are_lines_apart():
   view = view_lib.RunView({"task": {"name": "language_model"}})
   for at, tokens, loss in [(1, 512, 3.9), (2, 512, 3.0), (3, 8192, 4.36)]:
-    view.global_evals.append(view_lib.Eval(at, 0, at, loss, tokens))
+    view.global_evals.append(view_lib.Eval(at, 0, loss, tokens))
   chart = charts.Charts(view).loss_by_time()
   lines = {line["name"]: len(line["x"]) for line in chart["lines"]}
   assert lines == {
@@ -354,7 +354,7 @@ def test_what_the_evaluator_does_is_shown_and_is_no_syncer_s_doing():
   lines.add("evaluator", 1, 3.0, events.EVALUATED, **told, skipped=1)
   view = lines.view()
   assert view.syncer_leads == []
-  assert view.global_evals == [view_lib.Eval(3.0, None, 2, 1.5, 8)]
+  assert view.global_evals == [view_lib.Eval(3.0, None, 1.5, 8)]
   ledger.compute(reader.Record(lines.events, lines.metrics, []))
   drawn = charts.Charts(view).timeline([])
   assert drawn["rows"][1:] == ["syncer, evaluator"]

@@ -56,10 +56,9 @@ class _Rigid(accounts.Account):
     unit = self._times.checkpoint_every_secs or self._times.step_secs
     ready_at = floor = -math.inf
     restore = self._times.restore_secs
-    moments = sorted(
-      [*_events_of(events), *_resizes(self._shape.extras)], key=lambda e: e[0]
-    )
-    for secs, first, last, repair_secs, cause in moments:
+    for secs, first, last, repair_secs, cause in _moments(
+      events, self._shape.extras
+    ):
       if not self._start <= secs < self._end:
         continue
       if self._paused_at is not None and ready_at <= secs:
@@ -98,17 +97,16 @@ _COMES, _GOES = -1, -2
 _Event = tuple[float, int, int, float, int]
 
 
-def _events_of(events: failures.Failures) -> list[_Event]:
+def _moments(
+  events: failures.Failures, extras: Sequence[Block]
+) -> list[_Event]:
+  """Failures, and extra slices that come and go, in the order of time."""
   columns = (column.tolist() for column in events)
-  return list(zip(*columns, strict=True))
-
-
-def _resizes(extras: Sequence[Block]) -> list[_Event]:
-  found: list[_Event] = []
+  found: list[_Event] = list(zip(*columns, strict=True))
   for block in extras:
     found.append((block.start_secs, block.first, block.last, 0.0, _COMES))
     found.append((block.end_secs, block.first, block.last, 0.0, _GOES))
-  return found
+  return sorted(found, key=lambda event: event[0])
 
 
 class _Elastic(accounts.Account):
@@ -127,13 +125,8 @@ class _Elastic(accounts.Account):
     self._least = max(1, math.ceil(shape.min_share * shape.slices))
 
   def run(self, events: failures.Failures) -> accounts.History:
-    moments = _events_of(events)
-    if self._shape.extras:
-      moments = sorted(
-        [*moments, *_resizes(self._shape.extras)], key=lambda e: e[0]
-      )
     last = (math.inf, 0, 0, 0.0, 0)
-    iterator = iter(moments)
+    iterator = iter(_moments(events, self._shape.extras))
     event = next(iterator, last)
     while event[0] < self._now:
       event = next(iterator, last)

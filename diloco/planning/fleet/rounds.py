@@ -209,12 +209,9 @@ class World:
   def _hand(self, event: syncer_core.Event) -> None:
     self._news += 1
     for action in self.syncer.handle(event, self._now):
-      match action:
-        case syncer_core.Close():
-          done = self._served(self._now + self._links.merge_secs)
-          self._at(done, self._committed, action)
-        case syncer_core.Discard(_, reason, _) if self._counts:
-          self._tally.discarded[reason.partition(":")[0]] += 1
+      if isinstance(action, syncer_core.Close):
+        done = self._served(self._now + self._links.merge_secs)
+        self._at(done, self._committed, action)
     deadline = self.syncer.next_deadline()
     if deadline is not None and deadline < self._tick_at:
       self._tick_at = deadline

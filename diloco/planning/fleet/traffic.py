@@ -100,7 +100,6 @@ class Tally:
     alive: sum over rounds of islands that were training.
     contributors: islands in them, by how often.
     staleness: of contributions merged, by how often.
-    discarded: contributions, by reason.
     merged_steps: fragment-steps that entered a version.
     overwritten_steps: fragment-steps given up by adopting.
   """
@@ -116,7 +115,6 @@ class Tally:
   overwritten_steps: int = 0
   contributors: Counter[int] = dataclasses.field(default_factory=Counter)
   staleness: Counter[int] = dataclasses.field(default_factory=Counter)
-  discarded: Counter[str] = dataclasses.field(default_factory=Counter)
 
 
 def mean(counts: Counter[int]) -> float:

@@ -2,83 +2,63 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 from diloco.planning.planner import efficiency, exchange, resources
 from diloco.planning.planner import plan as plan_lib
 
 
-class Limit(NamedTuple):
-  """Something that takes time away."""
-
-  share: float  # of the time to quality
-  text: str  # what, with its figures
-
-
-class Betterment(NamedTuple):
-  """One more of something, with the same M."""
-
-  resource: str  # what there is more of
-  days: float | None  # to quality, then; None: it would not fit
-  every: int | None  # H, then
-  saved_share: float  # of the time to quality, and negative where it costs some
-
-
 def limits(
   request: plan_lib.Request, outcome: plan_lib.Prospect
-) -> tuple[Limit, ...]:
-  """What takes time away, most first."""
+) -> list[dict[str, Any]]:
+  """What takes a share of the time to quality away, most first."""
   model, choice = request.model, outcome.exchange
   count = len(outcome.islands)
-  found = [
-    Limit(
-      1 - outcome.goodput.mean,
-      f"failures: goodput is {outcome.goodput.mean:.1%}",
-    ),
-  ]
+  lost = 1 - outcome.goodput.mean
+  found = [(lost, f"failures: goodput is {outcome.goodput.mean:.1%}")]
   short = efficiency.expected(model.params, count, exchange.PERIODS[0]).mean
   if count > 1:
-    found.append(
-      Limit(
-        1 - short,
-        f"sample efficiency: {count} islands need about"
-        f" {1 / short - 1:.0%} more tokens",
-      )
-    )
+    text = f"sample efficiency: {count} islands need about"
+    found.append((1 - short, f"{text} {1 / short - 1:.0%} more tokens"))
   if short > outcome.efficiency.mean:
     more = short / outcome.efficiency.mean - 1
-    found.append(
-      Limit(
-        1 - outcome.efficiency.mean / short,
-        f"links: they force H up to {choice.every}, for about {more:.0%} more"
-        f" tokens (busiest link at {choice.load:.0%})",
-      )
-    )
+    text = f"links: they force H up to {choice.every}, for about {more:.0%}"
+    text += f" more tokens (busiest link at {choice.load:.0%})"
+    found.append((1 - outcome.efficiency.mean / short, text))
   idle = request.fleet.chips - outcome.chips
   if idle:
     used = sum(island.flops for island in outcome.islands)
     share = 1 - used / request.fleet.flops
-    found.append(Limit(share, f"unused: {idle} chips are in no island"))
-  return tuple(sorted(found, reverse=True))
+    found.append((share, f"unused: {idle} chips are in no island"))
+  found.sort(reverse=True)
+  return [{"share": share, "text": text} for share, text in found]
 
 
 def one_more(
   request: plan_lib.Request, outcome: plan_lib.Prospect
-) -> tuple[Betterment, ...]:
-  """What each resource would buy, most first."""
+) -> list[dict[str, Any]]:
+  """What one more of each resource would buy with the same M, most first.
+
+  `days` is the time to quality then, None where it would not fit;
+  `saved_share` is of that time, and negative where it costs some.
+  """
   count = len(outcome.islands)
   before = outcome.secs_to_quality.mean
-  found = []
+  found: list[dict[str, Any]] = []
   for resource, changed, islands in _variants(request, count):
     after = plan_lib.evaluate(changed, islands)
-    if isinstance(after, plan_lib.Misfit):
-      found.append(Betterment(resource, None, None, 0.0))
-      continue
-    secs = after.secs_to_quality.mean
-    saved = 1 - secs / before
-    every = after.exchange.every
-    found.append(Betterment(resource, secs / 86_400, every, saved))
-  return tuple(sorted(found, key=lambda better: -better.saved_share))
+    row: dict[str, Any] = {
+      "resource": resource,
+      "days": None,
+      "every": None,
+      "saved_share": 0.0,
+    }
+    if isinstance(after, plan_lib.Prospect):
+      secs = after.secs_to_quality.mean
+      row |= {"days": secs / 86_400, "every": after.exchange.every}
+      row["saved_share"] = 1 - secs / before
+    found.append(row)
+  return sorted(found, key=lambda row: -row["saved_share"])
 
 
 def _variants(

@@ -61,10 +61,8 @@ def gather(
     },
     "sites": _sites(request, best),
     "islands": _islands(request, best),
-    "limits": [limit._asdict() for limit in betterments.limits(request, best)],
-    "one_more": [
-      better._asdict() for better in betterments.one_more(request, best)
-    ],
+    "limits": betterments.limits(request, best),
+    "one_more": betterments.one_more(request, best),
     "over_islands": [_weighed(w) for w in weighed],
     "config": _config(request, best),
     "assumptions": list(ASSUMPTIONS),
