@@ -1,8 +1,9 @@
 """Faults of the simulated world, each with a coordinate of its own.
 
 A fault strikes either a role's n-th store operation, counted over all its
-incarnations, or an interval of virtual time. It is consumed once. So one can
-be taken out of a schedule without moving the others.
+incarnations, or the first from then on that changes a key of one kind, or an
+interval of virtual time. It is consumed once. So one can be taken out of a
+schedule without moving the others.
 """
 
 from __future__ import annotations
@@ -99,18 +100,21 @@ class Fault(NamedTuple):
     role: whom it strikes, "fragment-<p>" where it is no role; "" for all.
     at: number of the operation, or seconds of virtual time.
     secs: how long, where that means something; of outliers, the factor.
+    near: prefix of the keys of which it strikes a change; "" for any operation.
   """
 
   kind: str
   role: str
   at: float
   secs: float = 0.0
+  near: str = ""
 
   def __str__(self) -> str:
     where = f"{self.role or 'all'} " if self.role or self.at else ""
     at = f"t={self.at:.3f}"
     if self.kind in AT_OPERATION:
       at = f"operation {self.at:.0f}"
+      at += f" or later, a change of {self.near}" if self.near else ""
     elif self.kind == KILL_ENDING:
       at = f"{self.at:.3f} s after the end began"
     lasting = f" for {self.secs:.3f} s" if self.secs else ""
@@ -214,6 +218,59 @@ def draw_outliers(
     # be suspended long before one gives in.
     at = round(uniform() * horizon_secs, 3)
     found.append(Fault(OUTLIERS, "", at, round(30.0 + 70.0 * uniform(), 3)))
+  return tuple(found)
+
+
+# Keys that are changed seldom, and who does it.
+NEAR_CUTS = "cuts/"
+_SELDOM = (
+  (NEAR_CUTS, ("island", "syncer", "standby", "controller", "restorer")),
+  ("heads/", ("syncer", "standby", "restorer")),
+  ("leases/", ("syncer", "standby", "restorer")),
+  ("verdicts/", ("syncer", "standby")),
+  ("epoch", ("restorer",)),
+  ("contributions/", ("syncer", "standby", "island")),
+)
+_NEAR_KINDS = (
+  KILL_BEFORE,
+  KILL_AFTER,
+  KILL_LATE,
+  FAIL_BEFORE,
+  FAIL_AFTER,
+  SLOW,
+  DUPLICATE,
+  STOP,
+)
+
+
+def draw_near(
+  rng: random.Random, roles: Sequence[str], has_cuts: bool
+) -> tuple[Fault, ...]:
+  """Draws faults at changes that are seldom, in a third of all schedules.
+
+  Drawn by number, an operation is mostly one of the many reads.
+
+  Args:
+    rng: source of randomness.
+    roles: all of the run.
+    has_cuts: whether it is cut; then half of them are there.
+  """
+  uniform = rng.random
+  if uniform() >= 0.33:
+    return ()
+  found = []
+  for _ in range(1 + int(3 * uniform())):
+    near, who = _SELDOM[int(uniform() * len(_SELDOM))]
+    if has_cuts and uniform() < 0.5:
+      near, who = _SELDOM[0]
+    able = [role for role in roles if role.startswith(who)]
+    if able:
+      kind = _NEAR_KINDS[int(uniform() * len(_NEAR_KINDS))]
+      lasting = kind in (KILL_LATE, SLOW, DUPLICATE, STOP)
+      secs = round(0.02 * 400 ** uniform(), 3) if lasting else 0.0
+      role = able[int(uniform() * len(able))]
+      at = float(1 + int(100 * uniform() ** 2))
+      found.append(Fault(kind, role, at, secs, near))
   return tuple(found)
 
 

@@ -30,6 +30,7 @@ _FAILURES = (*operations.FAILURES, protocol.RefusedError)
 _Point = operations.Point
 _Read = operations.Read
 _Nap = operations.Nap
+_CHANGES = (operations.Write, operations.CompareAndSet, operations.Delete)
 _NOTHING = faulty_store.NOTHING
 _push = heapq.heappush
 _FINE_SECS = 0.03  # longest half of a round trip in fine schedules
@@ -273,14 +274,14 @@ class Kernel:
     """Lets faults and latency at an operation; whether they took it over."""
     life = thread.life
     role = life.role
-    if role.operations >= role.strike_at:
-      fault = role.strikes[-1]
-      if self._applies(fault, operation):
-        role.strikes.pop()
-        role.arm()
-        self._count(fault.kind, operation)
-        self.log(role.name, f"fault: {fault.kind} at {describe(operation)}")
-        return self._strike(thread, operation, fault)
+    if role.operations >= role.strike_at and (
+      fault := self._due(role, operation)
+    ):
+      role.strikes.remove(fault)
+      role.arm()
+      self._count(fault, operation)
+      self.log(role.name, f"fault: {fault.kind} at {describe(operation)}")
+      return self._strike(thread, operation, fault)
     if type(operation) is operations.Point:
       return False
     if self.troubled and (failure := self._trouble(role, operation)):
@@ -296,7 +297,20 @@ class Kernel:
       return True
     return False
 
+  def _due(self, role: Role, operation: Any) -> faults_lib.Fault | None:
+    """The next fault that strikes this operation; others wait for theirs."""
+    for fault in reversed(role.strikes):
+      if fault.at > role.operations:
+        break
+      if self._applies(fault, operation):
+        return fault
+    return None
+
   def _applies(self, fault: faults_lib.Fault, operation: Any) -> bool:
+    if fault.near:
+      return isinstance(operation, _CHANGES) and operation.key.startswith(
+        fault.near
+      )
     if fault.kind in faults_lib.BEYOND_CONTRACT:
       return self._store.may_damage(operation)
     if fault.kind == faults_lib.UNLISTED:
@@ -307,12 +321,10 @@ class Kernel:
       return fault.kind in faults_lib.AT_POINT
     return True
 
-  def _count(self, kind: str, operation: Any) -> None:
-    where = (
-      operation.name
-      if type(operation) is operations.Point
-      else type(operation).__name__
-    )
+  def _count(self, fault: faults_lib.Fault, operation: Any) -> None:
+    kind, where = fault.kind, fault.near or type(operation).__name__
+    if type(operation) is operations.Point:
+      where = operation.name
     for key in (kind, f"{kind}@{where}"):
       self.struck[key] = self.struck.get(key, 0) + 1
 

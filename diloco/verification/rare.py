@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from diloco.snapshots import cuts, keys
-from diloco.verification import values
+from diloco.verification import faults, values
 
 # A campaign of so many schedules has reached each of them, or has failed.
 ENOUGH = 3000
@@ -282,6 +282,7 @@ COUNTED = {
   "served_by_peers": "an island took a peer's optimizer",
   "cuts": "a cut was completed",
   "cuts_abandoned": "a cut was given up",
+  "struck_at_parts": "something failed, or died, as it wrote to a cut",
   "taken_up": "a controller took up roles that lived",
   "refused_starts": "the machine refused to start a role",
   "killed_for_silence": "a controller killed a role that said nothing",
@@ -297,6 +298,14 @@ COUNTED = {
   "spoiled_cuts": "a cut was passed over that points to what is spoiled",
   "reinjected": "a contribution on its way at a cut waited again",
 }
+
+
+_PART = f"@{faults.NEAR_CUTS}"
+
+
+def struck_at_parts(struck: Mapping[str, int]) -> int:
+  """How often a part of a cut, or its end, was not simply written."""
+  return sum(number for kind, number in struck.items() if kind.endswith(_PART))
 
 
 def unreached(seen: Mapping[str, int]) -> list[str]:

@@ -259,4 +259,6 @@ def draw(
   if may_return and free and rng.random() < 0.08:
     base = base.replace(ends=True)
     drawn += faults_lib.draw_ending(rng, base.roles)
+  rng = random.Random(seed + (1 << 46))
+  drawn += faults_lib.draw_near(rng, base.roles, base.cuts > 0)
   return dataclasses.replace(base, merge=method, faults=drawn)

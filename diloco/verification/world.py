@@ -23,6 +23,7 @@ from diloco.verification import (
   invariants,
   island_recovery,
   island_role,
+  rare,
   rollback,
   schedules,
   session_end,
@@ -84,7 +85,7 @@ def run(schedule: schedules.Schedule, trace: list[str] | None = None) -> Played:
     kernel.now,
     kernel.events,
     kernel.struck,
-    dict(checker.seen),
+    {**checker.seen, "struck_at_parts": rare.struck_at_parts(kernel.struck)},
   )
   world.forget()
   return outcome
