@@ -41,6 +41,7 @@ class CutKeeper:
   def __init__(self) -> None:
     self._epoch = 0
     self._open: _Open | None = None
+    self._left: list[_Open] = []  # when the next cut came; may be complete
     self._pins: dict[int, frozenset[str]] = {}  # by cut, prefixes of payloads
     self._held: set[str] = set()  # contributions to delete once unpinned
     self._ended: set[int] = set()  # cuts that were seen to have ended
@@ -74,6 +75,7 @@ class CutKeeper:
     Raises:
       OSError: the store failed; the next look tries again.
     """
+    yield from self._settle()
     newest = max((yield from cuts.numbers()), default=0)
     if not newest or newest in self._ended:
       # The core may have met a stamp of a cut that is over.
@@ -116,6 +118,8 @@ class CutKeeper:
       token=max(head.token for head in heads),
       heads=[head.to_fields() for head in heads],
     )
+    if self._open is not None and self._open.part.cut != number:
+      self._left.append(self._open)
     # Held in memory first: from now on nothing of it may be deleted.
     self._open = _Open(part, list(heads))
     yield from self._write_heads(self._open)
@@ -144,6 +148,17 @@ class CutKeeper:
       self._pins[mine.part.cut] = yield from self._pins_of(mine.part.cut)
       mine.closed = True
 
+  def _settle(self) -> operations.Procedure[None]:
+    """Learns what cuts point to that ended before they were looked at again.
+
+    The answer to the write of a cut's channel may be lost. Then it is complete
+    as soon as the controller sees that, and the next one may be asked for.
+    """
+    while self._left:
+      number = self._left[0].part.cut
+      self._pins[number] = yield from self._pins_of(number)
+      del self._left[0]
+
   def _end(self, look: cuts.Look) -> operations.Procedure[_News]:
     self._pins.pop(look.cut, None)
     if look.is_complete:
@@ -163,8 +178,8 @@ class CutKeeper:
     """
     prefix = keys.payload_prefix(name)
     # Until the channel is known, all that the heads of the cut lack.
-    pinned = self._is_in_a_cut(prefix) or (
-      self._open is not None and self._open.lacks(name)
+    pinned = self._is_in_a_cut(prefix) or any(
+      one.lacks(name) for one in self._unsettled()
     )
     if pinned:
       self._held.add(name)
@@ -172,10 +187,12 @@ class CutKeeper:
 
   def is_pinned_payload(self, prefix: str) -> bool:
     """Whether a global payload must stay."""
-    return self._is_in_a_cut(prefix) or (
-      self._open is not None
-      and any(head.payload == prefix for head in self._open.heads)
+    return self._is_in_a_cut(prefix) or any(
+      head.payload == prefix for one in self._unsettled() for head in one.heads
     )
+
+  def _unsettled(self) -> list[_Open]:
+    return [*self._left, *([self._open] if self._open else [])]
 
   def _is_in_a_cut(self, prefix: str) -> bool:
     return any(prefix in pins for pins in self._pins.values())

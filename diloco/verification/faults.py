@@ -223,11 +223,12 @@ def draw_outliers(
 
 # Keys that are changed seldom, and who does it.
 NEAR_CUTS = "cuts/"
+_SYNCERS = ("syncer", "standby")
 _SELDOM = (
   (NEAR_CUTS, ("island", "syncer", "standby", "controller", "restorer")),
   ("heads/", ("syncer", "standby", "restorer")),
   ("leases/", ("syncer", "standby", "restorer")),
-  ("verdicts/", ("syncer", "standby")),
+  ("verdicts/", _SYNCERS),
   ("epoch", ("restorer",)),
   ("contributions/", ("syncer", "standby", "island")),
 )
@@ -246,23 +247,24 @@ _NEAR_KINDS = (
 def draw_near(
   rng: random.Random, roles: Sequence[str], has_cuts: bool
 ) -> tuple[Fault, ...]:
-  """Draws faults at changes that are seldom, in a third of all schedules.
+  """Draws faults at changes that are seldom, in a third of schedules.
 
   Drawn by number, an operation is mostly one of the many reads.
 
   Args:
     rng: source of randomness.
     roles: all of the run.
-    has_cuts: whether it is cut; then half of them are there.
+    has_cuts: whether it is cut; then most schedules have them, most at cuts.
   """
   uniform = rng.random
-  if uniform() >= 0.33:
+  if uniform() >= (0.7 if has_cuts else 0.25):
     return ()
   found = []
   for _ in range(1 + int(3 * uniform())):
     near, who = _SELDOM[int(uniform() * len(_SELDOM))]
-    if has_cuts and uniform() < 0.5:
+    if has_cuts and uniform() < 0.7:
       near, who = _SELDOM[0]
+      who = _SYNCERS if uniform() < 0.4 else who
     able = [role for role in roles if role.startswith(who)]
     if able:
       kind = _NEAR_KINDS[int(uniform() * len(_NEAR_KINDS))]

@@ -164,6 +164,39 @@ def test_merged_contribution_of_the_channel_keeps_its_payload(tmp_path):
   assert not seat.keeper.is_pinned_payload(run.head(0).payload)
 
 
+def test_cut_that_ended_unseen_keeps_what_it_points_to(tmp_path, monkeypatch):
+  run, seat, sent, asked = cut_under_way(tmp_path)
+  begun = run.head(0).payload
+  unseen = run.publish(1, 0, 0, 0, 8)
+  save_all(run, 1, published=8)
+  write = run.store.compare_and_set
+
+  def unheard(key, record, generation):
+    write(key, record, generation)
+    raise OSError("no answer")
+
+  with monkeypatch.context() as broken:
+    broken.setattr(run.store, "compare_and_set", unheard)
+    with pytest.raises(OSError, match="no answer"):
+      seat.look()
+  run.perform(cuts.complete(asked))
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  run.commit(0, 1, {0: 8, 1: 8}, value=1.0, cut=2)
+  seat.delete(sent)
+  seat.delete(unseen)
+  seat.look()
+  for payload in (sent.payload, unseen.payload):
+    assert run.store.keys(payload)
+  assert seat.keeper.is_pinned_payload(begun)
+  assert not seat.keeper.is_pinned_payload(run.head(0).payload)
+  assert run.perform(restore.verified(1))
+  run.perform(cuts.abandon(2, "for a test"))
+  assert run.perform(cuts.request(ISLANDS, 2)).cut == 3
+  seat.look()
+  assert run.perform(restore.verified(1))
+
+
 def test_what_a_cut_that_is_given_up_held_back_is_deleted(tmp_path):
   run, seat, sent, _ = cut_under_way(tmp_path)
   seat.delete(sent)

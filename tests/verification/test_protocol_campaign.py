@@ -62,6 +62,7 @@ def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
     "kill_before@order",
     "kill_after@CompareAndSet",
     "kill_late@Write",
+    f"fail_after@{faults.NEAR_CUTS}",
   ):
     assert tally.struck[kind] > 0, f"{kind}; {again}"
 
@@ -101,6 +102,15 @@ FOUND = {
     '[["kill_after","syncer",25.0,0.0],["kill_before","island-0",52.0,0.0],'
     '["kill_before","island-0",32.0,0.0],["torn","island-0",57.0,0.0]]}',
     "recoveries",
+  ),
+  # The answer to the write of a cut's channel was lost, the cut was completed
+  # and the next asked for before its syncer looked again.
+  "cut that ended unseen": (
+    '{"seed":6002364,"rounds":14,"islands":1,"sync_every":2,"merge":"mean",'
+    '"standby":false,"cuts":2.209,"set_back":1,"faults":'
+    '[["fail_after","syncer",1.0,0.0,"cuts/"],'
+    '["fail_after","syncer",1.0,0.0,"cuts/"]]}',
+    "set_back",
   ),
   # The checker asked for rows up to 0 of an island that was still stopped.
   "island that ends at step 0": (
