@@ -70,9 +70,6 @@ class Record:
   problems: list[BrokenLinesError]
   sound: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-  def __bool__(self) -> bool:
-    return bool(self.events or self.metrics or self.problems)
-
 
 @dataclasses.dataclass(frozen=True)
 class Whole(Record):
