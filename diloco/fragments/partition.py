@@ -130,7 +130,7 @@ def partition(
   as `layer_3` or `blocks/3`; what is in none makes one more, which comes first.
 
   Args:
-    tensors: all parameter leaves of the model, in any order.
+    tensors: all parameter leaves of the model, in any order; the plan is equal.
     num_fragments: P, at least 1 and at most the number of tensors or layers.
     split: whether leaves larger than a third of a P-th of the model are cut
       into parts no larger than that, as far as one of their axes allows; the
@@ -140,9 +140,6 @@ def partition(
     by: "balanced"; "tensor", each in turn to the next fragment; "layer",
       fragments are runs of layers; "strided", each layer in turn to the next.
     apart: whether the last fragment is all embeddings and nothing else.
-
-  Returns:
-    The plan; equal for any order of `tensors`.
 
   Raises:
     UserError: P is out of range, two tensors have one name, or there are no

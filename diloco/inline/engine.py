@@ -29,7 +29,7 @@ from diloco import config as config_lib
 from diloco import process, workers
 from diloco.controller.engines import base
 from diloco.inline import threads as threads_lib
-from diloco.islands import devices, life, trainer
+from diloco.islands import devices, programs, trainer
 from diloco.islands import island as island_lib
 from diloco.snapshots import store
 from diloco.syncer import main as syncer_main
@@ -159,7 +159,7 @@ class Engine(base.Engine):
       self._store,
     )
     like = self._like(spec.slice.shape, place)
-    life.live(spec, config, self._task, place, threads, like)
+    programs.live(spec, config, self._task, place, threads, like)
 
   def _like(
     self, topology: tuple[int, ...], place: list[jax.Device]

@@ -13,7 +13,7 @@ import jax
 
 from diloco import workers
 from diloco.fragments import partition
-from diloco.islands import fetching, notices, protocol, shards, watching
+from diloco.islands import fetching, protocol, shards, watching
 from diloco.snapshots import operations, records, store
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class News(NamedTuple):
 
   board: records.Board | None
   fetched: list[Placed]
-  notices: notices.Notices
+  notices: watching.Notices
 
 
 class Adopter:
@@ -49,7 +49,7 @@ class Adopter:
     shardings: shards.Shardings,
     versions: Sequence[int],
     poll_secs: Callable[[], float],
-    board: notices.NoticeBoard,
+    board: watching.NoticeBoard,
     notices_every_secs: float,
     round_trip_secs: float = 0.0,
     threads: workers.Threads = workers.Threads(),
@@ -78,7 +78,7 @@ class Adopter:
     )
     self._ready: dict[int, Placed] = {}
     self._board: records.Board | None = None
-    self._notices = notices.Notices()
+    self._notices = watching.Notices()
     self._reading_since = 0.0
     self._loop = threads.loop(
       "adopter",
@@ -93,7 +93,7 @@ class Adopter:
     with self._loop.changed:
       board, self._board = self._board, None
       found = self._notices
-      self._notices = notices.Notices(cut=found.cut)
+      self._notices = watching.Notices(cut=found.cut)
       ready = list(self._ready.values())
       self._ready.clear()
     return News(board, ready, found)

@@ -14,7 +14,7 @@ import numpy as np
 
 from diloco import errors
 from diloco.fragments import partition
-from diloco.islands import fetching, learner, shards
+from diloco.islands import learner, shards
 from diloco.snapshots import digest, keys, records, store
 
 Initial = Callable[[int], Mapping[str, jax.Array]]  # by fragment
@@ -96,9 +96,8 @@ def keep_given(
     for spec in tensors:
       box, values = [slice(0, n) for n in spec.shape], given[spec.leaf]
       if spec.part is not None:
-        start, stop = spec.part.start, spec.shape[spec.part.axis]
-        rows = slice(start, start + stop)
-        values = values[(slice(None),) * spec.part.axis + (rows,)]
+        _, axis, start = spec.part
+        values = values.take(range(start, start + spec.shape[axis]), axis)
       held[spec.name] = shards.HostTensor(spec.shape, ((tuple(box), values),))
     payload = f"{keys.initial_key(fragment)}.values"
     head = write_initial(snapshots, plan, fragment, held, payload)
@@ -122,7 +121,7 @@ def initial_of(
   """
   if not given:
     return like.swap.anchors.__getitem__
-  fetcher = fetching.Fetcher(snapshots, like.plan, like.swap.shardings)
+  fetcher = like.fetcher(snapshots)
 
   def read(fragment: int) -> Mapping[str, jax.Array]:
     key = keys.initial_key(fragment)

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from diloco import timing, workers
-from diloco.islands import fetching, heartbeat, inner_step, protocol
+from diloco.islands import heartbeat, inner_step, protocol
 from diloco.islands import learner as learner_lib
-from diloco.snapshots import operations
+from diloco.snapshots import operations, store
 from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Evaluator:
     self,
     task: task_lib.Task,
     learner: learner_lib.Learner,
-    fetcher: fetching.Fetcher,
+    snapshots: store.SnapshotStore,
     progress: heartbeat.Progress,
     times: timing.Timing,
     sleep: Callable[[float], None] = time.sleep,
@@ -79,7 +79,7 @@ class Evaluator:
     self._num_fragments = learner.plan.num_fragments
     self._placement = learner.placement
     self._swap = learner.swap
-    self._fetcher = fetcher
+    self._fetcher = learner.fetcher(snapshots)
     self._progress = progress
     self._compile_secs = times.start_secs
     self._retry_secs = times.retry_secs

@@ -21,7 +21,6 @@ from diloco.islands import (
   encoding,
   hands,
   heartbeat,
-  notices,
   peer_protocol,
   peers,
   protocol,
@@ -29,6 +28,7 @@ from diloco.islands import (
   recovery,
   saver,
   saving,
+  watching,
 )
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint, records, store
@@ -114,7 +114,7 @@ class Exchange(hands.Hands):
       self._swap.shardings,
       [origin.base for origin in basis.plan.origins],
       poll_secs,
-      notices.NoticeBoard(
+      watching.NoticeBoard(
         who.island,
         who.incarnation,
         peer_protocol.turn_secs(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from diloco.islands import core as core_lib
-from diloco.islands import notices, peer_protocol
+from diloco.islands import peer_protocol, watching
 from diloco.snapshots import operations, records
 
 
@@ -42,7 +42,7 @@ class Hands(abc.ABC):
     self,
     step: int,
     board: records.Board | None,
-    heard: notices.Notices,
+    heard: watching.Notices,
     now: float = 0.0,
   ) -> None:
     """Does what there is to do after this step; waits for nothing."""

@@ -24,7 +24,6 @@ from diloco.islands import (
   bootstrap,
   evaluation,
   exchange,
-  fetching,
   hands,
   heartbeat,
   inner_step,
@@ -199,7 +198,7 @@ class Island:
     self._evaluator = evaluation.Evaluator(
       self._task,
       learner,
-      fetching.Fetcher(self._store, learner.plan, learner.swap.shardings),
+      self._store,
       self.progress,
       self.times,
       clock=self._clock,
@@ -213,7 +212,7 @@ class Island:
       tokens_per_step=tokens_per_step,
       kind=spec.slice.kind,
       topology=spec.slice.topology,
-      devices=learner.placement.num_devices,
+      devices=learner.placement.mesh.size,
       relative_speed=spec.slice.relative_speed,
       paced_step_secs=self._pace.step_secs,
       share=[spec.island, self._config.fleet.islands],
@@ -453,7 +452,7 @@ class Island:
 
   def poison(self, fragment: int) -> dict[str, Any]:
     """Makes a fragment's values not finite: a fault to be healed from."""
-    self.learner.poison(fragment)
+    self.learner.swap.poison(self.learner.params, fragment)
     self._tape.record(events.POISONED, fragment=fragment, step=self.step)
     return {"step": self.step}
 

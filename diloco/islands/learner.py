@@ -16,9 +16,10 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco.fragments import partition
-from diloco.islands import eager, feedback, inner_step, packing
+from diloco.islands import eager, feedback, fetching, inner_step, packing
 from diloco.islands import placement as placement_lib
 from diloco.islands import swap as swap_lib
+from diloco.snapshots import store
 from diloco.tasks import task as task_lib
 
 
@@ -73,7 +74,7 @@ class Learner(abc.ABC):
       self.tree = inner_step.ParamTree(task, config.seed)
       self.plan = self.tree.plan(config.sync)
       params = self.tree.init(self.placement)
-      step = jax.device_put(_step_array(0), self.placement.replicated())
+      step = jax.device_put(jnp.int32(0), self.placement.replicated())
       opt_state = self._initial_optimizer(params)
       self.state = inner_step.TrainState(params, opt_state, step)
     else:
@@ -157,7 +158,7 @@ class Learner(abc.ABC):
   ) -> inner_step.TrainState:
     """A state of these values, where steps expect them."""
     shardings = jax.tree.map(lambda x: x.sharding, self.state)
-    state = inner_step.TrainState(params, opt_state, _step_array(self.step))
+    state = inner_step.TrainState(params, opt_state, jnp.int32(self.step))
     return jax.device_put(state, shardings)
 
   def optimizer_is_finite(self) -> bool:
@@ -198,6 +199,10 @@ class Learner(abc.ABC):
     """Starts copies of the inner optimizer's state in host memory."""
     return swap_lib.copy_to_host_memory(self.opt_state)
 
+  def fetcher(self, snapshots: store.SnapshotStore) -> fetching.Fetcher:
+    """What reads global versions for this one from a store."""
+    return fetching.Fetcher(snapshots, self.plan, self.swap.shardings)
+
   def adopt(
     self, action: Any, anchor: swap_lib.Params, news: feedback.News
   ) -> None:
@@ -209,14 +214,6 @@ class Learner(abc.ABC):
       self.swap.start_over(params, fragment, anchor, step)
     else:
       self.swap.adopt(params, fragment, anchor, action.kept_from)
-
-  def poison(self, fragment: int) -> None:
-    """Makes a fragment's values not finite: a fault for tests of the rest."""
-    self.swap.poison(self.params, fragment)
-
-
-def _step_array(step: int) -> jax.Array:
-  return jnp.asarray(step, jnp.int32)
 
 
 def _finite(value: jax.Array) -> bool:

@@ -35,7 +35,7 @@ def _run(args: argparse.Namespace) -> int:
   import jax
 
   from diloco import relay
-  from diloco.islands import compilation, life
+  from diloco.islands import compilation, programs
   from diloco.islands import island as island_lib
   from diloco.tasks import registry
 
@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> int:
   )
   role = f"island-{args.island}"
   with relay.relayed(args.run_dir, role, args.incarnation) as recorded:
-    life.live(
+    programs.live(
       island_lib.Spec(
         run_dir=args.run_dir,
         store_url=process.store_url(args.run_dir),

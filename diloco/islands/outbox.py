@@ -127,16 +127,7 @@ class Outbox:
     self._busy = None
 
   def failed(self, error: Exception) -> float:
-    """What is on its way could not be published.
-
-    What nobody expects may pass, but not with every publication of a fragment.
-
-    Returns:
-      Seconds to wait before another attempt.
-
-    Raises:
-      Exception: `error`, if it was not expected and keeps coming back.
-    """
+    """What is on its way could not be published; see `workers.Retry.failed`."""
     assert self._busy is not None
     fragment = self._busy.action.fragment
     if fragment not in self._retries:

@@ -143,11 +143,6 @@ class Placement:
     grid = np.array(devices[:count], dtype=object)
     self.mesh = Mesh(grid.reshape(*self._sizes.values()), self._rules.axes)
 
-  @property
-  def num_devices(self) -> int:
-    """Devices of the mesh."""
-    return self.mesh.size
-
   def param(self, name: str, shape: Sequence[int]) -> NamedSharding:
     """Sharding of a parameter, as `Rules.spec` has it."""
     spec = self._rules.spec(self._sizes, name, shape)

@@ -1,23 +1,28 @@
-"""What an island does: the programs the controller dispatches.
+"""An island's life: it joins, says that it is ready, does programs, leaves.
 
-Programs run in the order they come, but what is to be evaluated is read from
-the store in the background, and others go on. An island that hears nothing more
-repeats its last train window, so a controller's death or silence stops no
-training; after `controller.orphan_secs` without one it drains, saves its state
-and ends, so that no orphan survives.
+Programs are what the controller dispatches. They run in the order they come,
+but what is to be evaluated is read from the store in the background, and others
+go on. An island that hears nothing more repeats its last train window, so a
+controller's death or silence stops no training; after `controller.orphan_secs`
+without one it drains, saves its state and ends, so that no orphan survives.
 """
 
 import logging
 import queue
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
-from diloco import errors
-from diloco.islands import evaluation
+from diloco import errors, workers
+from diloco.islands import evaluation, link
 from diloco.islands import island as island_lib
-from diloco.snapshots import operations
+from diloco.islands import trainer as trainer_lib
+from diloco.snapshots import operations, records
+from diloco.tasks import task as task_lib
 
 logger = logging.getLogger(__name__)
 
@@ -154,3 +159,61 @@ class ProgramRunner:
     self._island.drain(self._island.times.drain_secs)
     self._island.checkpoint(wait=True)
     return "no controller"
+
+
+def live(
+  spec: island_lib.Spec,
+  config: config_lib.RunConfig,
+  task: task_lib.Task,
+  devices: Sequence[jax.Device],
+  threads: workers.Threads = workers.Threads(),
+  like: trainer_lib.Trainer | None = None,
+  joined: Callable[[], None] = lambda: None,
+) -> None:
+  """Returns once the island, see `island.Island`, has left in order.
+
+  `joined` is called when all that start-up makes is there.
+
+  Raises:
+    UserError: the task does not fit the mesh or the run.
+  """
+  role = f"island-{spec.island}"
+  channel = channel_lib.Client(
+    spec.run_dir,
+    role,
+    {"island": spec.island, "incarnation": spec.incarnation, "ready": False},
+    lambda: threads.dead,
+  )
+  threads.at_death(channel.close)
+
+  def report(member: records.Member, standing: tuple[int, float]) -> None:
+    channel.set_hello(step=member.step)
+    progress, extra_secs = standing
+    channel.send(
+      {
+        "type": "status",
+        "step": member.step,
+        "step_secs": member.step_secs,
+        "progress": progress,
+        "extra_secs": extra_secs,
+      }
+    )
+
+  loop = link.load(config.loop) if config.loop else None
+  island = island_lib.Island(spec, config, task, devices, report, threads, like)
+  threads.at_death(island.abandon)
+
+  def living() -> operations.Script[None]:
+    yield from island.joining()
+    joined()
+    threads.check()
+    channel.set_hello(ready=True, step=island.step)
+    channel.send({"type": "ready", "step": island.step})
+    reason = yield from ProgramRunner(island, channel, config).running()
+    island.close(reason)
+
+  if loop is None:
+    island.perform(living())
+  else:
+    link.Link(island, living(), config, spec.island).run(loop)
+  channel.close()

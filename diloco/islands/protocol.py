@@ -355,27 +355,3 @@ def _own(marker: checkpoint.Checkpoint | None) -> comeback.Saved | None:
 def newest_cut() -> operations.Procedure[int]:
   """Gives the number of the newest cut that was asked for, 0 without any."""
   return max((yield from cuts.numbers()), default=0)
-
-
-class VerdictWatch:
-  """Tells one incarnation of an island what the syncer has against it, once."""
-
-  def __init__(self, island: int, incarnation: int):
-    """Has seen no verdict yet."""
-    self._read = operations.Read(keys.verdict_key(island), records.Verdict)
-    self._incarnation = incarnation
-    self._seen: Any = None  # generation of the last one
-
-  def look(self) -> operations.Procedure[int]:
-    """Gives the number of offences if a new verdict tells of any, else 0."""
-    try:
-      verdict, generation = yield self._read
-    except errors.CorruptSnapshotError:
-      return 0  # the next offence brings a new one
-    if verdict is None or generation == self._seen:
-      return 0
-    self._seen = generation
-    if verdict.incarnation != self._incarnation:
-      return 0
-    offences: int = verdict.offences
-    return offences

@@ -17,7 +17,6 @@ from diloco.islands import (
   bootstrap,
   checkpoints,
   feedback,
-  fetching,
   peer_protocol,
   peers,
   protocol,
@@ -129,13 +128,9 @@ class Recovery(protocol.Search):
 
   def execute(self, operation: operations.Operation) -> Any:
     """Does one operation of `recovering`."""
-    learner = self._learner
     if isinstance(operation, operations.ReadState):
-      return peers.read(self._store, operation.state, learner.opt_state)
-    fetcher = fetching.Fetcher(
-      self._store, learner.plan, learner.swap.shardings
-    )
-    return fetcher.execute(operation)
+      return peers.read(self._store, operation.state, self._learner.opt_state)
+    return self._learner.fetcher(self._store).execute(operation)
 
   def saved_states(self) -> Sequence[pathlib.Path]:
     """See `Search`."""

@@ -1,6 +1,8 @@
 """What an island watches in the store, so that one failure stays where it is.
 
 A procedure (see `diloco.snapshots.operations`), the same live and simulated.
+Notices are what others want an island to know: cuts, verdicts, calls of peers.
+They change rarely, and are looked at once a heartbeat.
 The syncer's board is only a hint, so the heads themselves are looked at now and
 then. What fails (a damaged head, a tensor that cannot be read, a notice) is
 tried again after a pause of its own, and holds up nothing else.
@@ -11,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from diloco import workers
-from diloco.islands import notices, protocol
+from diloco import errors, workers
+from diloco.islands import peer_protocol, protocol
 from diloco.snapshots import keys, operations, records
 
 _READ_BOARD = operations.Read(keys.BOARD, records.Board)
@@ -25,11 +27,61 @@ TakeIn = Callable[[protocol.Fetched, int], operations.Procedure[None]]
 What = str | int  # what is looked at; a fragment by its number
 
 
+# Performs one of several looks by name; gives None where it fails.
+Attempt = Callable[[str, operations.Procedure[Any]], operations.Procedure[Any]]
+
+
+class Notices(NamedTuple):
+  """What a look found."""
+
+  cut: int = 0  # the newest cut asked for
+  offences: int = 0  # of this incarnation, as newly told by the syncer
+  request: records.PeerRequest | None = None  # to be answered if able
+
+
+class NoticeBoard:
+  """Looks for notices to one incarnation of an island."""
+
+  def __init__(
+    self,
+    island: int,
+    incarnation: int,
+    wait_secs: float,
+    clock: Callable[[], float],
+  ):
+    """Has looked at nothing; `wait_secs` is as for `Listener`."""
+    self._clock = clock
+    self._listener = peer_protocol.Listener(island, wait_secs)
+    self._read = operations.Read(keys.verdict_key(island), records.Verdict)
+    self._incarnation = incarnation
+    self._seen: Any = None  # generation of the last verdict
+
+  def look(self, attempt: Attempt) -> operations.Procedure[Notices]:
+    """Reads what there is; what cannot be read reads as nothing."""
+    request = yield from attempt("calls", self._listener.listen(self._clock))
+    cut = yield from attempt("cuts", protocol.newest_cut())
+    # Last: a verdict counts as seen once it was read.
+    offences = yield from attempt("verdicts", self.offences())
+    return Notices(cut or 0, offences or 0, request)
+
+  def offences(self) -> operations.Procedure[int]:
+    """Gives the number of offences if a new verdict tells of any, else 0."""
+    try:
+      verdict, generation = yield self._read
+    except errors.CorruptSnapshotError:
+      return 0  # the next offence brings a new one
+    if verdict is None or generation == self._seen:
+      return 0
+    self._seen = generation
+    offences: int = verdict.offences
+    return offences if verdict.incarnation == self._incarnation else 0
+
+
 class Seen(NamedTuple):
   """What a look found; None where it did not look, or could not."""
 
   board: records.Board | None
-  notices: notices.Notices | None
+  notices: Notices | None
 
 
 class Watch:
@@ -38,7 +90,7 @@ class Watch:
   def __init__(
     self,
     versions: Sequence[int],
-    board: notices.NoticeBoard,
+    board: NoticeBoard,
     take_in: TakeIn,
     clock: Callable[[], float],
     *,

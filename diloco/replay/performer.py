@@ -140,7 +140,7 @@ class Performer:
         healthy = self._restore(source)
         trainer.mend_optimizer(healthy.opt_state if healthy else None)
       case script.Poison(_, fragment):
-        trainer.poison(fragment)
+        self._swap.poison(trainer.params, fragment)
       case script.Save() | script.Lend():
         self._save(operation.state)
 

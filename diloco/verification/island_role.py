@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco.islands import core as core_lib
-from diloco.islands import hands, notices, protocol, watching
+from diloco.islands import hands, protocol, watching
 from diloco.islands import outbox as outbox_lib
 from diloco.snapshots import operations, records
 from diloco.verification import (
@@ -121,7 +121,7 @@ class Island(hands.Hands):
     board, request, offences = self.board, self.request, self.offences
     self.board = self.request = None
     self.offences = 0
-    heard = notices.Notices(self.cut, offences, request)
+    heard = watching.Notices(self.cut, offences, request)
     self.act(step, board, heard, self.clock())
     every = self.world.save_every
     if step % every == self.index % every:
@@ -309,7 +309,7 @@ class Island(hands.Hands):
     life, world, clock = self.life, self.world, self.clock
     self.watch = watching.Watch(
       versions,
-      notices.NoticeBoard(self.index, life.incarnation, _TURN_SECS, clock),
+      watching.NoticeBoard(self.index, life.incarnation, _TURN_SECS, clock),
       self._take_in,
       clock,
       heads_every_secs=_HEADS_EVERY_SECS,
@@ -325,7 +325,7 @@ class Island(hands.Hands):
     if self.watch.got(head.fragment, head.version, newer_than):
       self.at_hand[head.fragment] = found
 
-  def _hear(self, heard: notices.Notices) -> None:
+  def _hear(self, heard: watching.Notices) -> None:
     """What others want this island to know."""
     self.cut = max(self.cut, heard.cut)
     self.offences = heard.offences or self.offences

@@ -12,7 +12,7 @@ from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
 from diloco.inline import engine, threads
-from diloco.islands import island, life
+from diloco.islands import island, programs
 from diloco.replay import command as replay
 from diloco.snapshots import operations
 from diloco.syncer import main as syncer_main
@@ -176,7 +176,7 @@ def test_killed_role_whose_threads_hang_takes_no_channel_from_the_next(
   process.write_config(config, tmp_path)
   spec = island.Spec(tmp_path, "memory://", 0, 1, config.fleet.slices[0])
   for name, live in {
-    "island-0": lambda of: life.live(spec, config, None, [], of),
+    "island-0": lambda of: programs.live(spec, config, None, [], of),
     "syncer": lambda of: syncer_main.live(tmp_path, "syncer", 1, of),
   }.items():
     mortal = threads.MortalThreads(name)

@@ -11,7 +11,7 @@ import pytest
 from cut_builder import PLAN, CutRun, filled, spoil
 
 from diloco import workers
-from diloco.islands import adopter, fetching, notices, shards, watching
+from diloco.islands import adopter, fetching, shards, watching
 from diloco.snapshots import keys, operations, records
 
 _PATIENCE_SECS = 20.0
@@ -34,7 +34,7 @@ def make(run):
         dict.fromkeys("ab", jnp.zeros(4).sharding),
         versions=versions,
         poll_secs=lambda: 0.005,
-        board=notices.NoticeBoard(0, 1, 1.0, time.monotonic),
+        board=watching.NoticeBoard(0, 1, 1.0, time.monotonic),
         notices_every_secs=0.01,
       )
     )
@@ -136,16 +136,16 @@ def test_nothing_that_was_noticed_is_lost_to_an_island_in_a_long_step(
   thread.close()
   call = records.PeerRequest(1, 1, [0, 0])
   for board, found in [
-    (records.Board([1, 0], {}), notices.Notices(cut=1, offences=2)),
-    (None, notices.Notices(cut=2, request=call)),
+    (records.Board([1, 0], {}), watching.Notices(cut=1, offences=2)),
+    (None, watching.Notices(cut=2, request=call)),
     (None, None),  # could not look
   ]:
     thread._show(watching.Seen(board, found))
   news = thread.take()
   assert news.board.versions == [1, 0]
-  assert news.notices == notices.Notices(cut=2, offences=2, request=call)
+  assert news.notices == watching.Notices(cut=2, offences=2, request=call)
   # A call and a verdict are told once, a cut is asked for as long as it is.
-  assert thread.take().notices == notices.Notices(cut=2)
+  assert thread.take().notices == watching.Notices(cut=2)
   assert thread.take().board is None
 
 
@@ -197,7 +197,7 @@ def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
     dict.fromkeys("ab", jnp.zeros(4).sharding),
     versions=[0, 0],
     poll_secs=lambda: 0.5,
-    board=notices.NoticeBoard(0, 1, 1.0, threads.clock),
+    board=watching.NoticeBoard(0, 1, 1.0, threads.clock),
     notices_every_secs=1e9,
     round_trip_secs=0.5,  # 4 s for four round trips and two fragments
     threads=threads,

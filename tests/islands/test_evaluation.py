@@ -55,16 +55,15 @@ def evaluator(run):
   trainer = types.SimpleNamespace(
     plan=PLAN,
     placement=mesh,
-    swap=types.SimpleNamespace(
-      assemble=lambda tensors: tensors,
-    ),
+    swap=types.SimpleNamespace(assemble=lambda tensors: tensors),
+    fetcher=lambda store: fetching.Fetcher(store, PLAN, shardings),
     tree=types.SimpleNamespace(eval_fn=jax.jit(Task().eval_loss)),
   )
   waited = []
   made = evaluation.Evaluator(
     Task(),
     trainer,
-    fetching.Fetcher(run.store, PLAN, shardings),
+    run.store,
     heartbeat.Progress(),
     timing.derive(config_lib.ControllerConfig(), 0.0),
     sleep=waited.append,

@@ -17,12 +17,12 @@ from diloco.islands import (
   core,
   exchange,
   heartbeat,
-  notices,
   peers,
   protocol,
   publisher,
   saver,
   saving,
+  watching,
 )
 from diloco.snapshots import checkpoint, operations, records
 
@@ -213,7 +213,7 @@ class Idle:
 
   # Adopter
 
-  news = adopter.News(None, [], notices.Notices())
+  news = adopter.News(None, [], watching.Notices())
   fetched_anew = 0
 
   def take(self):
@@ -268,7 +268,7 @@ class Island:
       self.hear(**news)
 
   def hear(self, *fetched, board=None, **notice):
-    notice = notices.Notices(**notice)
+    notice = watching.Notices(**notice)
     self.adopter.news = adopter.News(board, list(fetched), notice)
     self.exchange.between_steps()
 
@@ -391,7 +391,7 @@ def test_plain_save_has_the_last_cut_and_is_no_part(make):
 def poison(island):
   """Nothing of the island is finite any more, nor of what is at hand."""
   for fragment in FRAGMENT.values():
-    island.trainer.poison(fragment)
+    island.trainer.swap.poison(island.trainer.params, fragment)
   bad = jax.tree.map(lambda x: x * jnp.nan, island.trainer.state.opt_state)
   island.trainer.state = island.trainer.state._replace(opt_state=bad)
 

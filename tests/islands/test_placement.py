@@ -54,7 +54,7 @@ class Sharded:
 def test_task_says_how_it_is_divided(topology, parts):
   rules = placement.Rules.of(Sharded())
   made = placement.Placement(topology, jax.devices(), rules)
-  assert made.num_devices == np.prod(topology)
+  assert made.mesh.size == np.prod(topology)
   assert made.param("w", (8, 6)).shard_shape((8, 6)) == parts
   assert made.param("bias", (7,)).shard_shape((7,)) == (7,)
   fed = made.put_batch({"x": np.zeros((8, 3))})["x"]

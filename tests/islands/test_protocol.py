@@ -14,6 +14,7 @@ from diloco.islands import (
   peer_protocol,
   protocol,
   recovery,
+  watching,
 )
 from diloco.snapshots import checkpoint, cuts, keys, operations, records
 
@@ -194,16 +195,17 @@ def verdict(incarnation, offences):
 
 
 def test_verdict_is_told_once_and_only_to_the_life_it_is_about(run):
-  watch, key = protocol.VerdictWatch(ISLAND, 2), keys.verdict_key(ISLAND)
+  watch = watching.NoticeBoard(ISLAND, 2, 0.0, lambda: 0.0)
+  key = keys.verdict_key(ISLAND)
   looks = []
   for write in (None, verdict(1, 5), verdict(2, 1), None, verdict(2, 2)):
     if write is not None:
       run.store.write(key, write)
-    looks.append(run.perform(watch.look()))
+    looks.append(run.perform(watch.offences()))
   spoil(run, key)
-  looks.append(run.perform(watch.look()))
+  looks.append(run.perform(watch.offences()))
   run.store.write(key, verdict(2, 3))
-  looks.append(run.perform(watch.look()))
+  looks.append(run.perform(watch.offences()))
   assert looks == [0, 0, 1, 0, 2, 0, 3]
 
 

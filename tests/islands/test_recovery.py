@@ -20,12 +20,12 @@ from diloco.islands import (
   checkpoints,
   comeback,
   core,
-  notices,
   outbox,
   peer_protocol,
   protocol,
   recovery,
   swap,
+  watching,
 )
 from diloco.islands import island as island_lib
 from diloco.islands import trainer as trainer_lib
@@ -571,7 +571,7 @@ def test_version_at_hand_when_an_island_is_told_is_not_adopted_alone(
   anchor = exchange._swap.anchors[0]
   head = records.Head(0, 0, 0, "", [], {}, {})
   at_hand = adopter.Placed(head, anchor, 0, 0.0)
-  told = [adopter.News(None, [at_hand], notices.Notices(offences=1))]
+  told = [adopter.News(None, [at_hand], watching.Notices(offences=1))]
   monkeypatch.setattr(
     exchange._adopter, "take", lambda: told.pop() if told else take()
   )

@@ -221,7 +221,7 @@ def test_spare_that_is_not_finite_either_gives_zeros():
 
 def test_poisoned_fragment_alone_is_not_finite():
   made = make()
-  made.poison(FRAGMENT["b"])
+  made.swap.poison(made.params, FRAGMENT["b"])
   params = made.state.params
   assert np.isnan(np.asarray(params["b"])).all()
   assert np.isfinite(np.asarray(params["a"])).all()

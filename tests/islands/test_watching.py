@@ -4,7 +4,7 @@ import pytest
 from cut_builder import CutRun, spoil
 
 from diloco import errors
-from diloco.islands import notices, peer_protocol, watching
+from diloco.islands import peer_protocol, watching
 from diloco.snapshots import cuts, keys, operations, records
 
 NOTICES_SECS = 1.0
@@ -20,7 +20,7 @@ class Life:
     self.tried = []  # payloads
     self.unreadable = set()
     self.wanted_anew = False
-    board = notices.NoticeBoard(0, 1, wait_secs=0.0, clock=lambda: self.now)
+    board = watching.NoticeBoard(0, 1, wait_secs=0.0, clock=lambda: self.now)
     self.watch = watching.Watch(
       [0, 0],
       board,
@@ -97,7 +97,7 @@ def test_what_is_wrong_with_one_fragment_holds_up_nothing_else(life, go_wrong):
   seen = life.look()
   assert life.fetched == [(1, 1)]
   assert seen.board.versions == [1, 1]
-  assert seen.notices == notices.Notices(cut, 3, call)
+  assert seen.notices == watching.Notices(cut, 3, call)
 
 
 @pytest.mark.parametrize("prefix", ["cuts", keys.PEER_REQUESTS])
@@ -122,7 +122,7 @@ def test_notice_that_cannot_be_looked_for_hides_no_other(life, prefix):
   assert (found.request == call) == (prefix != keys.PEER_REQUESTS)
   run.store.names = names
   later = life.look(NOTICES_SECS).notices
-  assert later == notices.Notices(cut, 0, call)
+  assert later == watching.Notices(cut, 0, call)
 
 
 def test_damage_that_stays_is_read_again_ever_more_rarely(life):
