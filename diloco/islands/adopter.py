@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import jax
 
 from diloco import workers
-from diloco.fragments import partition
-from diloco.islands import fetching, protocol, shards, watching
-from diloco.snapshots import operations, records, store
+from diloco.islands import fetching, protocol, watching
+from diloco.snapshots import operations, records
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +43,7 @@ class Adopter:
 
   def __init__(
     self,
-    snapshots: store.SnapshotStore,
-    plan: partition.FragmentPlan,
-    shardings: shards.Shardings,
+    fetcher: fetching.Fetcher,
     versions: Sequence[int],
     poll_secs: Callable[[], float],
     board: watching.NoticeBoard,
@@ -62,7 +59,7 @@ class Adopter:
     syncer's board.
     """
     self._clock = threads.clock
-    self._fetcher = fetching.Fetcher(snapshots, plan, shardings)
+    self._fetcher = fetcher
     for head, anchor in held:
       self._fetcher.hold(head.fragment, head.digest, anchor)
     self._watch = watching.Watch(

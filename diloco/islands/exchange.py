@@ -5,22 +5,17 @@ copies, swaps references and hands work to the threads around it: publisher,
 adopter and saver. When to do what is in `diloco.islands.hands`.
 """
 
-import dataclasses
 import logging
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from diloco import config as config_lib
-from diloco import crash, errors, timing, workers
+from diloco import crash, errors, workers
 from diloco.fragments import schedule
 from diloco.islands import (
   adopter,
   checkpoints,
   core,
-  encoding,
   hands,
-  heartbeat,
   peer_protocol,
   peers,
   protocol,
@@ -30,26 +25,10 @@ from diloco.islands import (
   saving,
   watching,
 )
-from diloco.islands import learner as learner_lib
-from diloco.snapshots import checkpoint, records, store
-from diloco.tape import events, recorder
+from diloco.snapshots import checkpoint, records
+from diloco.tape import events
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-  """What one incarnation of an island works with."""
-
-  run_dir: pathlib.Path
-  identity: publisher.Identity
-  config: config_lib.RunConfig
-  snapshots: store.SnapshotStore
-  learner: learner_lib.Learner
-  tape: recorder.Recorder
-  progress: heartbeat.Progress
-  times: timing.Timing
-  threads: workers.Threads = dataclasses.field(default_factory=workers.Threads)
 
 
 class Exchange(hands.Hands):
@@ -57,7 +36,7 @@ class Exchange(hands.Hands):
 
   def __init__(
     self,
-    setting: Setting,
+    setting: publisher.Setting,
     basis: protocol.Basis,
     poll_secs: Callable[[], float],
   ):
@@ -88,30 +67,10 @@ class Exchange(hands.Hands):
     self._answerer: workers.Worker | None = None  # of a peer's call
     self._offences = 0  # what the last resync is for
     self.at_hand: dict[int, adopter.Placed] = {}
-    self._publisher = publisher.Publisher(
-      setting.snapshots,
-      setting.learner.plan,
-      who,
-      encoding.Encoder(
-        setting.learner.plan,
-        self._swap.codec,
-        self._swap.shardings,
-      ),
-      setting.tape,
-      threads,
-    )
-    self._saver = saver.Saver(
-      setting.run_dir,
-      setting.snapshots,
-      setting.learner.plan,
-      who,
-      setting.tape,
-      threads,
-    )
+    self._publisher = publisher.Publisher(setting)
+    self._saver = saver.Saver(setting)
     self._adopter = adopter.Adopter(
-      setting.snapshots,
-      setting.learner.plan,
-      self._swap.shardings,
+      setting.learner.fetcher(setting.snapshots),
       [origin.base for origin in basis.plan.origins],
       poll_secs,
       watching.NoticeBoard(

@@ -224,7 +224,7 @@ class Island:
     identity = publisher.Identity(
       spec.island, spec.incarnation, tokens_per_step, basis.standing.epoch
     )
-    setting = exchange.Setting(
+    setting = publisher.Setting(
       spec.run_dir,
       identity,
       self._config,

@@ -8,14 +8,16 @@ same fragment, which contains it, takes its place (`diloco.islands.outbox`).
 
 import dataclasses
 import logging
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
-from diloco import workers
-from diloco.fragments import partition
-from diloco.islands import core, encoding, outbox, protocol
+from diloco import config as config_lib
+from diloco import timing, workers
+from diloco.islands import core, encoding, heartbeat, outbox, protocol
+from diloco.islands import learner as learner_lib
 from diloco.snapshots import keys, operations, records, store
 from diloco.tape import events, recorder
 
@@ -32,27 +34,35 @@ class Identity:
   epoch: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What one incarnation of an island works with."""
+
+  run_dir: pathlib.Path
+  identity: Identity
+  config: config_lib.RunConfig
+  snapshots: store.SnapshotStore
+  learner: learner_lib.Learner
+  tape: recorder.Recorder
+  progress: heartbeat.Progress
+  times: timing.Timing
+  threads: workers.Threads
+
+
 class Publisher:
   """A thread that publishes what the main thread submits."""
 
-  def __init__(
-    self,
-    snapshots: store.SnapshotStore,
-    plan: partition.FragmentPlan,
-    identity: Identity,
-    encoder: encoding.Encoder,
-    tape: recorder.Recorder,
-    threads: workers.Threads = workers.Threads(),
-  ):
+  def __init__(self, setting: Setting):
     """Starts the thread."""
-    self.identity = identity
-    self._store = snapshots
-    self._plan = plan
-    self._encoder = encoder
-    self._tape = tape
-    self._clock = threads.clock
+    plan, swap = setting.learner.plan, setting.learner.swap
+    self._who = setting.identity
+    self._store = setting.snapshots
+    self._plan_hash = plan.hash
+    self._encoder = encoding.Encoder(plan, swap.codec, swap.shardings)
+    self._tape = setting.tape
+    self._clock = setting.threads.clock
     self._outbox = outbox.Outbox()
-    self._loop = threads.loop(
+    self._loop = setting.threads.loop(
       "publisher",
       self._outbox.send_all(
         self._publish, lambda given_up: self._record([given_up]), _log_failure
@@ -105,7 +115,7 @@ class Publisher:
     self, action: core.Publish, outer_grads: Mapping[str, jax.Array]
   ) -> operations.Procedure[None]:
     started = self._clock()
-    who = self.identity
+    who = self._who
     encoded: encoding.Encoded = yield operations.Compute(
       lambda: self._encoder.encode(action.fragment, outer_grads)
     )
@@ -120,7 +130,7 @@ class Publisher:
       step=action.step,
       c_tokens=(action.step - action.first_step) * who.tokens_per_step,
       codec=str(self._encoder.codec),
-      plan_hash=self._plan.hash,
+      plan_hash=self._plan_hash,
       payload="",
       chunks=encoded.chunks,
       num_bytes=encoded.num_bytes,

@@ -5,18 +5,15 @@ count is in `diloco.islands.saving`.
 """
 
 import logging
-import os
 import pathlib
 import shutil
 from collections.abc import Callable
 
 import orbax.checkpoint as ocp
 
-from diloco import workers
-from diloco.fragments import partition
 from diloco.islands import checkpoints, publisher, saving
-from diloco.snapshots import checkpoint, cuts, operations, states, store
-from diloco.tape import events, recorder
+from diloco.snapshots import checkpoint, cuts, operations, states
+from diloco.tape import events
 
 logger = logging.getLogger(__name__)
 
@@ -26,30 +23,23 @@ _KEPT = 2  # complete checkpoints, beside those of cuts
 class Saver(saving.Saves):
   """A thread that writes what the main thread copied."""
 
-  def __init__(
-    self,
-    run_dir: str | os.PathLike[str],
-    snapshots: store.SnapshotStore,
-    plan: partition.FragmentPlan,
-    identity: publisher.Identity,
-    tape: recorder.Recorder,
-    threads: workers.Threads = workers.Threads(),
-  ):
-    """Starts the thread; `identity` is whose states they are."""
+  def __init__(self, setting: publisher.Setting):
+    """Starts the thread."""
     super().__init__()
-    self._who = identity
-    self._run_dir = pathlib.Path(run_dir).absolute()
-    self._folder = checkpoint.directory(run_dir, self._who.island)
-    self._store = snapshots
-    self._copies = states.of_run(run_dir, snapshots)
-    self._plan = plan
-    self._tape = tape
+    threads = setting.threads
+    self._who = setting.identity
+    self._run_dir = setting.run_dir.absolute()
+    self._folder = checkpoint.directory(setting.run_dir, self._who.island)
+    self._copies = states.of_run(setting.run_dir, setting.snapshots)
+    self._plan = setting.learner.plan
+    self._tape = setting.tape
     self._clock = threads.clock
     self._writer = ocp.StandardCheckpointer()
     threads.at_death(self._writer.close)
     self._saved: set[int] = set()  # serials of complete checkpoints
     self._started = 0.0
-    self._loop = threads.loop("saver", self.save_all(), self._store.execute)
+    execute = setting.snapshots.execute
+    self._loop = threads.loop("saver", self.save_all(), execute)
     self._loop.start()
 
   def save(self, job: saving.Job) -> None:

@@ -5,16 +5,24 @@ lose `LEARNING_RATE` times the momentum of x in each step; x is 1, 2, 3, ... for
 island 0, and 100 more for each island after it.
 """
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from diloco import config as config_lib
+from diloco import workers
 from diloco.islands import trainer as trainer_lib
 
 LEARNING_RATE = 0.5
 FRAGMENT = {"b": 0, "a": 1}  # of `config`, by the leaf that is in it
+
+
+def setting(**parts):
+  """What a thread of an island works with, as far as it asks for it."""
+  return types.SimpleNamespace(threads=workers.Threads(), **parts)
 
 
 class Stream:

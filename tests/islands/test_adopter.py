@@ -22,6 +22,11 @@ def run(tmp_path):
   return CutRun(tmp_path)
 
 
+def fetcher(run):
+  shardings = dict.fromkeys("ab", jnp.zeros(4).sharding)
+  return fetching.Fetcher(run.store, PLAN, shardings)
+
+
 @pytest.fixture
 def make(run):
   made = []
@@ -29,9 +34,7 @@ def make(run):
   def start(versions):
     made.append(
       adopter.Adopter(
-        run.store,
-        PLAN,
-        dict.fromkeys("ab", jnp.zeros(4).sharding),
+        fetcher(run),
         versions=versions,
         poll_secs=lambda: 0.005,
         board=watching.NoticeBoard(0, 1, 1.0, time.monotonic),
@@ -192,9 +195,7 @@ class Still(workers.Threads):
 def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
   threads = Still()
   one = adopter.Adopter(
-    run.store,
-    PLAN,
-    dict.fromkeys("ab", jnp.zeros(4).sharding),
+    fetcher(run),
     versions=[0, 0],
     poll_secs=lambda: 0.5,
     board=watching.NoticeBoard(0, 1, 1.0, threads.clock),

@@ -122,7 +122,15 @@ class Writing:
     tape = types.SimpleNamespace(record=lambda *_, **__: None)
     disk = types.SimpleNamespace(url="memory://", execute=lambda operation: [])
     who = publisher.Identity(0, 1, 10)
-    self.saver = saver.Saver(tmp_path, disk, None, who, tape)
+    self.saver = saver.Saver(
+      quadratic.setting(
+        run_dir=tmp_path,
+        identity=who,
+        snapshots=disk,
+        learner=types.SimpleNamespace(plan=None),
+        tape=tape,
+      )
+    )
 
   def write(self, job):
     self.begun.set()

@@ -2,17 +2,20 @@
 
 import errno
 import threading
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quadratic
 
 from diloco.fragments import codec, partition
-from diloco.islands import core, encoding, publisher
+from diloco.islands import core, publisher
 from diloco.snapshots import arrays, store
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "mean")], 1)
-ENCODER = encoding.Encoder(PLAN, codec.of("f32"), {})
+SWAP = types.SimpleNamespace(codec=codec.of("f32"), shardings={})
+LEARNER = types.SimpleNamespace(plan=PLAN, swap=SWAP)
 
 
 class Tape:
@@ -44,7 +47,12 @@ def snapshots(tmp_path):
 @pytest.fixture
 def publish(snapshots, tape):
   thread = publisher.Publisher(
-    snapshots, PLAN, publisher.Identity(0, 1, 10, 0), ENCODER, tape
+    quadratic.setting(
+      identity=publisher.Identity(0, 1, 10),
+      snapshots=snapshots,
+      learner=LEARNER,
+      tape=tape,
+    )
   )
   values = jnp.ones(4)
 

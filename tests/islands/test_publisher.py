@@ -1,18 +1,21 @@
 import contextlib
 import threading
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import quadratic
 
 from diloco import workers
 from diloco.fragments import codec, partition
-from diloco.islands import core, encoding, outbox, publisher
+from diloco.islands import core, outbox, publisher
 from diloco.snapshots import arrays, keys, records, store
 from diloco.tape import events, reader, recorder
 
 PLAN = partition.partition([partition.Tensor("w", (4,), "rda")], 1)
-ENCODER = encoding.Encoder(PLAN, codec.of("f32"), {})
+SWAP = types.SimpleNamespace(codec=codec.of("f32"), shardings={})
+LEARNER = types.SimpleNamespace(plan=PLAN, swap=SWAP)
 
 
 class _Gate:
@@ -44,7 +47,12 @@ def world(tmp_path, monkeypatch):
   tape = recorder.Recorder(tmp_path, "island-0", 1)
   gate = _Gate(snapshots, monkeypatch)
   made = publisher.Publisher(
-    snapshots, PLAN, publisher.Identity(0, 1, 8), ENCODER, tape
+    quadratic.setting(
+      identity=publisher.Identity(0, 1, 8),
+      snapshots=snapshots,
+      learner=LEARNER,
+      tape=tape,
+    )
   )
   yield made, gate, snapshots
   made.close()
@@ -177,14 +185,14 @@ def test_error_nobody_expected_passes_or_is_heard_of(
   made, gate, snapshots = world
   gate.opened = True
   made._outbox._retry_secs = (0.0, 0.0)
-  encode, left = ENCODER.encode, [error] * times
+  encode, left = made._encoder.encode, [error] * times
 
   def failing(*args):
     if left:
       raise left.pop()
     return encode(*args)
 
-  monkeypatch.setattr(ENCODER, "encode", failing)
+  monkeypatch.setattr(made._encoder, "encode", failing)
   made.submit(*_publication(0, 4))
   if times < 4:
     assert made.flush(20)

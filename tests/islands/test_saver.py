@@ -47,7 +47,13 @@ class Disk:
     self.trainer = quadratic.make_trainer()
     monkeypatch.setattr(checkpoints, "write", self._write)
     self.saver = saver.Saver(
-      tmp_path, self.run.store, self.trainer.plan, IDENTITY, self
+      quadratic.setting(
+        run_dir=tmp_path,
+        identity=IDENTITY,
+        snapshots=self.run.store,
+        learner=self.trainer,
+        tape=self,
+      )
     )
     self.folder = checkpoint.directory(tmp_path, 0)
 
@@ -423,7 +429,15 @@ def test_state_comes_back_from_what_was_written_on_a_real_disk(tmp_path):
   quadratic.step(trainer)
   tape = types.SimpleNamespace(flush=lambda: None, record=lambda *_, **__: None)
   run = CutRun(tmp_path)
-  made = saver.Saver(tmp_path, run.store, trainer.plan, IDENTITY, tape)
+  made = saver.Saver(
+    quadratic.setting(
+      run_dir=tmp_path,
+      identity=IDENTITY,
+      snapshots=run.store,
+      learner=trainer,
+      tape=tape,
+    )
+  )
   positions = (core.Position(0, 0, 2), core.Position(0, 0, 0))
   made.save(saving.Job(1, trainer.snapshot(), positions, 0, TICKET))
   assert made.wait(1, 60)
