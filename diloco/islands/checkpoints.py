@@ -10,7 +10,7 @@ numbers but those its number determines, so there is no generator to save.
 
 import pathlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,8 @@ def content_of(
   arrays = {f"p{i:06d}": params[n] for i, n in enumerate(sorted(params))}
   for i, leaf in enumerate(jax.tree.leaves(snapshot.opt_state)):
     arrays[f"o{i:06d}"] = leaf
-  numbers = _numbers(tensor.name for f in plan.fragments for tensor in f)
+  names = sorted(tensor.name for f in plan.fragments for tensor in f)
+  numbers = {name: i for i, name in enumerate(names)}
   for tensors, position in zip(plan.fragments, positions, strict=True):
     if position.published < snapshot.step:
       for tensor in tensors:
@@ -81,11 +82,6 @@ def _residuals_of(
     else:
       loans[-1].left[step] = parts[key]
   return found
-
-
-def _numbers(tensors: Iterable[str]) -> dict[str, int]:
-  """What the references of tensors are named after."""
-  return {name: i for i, name in enumerate(sorted(tensors))}
 
 
 def write(
@@ -139,13 +135,13 @@ def restore(
   }
   for i, leaf in enumerate(jax.tree.leaves(like.opt_state)):
     wanted[f"o{i:06d}"] = leaf
+  ordered = sorted(tensors)
   references = {
-    f"r{i:06d}": name
-    for name, i in _numbers(tensors).items()
-    if f"r{i:06d}" in marker.leaves
+    short: name
+    for i, name in enumerate(ordered)
+    if (short := f"r{i:06d}") in marker.leaves
   }
   wanted |= {short: tensors[name] for short, name in references.items()}
-  ordered = sorted(tensors)
   wanted |= {
     short: tensors[ordered[int(short[1:7])]]
     for short in marker.leaves

@@ -197,7 +197,7 @@ class IslandCore:
     wait_after: int = 0,
     passes_by: int = -1,
   ):
-    """Starts after `step`, which earlier incarnations have done.
+    """Starts after `step`, of earlier incarnations, which took part in `cut`.
 
     Args:
       when: the H / P / offset schedule.
@@ -206,7 +206,7 @@ class IslandCore:
       follow: whether to join rounds that would close without this island.
       step: see above.
       origins: [P].
-      cut: the last cut this island has taken part in.
+      cut: see above.
       wait_secs: how long an answer to what a step has published is waited for
         before the next step, at most: one that is lost stops nobody.
       wait_after: steps that may be done before that.

@@ -52,9 +52,9 @@ class Hands(abc.ABC):
         at_hand.clear()
         self.begin_anew(heard.offences)
     ready = [self._ready(found) for found in at_hand.values()]
-    actions = core.handle(
-      core_lib.Stepped(step, ready, _board_event(board), heard.cut, now)
-    )
+    rounds = {int(p): m for p, m in board.open_rounds.items()} if board else {}
+    told = core_lib.Board(board.versions, rounds) if board else None
+    actions = core.handle(core_lib.Stepped(step, ready, told, heard.cut, now))
     resynced = False
     action: Any
     for action in actions:
@@ -169,10 +169,3 @@ class Hands(abc.ABC):
   @abc.abstractmethod
   def answer(self, request: records.PeerRequest, bases: Sequence[int]) -> None:
     """Sends the optimizer's state, of versions `bases` ([P]), to a peer."""
-
-
-def _board_event(board: records.Board | None) -> core_lib.Board | None:
-  if board is None:
-    return None
-  rounds = {int(p): islands for p, islands in board.open_rounds.items()}
-  return core_lib.Board(board.versions, rounds)

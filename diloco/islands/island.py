@@ -352,17 +352,14 @@ class Island:
     if not exchange.core.holds(clock()):
       return
     self._log.pause()
-    yield from exchange.wait(clock, self._look, interrupted, _POLL_SECS[0])
+    yield from exchange.wait(clock, self.look, interrupted, _POLL_SECS[0])
     if exchange.core.unanswered and not interrupted():
       logger.warning("no_answer step=%d", self.step)
 
-  def _look(self) -> None:
+  def look(self) -> None:
+    """Adopts what is new and takes part in cuts, while it does no steps."""
     self._exchange.between_steps()
     self.progress.moved()
-
-  def idle(self) -> None:
-    """Adopts what is new and takes part in cuts while it does no steps."""
-    self._exchange.between_steps()
 
   def drain(self, timeout_secs: float) -> dict[str, Any]:
     """Publishes all progress, at a standstill; `flushed` if it was in time."""
@@ -377,7 +374,7 @@ class Island:
     with self.progress.may_take(timeout_secs):
       flushed = yield from exchange.publishing_all(
         self._clock,
-        self._look,
+        self.look,
         lambda: exchange.flush(0.0),
         hands.Patience(patience_secs, longest, timeout_secs),
         _POLL_SECS[0],
@@ -396,7 +393,7 @@ class Island:
     exchange, clock, poll_secs = self._exchange, self._clock, _POLL_SECS[0]
     deadline = clock() + timeout_secs
     while exchange.core.in_flight and clock() < deadline:
-      self._look()
+      self.look()
       yield poll_secs
     serial = exchange.save()
     while not exchange.wait_saved(serial, 0.0) and clock() < deadline:

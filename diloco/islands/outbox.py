@@ -70,30 +70,25 @@ class Ticket(NamedTuple):
 
 
 class Outbox:
-  """The queue of one life of an island. Not thread-safe."""
+  """The queue of one life of an island. Not thread-safe.
+
+  Attributes:
+    waiting: for its turn, the next one first.
+    busy: what is on its way.
+  """
 
   def __init__(self, retry_secs: tuple[float, float] = (0.05, 2.0)) -> None:
     """Empty; `retry_secs` are the pauses after failures, first and longest."""
-    self._waiting: list[Entry] = []
-    self._busy: Entry | None = None
+    self.waiting: list[Entry] = []
+    self.busy: Entry | None = None
     self._closed = False
     self._retry_secs = retry_secs
     self._retries: dict[int, workers.Retry] = {}  # of fragments that fail
 
-  @property
-  def waiting(self) -> Sequence[Entry]:
-    """What waits for its turn, the next one first."""
-    return self._waiting
-
-  @property
-  def busy(self) -> Entry | None:
-    """What is on its way."""
-    return self._busy
-
   def submit(self, action: core.Publish, content: Any) -> list[Dropped]:
     """Queues a publication; gives those that it drops from the queue."""
     entry = Entry(action, content)
-    waiting, place = self._waiting, len(self._waiting)
+    waiting, place = self.waiting, len(self.waiting)
     dropped = []
     for old in [e for e in waiting if entry.contains(e)]:
       place = min(place, waiting.index(old))
@@ -114,34 +109,34 @@ class Outbox:
 
   def take(self) -> Entry | None:
     """The next one, which is on its way from now on; None without any."""
-    assert self._busy is None
-    if self._waiting and not self._closed:
-      self._busy = self._waiting.pop(0)
-    return self._busy
+    assert self.busy is None
+    if self.waiting and not self._closed:
+      self.busy = self.waiting.pop(0)
+    return self.busy
 
   def committed(self) -> None:
     """What is on its way has arrived."""
-    assert self._busy is not None
-    self._retries.pop(self._busy.action.fragment, None)
-    self._busy.end("committed")
-    self._busy = None
+    assert self.busy is not None
+    self._retries.pop(self.busy.action.fragment, None)
+    self.busy.end("committed")
+    self.busy = None
 
   def failed(self, error: Exception) -> float:
     """What is on its way could not be published; see `workers.Retry.failed`."""
-    assert self._busy is not None
-    fragment = self._busy.action.fragment
+    assert self.busy is not None
+    fragment = self.busy.action.fragment
     if fragment not in self._retries:
       self._retries[fragment] = workers.Retry(self._retry_secs)
     return self._retries[fragment].failed(error)
 
   def give_way(self) -> Dropped | None:
     """Drops what is on its way, if what waits contains it."""
-    busy = self._busy
+    busy = self.busy
     assert busy is not None
-    for entry in self._waiting:
+    for entry in self.waiting:
       if entry.contains(busy):
         busy.stand_down(entry)
-        self._busy = None
+        self.busy = None
         return Dropped(busy.action, "store_unreachable")
     return None
 
@@ -164,7 +159,7 @@ class Outbox:
       if entry is None:
         yield None
         continue
-      while self._busy is entry:
+      while self.busy is entry:
         try:
           yield from publish(entry.action, entry.content)
           self.committed()
@@ -184,15 +179,15 @@ class Outbox:
   def close(self) -> list[Dropped]:
     """Drops what has not arrived: the island stops."""
     self.stop()
-    left = [*([self._busy] if self._busy else []), *self._waiting]
+    left = [*([self.busy] if self.busy else []), *self.waiting]
     for entry in left:
       entry.end("lost")
-    self._busy, self._waiting = None, []
+    self.busy, self.waiting = None, []
     return [Dropped(entry.action, "island_stopped") for entry in left]
 
   def ticket(self, positions: Sequence[core.Position]) -> Ticket:
     """What a state of these positions ([P]) takes for published."""
-    awaited = (*([self._busy] if self._busy else []), *self._waiting)
+    awaited = (*([self.busy] if self.busy else []), *self.waiting)
     needed = []
     for entry in awaited:
       action, at = entry.action, positions[entry.action.fragment]

@@ -29,11 +29,6 @@ logger = logging.getLogger(__name__)
 _IDLE_SECS = 0.05
 
 
-def _is_of_global(message: channel_lib.Message) -> bool:
-  evaluate = message["name"] == "evaluate"
-  return evaluate and message["args"].get("target") == "global"
-
-
 class ProgramRunner:
   """The main loop of an island process, as a script."""
 
@@ -70,7 +65,8 @@ class ProgramRunner:
           self._done(message, {"step": self._island.step})
           return str(message["args"].get("reason", "stopped"))
         self._preempted = False
-        if _is_of_global(message):
+        args = message["args"]
+        if message["name"] == "evaluate" and args.get("target") == "global":
           self._give_up_reading("another was asked for")
           self._reading = self._island.begin_reading()
           self._evaluating = message
@@ -80,7 +76,7 @@ class ProgramRunner:
         # Still doing what it was last told; its steps need no answer.
         yield from self._train(self._last_window)
       else:
-        self._island.idle()
+        self._island.look()
 
   def _run_program(
     self, message: channel_lib.Message

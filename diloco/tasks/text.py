@@ -46,9 +46,8 @@ class Corpus:
 def find_files(data_glob: str) -> tuple[pathlib.Path, tuple[str, ...]]:
   """Lists the files of a text source, in an order every machine shares.
 
-  Args:
-    data_glob: a glob of text files, `**` for any depth; "" for the source
-      files of the running Python's standard library.
+  The source is a glob of text files, `**` for any depth, or "" for those of the
+  running Python's standard library.
 
   Returns:
     The source's root and the files' sorted POSIX paths relative to it.
@@ -78,10 +77,6 @@ def load_corpus(data_glob: str, heldout_fraction: float) -> Corpus:
 
   When one split gets no file at all (a corpus of a file or two), the last
   `heldout_fraction` of the joined bytes is held out instead.
-
-  Args:
-    data_glob: see `find_files`.
-    heldout_fraction: share of files held out, between 0 and 1.
 
   Raises:
     UserError: nothing matches, or no file holds text.
@@ -188,8 +183,8 @@ def stream(
     split: which split it is.
     batch_size: rows per batch.
     seq_len: predicted bytes per row.
-    share: see `streams.stream`, as for the others.
-    num_shares: disjoint, and together all rows.
+    share: this one of `num_shares`, disjoint and together all rows.
+    num_shares: see above.
     seed: of the training order.
 
   Raises:

@@ -405,7 +405,7 @@ class Seat:
     self.drained = True
     while True:
       yield _IDLE_SECS
-      island.idle()
+      island.look()
 
   def _reconfigure(self, island: island_lib.Island) -> operations.Script[None]:
     """Goes on in another life, with the slices that there are."""

@@ -49,7 +49,7 @@ def _settle(island, config, run_dir):
   core = island._exchange.core
 
   def adopted():
-    island.idle()
+    island.look()
     heads = _heads(snapshots, config)
     return [p.base for p in core.positions] == [h.version for h in heads]
 
@@ -492,7 +492,7 @@ def test_hand_over_saves_once_all_is_answered_or_time_is_up(answered_after):
     wait_saved=saved,
   )
   leaving = types.SimpleNamespace(
-    draining=draining, _exchange=exchange, _clock=lambda: now[0], _look=look
+    draining=draining, _exchange=exchange, _clock=lambda: now[0], look=look
   )
   for secs in island_lib.Island.handing_over(leaving, 0.1):
     now[0] += secs

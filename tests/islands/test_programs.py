@@ -71,7 +71,7 @@ class Island:
     self.done.append(f"train {self.step - begun}")
     return {"step": self.step}
 
-  def idle(self):
+  def look(self):
     self.done.append("idle")
 
   def drain(self, timeout_secs):
