@@ -182,7 +182,9 @@ def partition(
   if by == "balanced":
     bins = _balanced(others, count)
   else:
-    bins = _dealt(units, count, by)
+    bins = [[] for _ in range(count)]
+    for i, unit in enumerate(units):
+      bins[i * count // len(units) if by == "layer" else i % count] += unit
   if apart:
     bins.append([t for t in ordered if t.merge == "mean"])
   return FragmentPlan(
@@ -208,15 +210,6 @@ def _units(tensors: Iterable[Tensor], by: Grouping) -> list[list[Tensor]]:
     name = _layer(tensor.leaf) if layered else tensor.name
     found.setdefault(name, []).append(tensor)
   return [found[name] for name in sorted(found, key=_natural)]
-
-
-def _dealt(
-  units: Sequence[list[Tensor]], count: int, by: Grouping
-) -> list[list[Tensor]]:
-  bins: list[list[Tensor]] = [[] for _ in range(count)]
-  for i, unit in enumerate(units):
-    bins[i * count // len(units) if by == "layer" else i % count] += unit
-  return bins
 
 
 def _layer(leaf: str) -> str:

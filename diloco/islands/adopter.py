@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from diloco import workers
-from diloco.islands import fetching, protocol, watching
+from diloco.islands import peer_protocol, peers, protocol, publisher, watching
 from diloco.snapshots import operations, records
 
 logger = logging.getLogger(__name__)
@@ -43,34 +42,34 @@ class Adopter:
 
   def __init__(
     self,
-    fetcher: fetching.Fetcher,
-    versions: Sequence[int],
+    setting: publisher.Setting,
+    held: Sequence[protocol.Fetched],
     poll_secs: Callable[[], float],
-    board: watching.NoticeBoard,
-    notices_every_secs: float,
-    round_trip_secs: float = 0.0,
-    threads: workers.Threads = workers.Threads(),
-    held: Sequence[protocol.Fetched] = (),
   ):
     """Starts the thread.
 
-    The island has `versions`, [P]. Of later ones than those `held` it reads
-    what is new, if it can. `poll_secs` gives the pause between two looks at the
-    syncer's board.
+    The island has the versions `held`, [P]. Of later ones it reads what is new,
+    if it can. `poll_secs` gives the pause between two looks at the syncer's
+    board.
     """
+    who, times, threads = setting.identity, setting.times, setting.threads
     self._clock = threads.clock
-    self._fetcher = fetcher
+    self._fetcher = setting.learner.fetcher(setting.snapshots)
     for head, anchor in held:
       self._fetcher.hold(head.fragment, head.digest, anchor)
+    turn_secs = peer_protocol.turn_secs(
+      times.heartbeat_secs, peers.size_of(setting.learner.opt_state)
+    )
+    heads_every_secs = _TRIPS_BETWEEN * len(held) * times.round_trip_secs
     self._watch = watching.Watch(
-      versions,
-      board,
+      [head.version for head, _ in held],
+      watching.NoticeBoard(
+        who.island, who.incarnation, turn_secs, threads.clock
+      ),
       self._take_in,
       threads.clock,
-      notices_every_secs=notices_every_secs,
-      heads_every_secs=max(
-        _HEADS_EVERY_SECS, _TRIPS_BETWEEN * len(versions) * round_trip_secs
-      ),
+      notices_every_secs=times.heartbeat_secs,
+      heads_every_secs=max(_HEADS_EVERY_SECS, heads_every_secs),
       failed=_log_failure,
     )
     self._ready: dict[int, Placed] = {}

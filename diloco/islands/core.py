@@ -106,7 +106,6 @@ class Cut:
   """Save the state as it is now: this island's part of a cut."""
 
   number: int
-  step: int
   positions: tuple[Position, ...]
 
 
@@ -156,8 +155,6 @@ class Resync:
   fragments none is adopted: in the next step one that is not finite would spoil
   those that are new.
   """
-
-  step: int
 
 
 Action = Cut | Publish | Adopt | Rebase | Resync
@@ -289,7 +286,7 @@ class IslandCore:
         return []  # of what it published before
       case Refused():
         self.resyncing = self._just_told = True
-        return [Resync(self.step)]
+        return [Resync()]
 
   def _stepped(self, event: Stepped) -> list[Action]:
     step, board = event.step, event.board
@@ -304,7 +301,7 @@ class IslandCore:
         cut = ready.cut
     if cut > self._cut:
       self._cut = cut
-      actions.append(Cut(cut, step, self.positions))
+      actions.append(Cut(cut, self.positions))
     if stepped and self._some_muted:
       actions += self._unmute()
     if self._passes_by >= 0 and not self.resyncing:

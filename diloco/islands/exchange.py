@@ -16,14 +16,12 @@ from diloco.islands import (
   checkpoints,
   core,
   hands,
-  peer_protocol,
   peers,
   protocol,
   publisher,
   recovery,
   saver,
   saving,
-  watching,
 )
 from diloco.snapshots import checkpoint, records
 from diloco.tape import events
@@ -42,7 +40,6 @@ class Exchange(hands.Hands):
   ):
     """Starts the threads; `poll_secs` is as for `adopter.Adopter`."""
     sync, who = setting.config.sync, setting.identity
-    threads = setting.threads
     self._setting = setting
     self._learner = setting.learner
     self._swap = setting.learner.swap
@@ -69,23 +66,7 @@ class Exchange(hands.Hands):
     self.at_hand: dict[int, adopter.Placed] = {}
     self._publisher = publisher.Publisher(setting)
     self._saver = saver.Saver(setting)
-    self._adopter = adopter.Adopter(
-      setting.learner.fetcher(setting.snapshots),
-      [origin.base for origin in basis.plan.origins],
-      poll_secs,
-      watching.NoticeBoard(
-        who.island,
-        who.incarnation,
-        peer_protocol.turn_secs(
-          setting.times.heartbeat_secs, peers.size_of(setting.learner.opt_state)
-        ),
-        threads.clock,
-      ),
-      setting.times.heartbeat_secs,
-      setting.times.round_trip_secs,
-      threads,
-      basis.standing.fetched,
-    )
+    self._adopter = adopter.Adopter(setting, basis.standing.fetched, poll_secs)
 
   def reschedule(self, every: int) -> None:
     """Publishes every so many steps from now on."""

@@ -74,20 +74,16 @@ class Own(learner_lib.Learner):
       f.leaves(x) for f, x in zip(self._forms, given, strict=True)
     )
     named = self.tree.named(leaves)
-    if not self.step:  # later it may be no mistake of the loop's
-      _require_finite(named)
+    for name, value in named.items():
+      # Later it may be no mistake of the loop's.
+      if not self.step and not np.isfinite(np.asarray(value)).all():
+        raise ValueError(f"the first step makes {name!r} not finite")
     self.state = inner_step.TrainState(
       named,
       jax.tree.unflatten(jax.tree.structure(state), held),
       self.state.step,
     )
     self.step += 1
-
-
-def _require_finite(params: inner_step.FlatParams) -> None:
-  for name, value in params.items():
-    if not np.isfinite(np.asarray(value)).all():
-      raise ValueError(f"the first step makes {name!r} not finite")
 
 
 class _Form:

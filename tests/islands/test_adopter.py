@@ -11,7 +11,14 @@ import pytest
 from cut_builder import PLAN, CutRun, filled, spoil
 
 from diloco import workers
-from diloco.islands import adopter, fetching, shards, watching
+from diloco.islands import (
+  adopter,
+  fetching,
+  protocol,
+  publisher,
+  shards,
+  watching,
+)
 from diloco.snapshots import keys, operations, records
 
 _PATIENCE_SECS = 20.0
@@ -22,9 +29,25 @@ def run(tmp_path):
   return CutRun(tmp_path)
 
 
-def fetcher(run):
+def adopting(run, versions, poll_secs, heartbeat_secs, trip_secs=0.0, **more):
   shardings = dict.fromkeys("ab", jnp.zeros(4).sharding)
-  return fetching.Fetcher(run.store, PLAN, shardings)
+  setting = types.SimpleNamespace(
+    identity=publisher.Identity(0, 1, 10),
+    snapshots=run.store,
+    learner=types.SimpleNamespace(
+      fetcher=lambda store: fetching.Fetcher(store, PLAN, shardings),
+      opt_state=(),
+    ),
+    times=types.SimpleNamespace(
+      heartbeat_secs=heartbeat_secs, round_trip_secs=trip_secs
+    ),
+    **{"threads": workers.Threads(), **more},
+  )
+  held = [
+    protocol.Fetched(records.Head(p, version, 0, "", [], {}, {}), None)
+    for p, version in enumerate(versions)
+  ]
+  return adopter.Adopter(setting, held, lambda: poll_secs)
 
 
 @pytest.fixture
@@ -32,15 +55,7 @@ def make(run):
   made = []
 
   def start(versions):
-    made.append(
-      adopter.Adopter(
-        fetcher(run),
-        versions=versions,
-        poll_secs=lambda: 0.005,
-        board=watching.NoticeBoard(0, 1, 1.0, time.monotonic),
-        notices_every_secs=0.01,
-      )
-    )
+    made.append(adopting(run, versions, 0.005, 0.01))
     return made[-1]
 
   yield start
@@ -194,15 +209,8 @@ class Still(workers.Threads):
 
 def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
   threads = Still()
-  one = adopter.Adopter(
-    fetcher(run),
-    versions=[0, 0],
-    poll_secs=lambda: 0.5,
-    board=watching.NoticeBoard(0, 1, 1.0, threads.clock),
-    notices_every_secs=1e9,
-    round_trip_secs=0.5,  # 4 s for four round trips and two fragments
-    threads=threads,
-  )
+  # 4 s for four round trips and two fragments.
+  one = adopting(run, [0, 0], 0.5, 1e9, 0.5, threads=threads)
   run.commit(0, 1, {0: 8}, value=1.0)
   threads.turn()
   (fetched,) = one.take().fetched

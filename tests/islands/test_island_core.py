@@ -319,7 +319,7 @@ def test_version_with_steps_of_an_earlier_life_that_lie_ahead_mutes():
 def test_part_of_a_cut_is_taken_before_a_version_sent_after_it_is_adopted():
   state = _restarted([core.Origin(5, 10), core.Origin(5, 10)], step=10)
   actions = _step(state, ready=[core.Ready(0, 6, 0, cut=4)])
-  assert actions[0] == core.Cut(4, 11, (core.Position(5, 10, 10),) * 2)
+  assert actions[0] == core.Cut(4, (core.Position(5, 10, 10),) * 2)
   assert isinstance(actions[1], core.Adopt)
   (publish,) = [a for a in state.handle(core.Drain()) if a.fragment == 1]
   assert publish.cut == 4
@@ -333,7 +333,7 @@ def _told():
   """An island of two fragments that was told, and that moment is over."""
   state = _restarted([core.Origin(5, 10), core.Origin(6, 10)], step=10)
   _step(state)
-  assert state.handle(core.Refused()) == [core.Resync(11)]
+  assert state.handle(core.Refused()) == [core.Resync()]
   assert state.handle(core.Stepped(11)) == []
   return state
 
@@ -389,7 +389,7 @@ def test_island_that_is_told_again_while_it_mends_goes_on():
   assert state.handle(core.Refused()) == []
   ready = [core.Ready(0, 5, 0), core.Ready(1, 6, 0)]
   assert len(_step(state, ready=ready)) == 2
-  assert state.handle(core.Refused()) == [core.Resync(12)]
+  assert state.handle(core.Refused()) == [core.Resync()]
 
 
 def test_part_of_a_cut_is_taken_before_the_versions_of_a_resync():

@@ -91,7 +91,7 @@ class Model:
     if self.resyncing:
       return []
     self.resyncing = self.told = True
-    return [core.Resync(self.step)]
+    return [core.Resync()]
 
   def complete(self, ready):
     """Whether a resync has all it needs."""
@@ -147,7 +147,7 @@ class Model:
     cut = max([event.cut, *(r.cut for r in ready)])
     if cut > self.cut:
       self.cut = cut
-      actions.append(core.Cut(cut, self.step, self.positions()))
+      actions.append(core.Cut(cut, self.positions()))
     for p, one in enumerate(self.fragments):
       if moved and one.muted and self.step >= one.first:
         one.muted = False

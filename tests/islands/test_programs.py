@@ -72,7 +72,7 @@ class Island:
     return {"step": self.step}
 
   def look(self):
-    self.done.append("idle")
+    self.done.append("look")
 
   def drain(self, timeout_secs):
     self.done.append(f"drain {timeout_secs:g}")
@@ -120,7 +120,7 @@ def test_last_window_is_repeated_until_something_else_is_asked(island):
   channel = Channel(train, *silence, drain, None, None, None)
   assert run(island, channel) == "stopped"
   # After the drain it trains no more: nobody would publish that.
-  assert island.done == ["train 2", "train 2", "drain 3", "idle"]
+  assert island.done == ["train 2", "train 2", "drain 3", "look"]
   assert [seq for seq, _ in channel.sent] == [1, 2, 99]
   assert channel.sent[-1] == (99, {"step": 4})
 
