@@ -5,6 +5,7 @@ read shard by shard and waits in host memory for the main thread to swap it in
 between two steps.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -70,7 +71,7 @@ class Adopter:
       threads.clock,
       notices_every_secs=times.heartbeat_secs,
       heads_every_secs=max(_HEADS_EVERY_SECS, heads_every_secs),
-      failed=_log_failure,
+      failed=functools.partial(logger.warning, "watch_failed what=%s error=%s"),
     )
     self._ready: dict[int, Placed] = {}
     self._board: records.Board | None = None
@@ -127,7 +128,3 @@ class Adopter:
     if self._watch.got(head.fragment, head.version, newer_than):
       self._ready[head.fragment] = Placed(head, anchor, *took)
     yield from ()
-
-
-def _log_failure(what: watching.What, error: Exception) -> None:
-  logger.warning("watch_failed what=%s error=%s", what, error)

@@ -44,7 +44,9 @@ def publish_initial(
     head, generation = snapshots.read_for_update(key, records.Head)
     if head is not None:
       continue
-    if begun or _has_trained(snapshots, fragment):
+    # A fragment that had versions after its first has been trained.
+    names = snapshots.names(keys.globals_prefix(fragment))
+    if begun or keys.newest_version(names) > 0:
       if snapshots.read(key, records.Head) is not None:
         continue  # made and merged into since the first look
       raise errors.CorruptSnapshotError(
@@ -55,11 +57,6 @@ def publish_initial(
     held = shards.fragment_to_host(initial(fragment))
     first = write_initial(snapshots, plan, fragment, held, payload)
     snapshots.compare_and_set(key, first, generation)
-
-
-def _has_trained(snapshots: store.SnapshotStore, fragment: int) -> bool:
-  """Whether a fragment had versions after its first."""
-  return keys.newest_version(snapshots.names(keys.globals_prefix(fragment))) > 0
 
 
 def write_initial(

@@ -76,16 +76,13 @@ class Evaluator:
   ):
     """Prepares; nothing is compiled or read before the first use."""
     self._task = task
-    self._num_fragments = learner.plan.num_fragments
-    self._placement = learner.placement
-    self._swap = learner.swap
+    self._learner = learner
     self._fetcher = learner.fetcher(snapshots)
     self._progress = progress
     self._compile_secs = times.start_secs
     self._retry_secs = times.retry_secs
     self._sleep = sleep
     self._clock = clock
-    self._eval_fn = learner.tree.eval_fn
 
   def evaluate(self, found: Found, num_batches: int) -> dict[str, Any]:
     """Returns what `held_out_loss` does, and `secs`.
@@ -110,9 +107,9 @@ class Evaluator:
     self, params: inner_step.FlatParams, batch: task_lib.Batch
   ) -> tuple[jax.Array, jax.Array]:
     """Starts on a batch; the first one of all is compiled for."""
-    placed = self._placement.put_batch(batch)
+    placed = self._learner.placement.put_batch(batch)
     with self._progress.may_take(self._compile_secs):
-      return self._eval_fn(params, placed)
+      return self._learner.tree.eval_fn(params, placed)
 
   def read(self, wanted: Callable[[], bool] = lambda: True) -> Found:
     """Reads the newest global versions, as long as they are wanted.
@@ -125,11 +122,11 @@ class Evaluator:
     """
     tensors: dict[str, jax.Array] = {}
     versions = []
-    for fragment in range(self._num_fragments):
+    for fragment in range(self._learner.plan.num_fragments):
       found = self._newest(fragment, wanted)
       versions.append(found.head.version)
       tensors |= found.content
-    return Found(self._swap.assemble(tensors), versions)
+    return Found(self._learner.swap.assemble(tensors), versions)
 
   def _newest(
     self, fragment: int, wanted: Callable[[], bool]
@@ -167,21 +164,12 @@ class Reading:
 
   @property
   def done(self) -> bool:
-    """Whether there is something to take.
-
-    Raises:
-      WorkerError: an error that nobody expected has ended it.
-    """
+    """Whether there is something to take; raises what nobody expected."""
     self._worker.check()
     return self._found is not None
 
   def take(self) -> Found:
-    """What was read, once it is done.
-
-    Raises:
-      CorruptSnapshotError: a global version cannot be read, however often.
-      OSError: the store cannot be reached.
-    """
+    """What was read, once it is done; raises as `Evaluator.read` does."""
     if isinstance(self._found, Exception):
       raise self._found
     assert self._found is not None

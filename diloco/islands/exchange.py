@@ -74,11 +74,7 @@ class Exchange(hands.Hands):
     self.core.reschedule(schedule.Schedule(every, fragments))
 
   def between_steps(self) -> None:
-    """Publishes, adopts and saves what is due.
-
-    Raises:
-      WorkerError: one of the threads has ended by an exception.
-    """
+    """Publishes, adopts and saves what is due, if all threads are well."""
     for thread in (self._publisher, self._saver, self._adopter):
       thread.check()
     news = self._adopter.take()
@@ -220,11 +216,7 @@ class Exchange(hands.Hands):
     )
 
   def wait_saved(self, serial: int, timeout_secs: float) -> bool:
-    """Waits for a save; says whether it can be restored.
-
-    Raises:
-      WorkerError: the thread that publishes has ended by an exception.
-    """
+    """Waits for a save, and who publishes for it; says whether it counts."""
     return self._saver.wait(serial, timeout_secs, self._publisher.check)
 
   def flush(self, timeout_secs: float) -> bool:

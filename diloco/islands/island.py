@@ -277,11 +277,7 @@ class Island:
     return max(pause_secs, self.times.round_trip_secs)
 
   def _take_place(self) -> None:
-    """Has earlier lives leave, before it reads what they have published.
-
-    Raises:
-      FencedError: this is not the newest life.
-    """
+    """See `protocol.take_place`."""
     self._store.perform(protocol.take_place(self._member(0, 0)))
 
   def _member(self, beat: int, step: int) -> records.Member:

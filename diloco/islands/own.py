@@ -96,11 +96,7 @@ class _Form:
     self._described = inner_step.described(like)
 
   def leaves(self, tree: Any) -> Sequence[jax.Array]:
-    """The leaves of such a tree, in their places.
-
-    Raises:
-      ValueError: it is of another form.
-    """
+    """The leaves of such a tree, in their places; `ValueError` for another."""
     leaves, structure = jax.tree.flatten(tree)
     if structure != self._structure or any(
       getattr(x, "shape", ()) != shape or getattr(x, "dtype", None) != dtype

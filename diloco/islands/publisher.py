@@ -87,11 +87,7 @@ class Publisher:
       return self._outbox.ticket(positions)
 
   def flush(self, timeout_secs: float) -> bool:
-    """Waits until everything submitted is committed; False on time-out.
-
-    Raises:
-      WorkerError: the thread has ended by an exception.
-    """
+    """Waits until everything submitted is committed; False on time-out."""
     self.check()
     return self._loop.wait_for(
       lambda: not self._outbox.waiting and not self._outbox.busy, timeout_secs

@@ -62,11 +62,7 @@ class Saves(abc.ABC):
     """Makes a state count; gives what a cut's part calls it by: see there."""
 
   def keep(self, job: Job) -> operations.Procedure[None]:
-    """Copies a state that counts to where other machines look, if it is not.
-
-    Raises:
-      OSError: it could not be copied.
-    """
+    """Copies a state that counts to where other machines look, if it is not."""
     yield from ()
 
   @abc.abstractmethod

@@ -56,7 +56,18 @@ class LanguageModelConfig(inner_optimizer.Options):
     super().__post_init__()
     options.check(self, _RANGES, {})
     transformer.TransformerConfig.of(self)
-    _check_model(self)
+    if self.vocab < text.VOCAB:
+      raise errors.UserError(
+        f"vocab={self.vocab}",
+        f"tokens are bytes, of which there are {text.VOCAB}",
+        f"use vocab={text.VOCAB}",
+      )
+    if 0 < self.num_experts < self.experts_per_token:
+      raise errors.UserError(
+        f"experts_per_token={self.experts_per_token}",
+        f"there are only num_experts={self.num_experts}",
+        f"use at most {self.num_experts}, or more experts",
+      )
 
 
 class LanguageModel:
@@ -190,11 +201,9 @@ def _divide_experts(path: str, shape: tuple[int, ...]) -> PartitionSpec:
 def _cross_entropy(
   logits_BxLxV: jax.Array, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns (cross-entropy, log normaliser), each [B, L], in nats.
+  """Returns (cross-entropy, log normaliser), each [B, L], of [B, L + 1] tokens.
 
-  Args:
-    logits_BxLxV: of the tokens after each but the last.
-    tokens: [B, L + 1].
+  Both are in nats; the logits are of the tokens after each but the last.
   """
   log_z_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
   target_BxL = jnp.take_along_axis(logits_BxLxV, tokens[:, 1:, None], axis=-1)[
@@ -212,18 +221,3 @@ def _routing_metrics(routed: experts.Routed) -> dict[str, jax.Array]:
     "dropped": routed.dropped.mean(),
     "busiest_share": routed.share.max(),
   } | {f"expert_{e}_share": share for e, share in enumerate(share_E)}
-
-
-def _check_model(config: LanguageModelConfig) -> None:
-  if config.vocab < text.VOCAB:
-    raise errors.UserError(
-      f"vocab={config.vocab}",
-      f"tokens are bytes, of which there are {text.VOCAB}",
-      f"use vocab={text.VOCAB}",
-    )
-  if 0 < config.num_experts < config.experts_per_token:
-    raise errors.UserError(
-      f"experts_per_token={config.experts_per_token}",
-      f"there are only num_experts={config.num_experts}",
-      f"use at most {config.num_experts}, or more experts",
-    )

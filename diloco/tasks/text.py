@@ -178,14 +178,8 @@ def stream(
 ) -> streams.Stream:
   """Streams {"tokens": int32 [batch, seq_len + 1]} of one share of a split.
 
-  Args:
-    data: bytes of the split, [bytes], uint8.
-    split: which split it is.
-    batch_size: rows per batch.
-    seq_len: predicted bytes per row.
-    share: this one of `num_shares`, disjoint and together all rows.
-    num_shares: see above.
-    seed: of the training order.
+  The split's data are [bytes], uint8; a row predicts `seq_len` of them. The
+  others are as for `streams.stream`.
 
   Raises:
     UserError: a size is out of range, or there is no row for every share.
