@@ -20,6 +20,7 @@ from diloco.islands import (
   checkpoints,
   comeback,
   core,
+  fetching,
   outbox,
   peer_protocol,
   protocol,
@@ -178,8 +179,10 @@ def test_island_that_comes_back_waits_until_the_store_can_be_read(tmp_path):
       run.store.write(keys.head_key(1), whole)
 
   shardings = dict.fromkeys("ab", jnp.zeros(4).sharding)
-  swap = types.SimpleNamespace(shardings=shardings)
-  trainer = types.SimpleNamespace(plan=cut_builder.PLAN, swap=swap)
+  trainer = types.SimpleNamespace(
+    plan=cut_builder.PLAN,
+    fetcher=lambda store: fetching.Fetcher(store, cut_builder.PLAN, shardings),
+  )
   coming = recovery.Recovery(tmp_path, run.store, trainer, 0, 2, 2.0)
   found = operations.perform(coming.find(2, 4), execute)
   assert len(waits) == 2
