@@ -219,7 +219,7 @@ def test_seeds_share_the_program_of_their_first_parameters(monkeypatch):
   where = placement.Placement((1, 2), jax.devices()[2:4])
   for seed in (3, 2**33 + 3):
     tree = inner_step.ParamTree(task, seed)
-    expected = tree.flatten(task.init(jax.random.key(seed)))
+    expected = tree.named(jax.tree.leaves(task.init(jax.random.key(seed))))
     for name, value in tree.init(where).items():
       np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
   assert texts[0] == texts[1]
