@@ -93,6 +93,10 @@ class ParamTree:
       apart=sync.embeddings_apart,
     )
 
+  def flatten(self, params: task_lib.Params) -> FlatParams:
+    """Pytree to mapping."""
+    return self.named(jax.tree.leaves(params))
+
   def named(self, leaves: Sequence[jax.Array]) -> FlatParams:
     """The mapping of the pytree's leaves."""
     return dict(zip(self._names, leaves, strict=True))
@@ -113,7 +117,7 @@ class ParamTree:
     shardings = {n: placement.param(n, s) for n, s in self.shapes.items()}
 
     def init(key: jax.Array) -> FlatParams:
-      return self.named(jax.tree.leaves(self._task.init(key)))
+      return self.flatten(self._task.init(key))
 
     key = jax.random.key(self._seed)  # not in the program: seeds share it
     jitted = jax.jit(init, out_shardings=shardings)
