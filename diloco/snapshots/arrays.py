@@ -36,19 +36,14 @@ _STRICT = {
 
 
 class Tensor(NamedTuple):
-  """What this process holds of one tensor.
+  """What this process holds of one tensor."""
 
-  Attributes:
-    name: unique within its prefix; any text but `.` and `..`.
-    layout: the same on all processes that write pieces of it.
-    pieces: (box, values) pairs; boxes begin and end on chunk bounds.
-    described: whether `zarr.json` is written too. Without it only who knows the
-      layout can read the tensor.
-  """
-
-  name: str
-  layout: Layout
+  name: str  # unique within its prefix; any text but `.` and `..`
+  layout: Layout  # the same on all processes that write pieces of it
+  # (box, values) pairs; boxes begin and end on chunk bounds.
   pieces: Sequence[tuple[Index | None, np.ndarray]]
+  # Whether `zarr.json` is written too. Without it only who knows the layout can
+  # read the tensor.
   described: bool = True
 
   @classmethod

@@ -15,23 +15,14 @@ CHANNEL = "channel"
 
 
 class Parts(NamedTuple):
-  """All records of a cut but the last.
+  """All records of a cut but the last."""
 
-  Attributes:
-    request: what was asked.
-    heads: [P], all heads at one moment.
-    heads_part: the record they are from.
-    channel: the record of contributions on their way.
-    contributions: those.
-    islands: by island, its part.
-  """
-
-  request: records.CutRequest
-  heads: tuple[records.Head, ...]
-  heads_part: records.CutHeads
-  channel: records.CutChannel
-  contributions: tuple[records.Contribution, ...]
-  islands: Mapping[int, records.CutPart]
+  request: records.CutRequest  # what was asked
+  heads: tuple[records.Head, ...]  # [P], all heads at one moment
+  heads_part: records.CutHeads  # the record they are from
+  channel: records.CutChannel  # the record of contributions on their way
+  contributions: tuple[records.Contribution, ...]  # those
+  islands: Mapping[int, records.CutPart]  # by island, its part
 
   def checksums(self) -> dict[str, int]:
     """CRC-32 of every record, by its name below the cut's prefix."""

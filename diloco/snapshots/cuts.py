@@ -94,17 +94,12 @@ def request(
 
 
 class Look(NamedTuple):
-  """How far a cut is.
+  """How far a cut is."""
 
-  Attributes:
-    cut: its number.
-    request: None if it was never asked for, or is being deleted.
-    names: of the records that are there.
-  """
-
-  cut: int
+  cut: int  # its number
+  # None if it was never asked for, or is being deleted.
   request: records.CutRequest | None
-  names: frozenset[str]
+  names: frozenset[str]  # of the records that are there
 
   @property
   def is_complete(self) -> bool:

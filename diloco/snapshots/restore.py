@@ -69,23 +69,14 @@ class Choice(NamedTuple):
 
 
 class Restored(NamedTuple):
-  """What a restore does.
+  """What a restore does."""
 
-  Attributes:
-    cut: it goes back to.
-    epoch: it begins.
-    version_from: [P], versions of the cut.
-    version_to: [P], versions the heads are set to.
-    reinjected: keys of contributions that wait again.
-    steps: by island, where it goes on.
-  """
-
-  cut: int
-  epoch: int
-  version_from: list[int]
-  version_to: list[int]
-  reinjected: list[str]
-  steps: dict[int, int]
+  cut: int  # it goes back to
+  epoch: int  # it begins
+  version_from: list[int]  # [P], versions of the cut
+  version_to: list[int]  # [P], versions the heads are set to
+  reinjected: list[str]  # keys of contributions that wait again
+  steps: dict[int, int]  # by island, where it goes on
 
 
 def hold(token: int) -> operations.Procedure[None]:

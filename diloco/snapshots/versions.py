@@ -33,15 +33,10 @@ Digest = Callable[[int, int], str]
 
 
 class Values(NamedTuple):
-  """Global parameters.
+  """Global parameters."""
 
-  Attributes:
-    params: by '/'-joined path of the leaf, float32.
-    versions: [P], which version of each fragment they are.
-  """
-
-  params: dict[str, np.ndarray]
-  versions: list[int]
+  params: dict[str, np.ndarray]  # by '/'-joined path of the leaf, float32
+  versions: list[int]  # [P], which version of each fragment they are
 
 
 class Versions:

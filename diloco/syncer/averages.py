@@ -37,16 +37,11 @@ Combine = Callable[[Blocks, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Mix(NamedTuple):
-  """How contributions enter a merge.
+  """How contributions enter a merge."""
 
-  Attributes:
-    shares: [M], weights that sum to 1.
-    bends: [M], what each is made to before.
-    tensors: theirs, and then the momentum if they lean on it.
-  """
-
-  shares: Sequence[float]
-  bends: Sequence[correction.Bend]
+  shares: Sequence[float]  # [M], weights that sum to 1
+  bends: Sequence[correction.Bend]  # [M], what each is made to before
+  # Theirs, and then the momentum if they lean on it.
   tensors: Sequence[sources.Source]
 
   @property

@@ -42,19 +42,14 @@ Hole = tuple[int, int]  # steps (first, last]
 
 
 class Start(NamedTuple):
-  """A fragment as its head has it.
+  """A fragment as its head has it."""
 
-  Attributes:
-    version: the newest.
-    clock: a vector clock, island -> last merged step.
-    holes: island -> steps before that which no version has: another life or
-      base skipped them, or they were not to be seen when later ones were
-      merged. They never will be: what was trained since stands on what the
-      island made of them.
-  """
-
-  version: int
-  clock: Mapping[int, int]
+  version: int  # the newest
+  clock: Mapping[int, int]  # a vector clock, island -> last merged step
+  # Island -> steps before that which no version has: another life or base
+  # skipped them, or they were not to be seen when later ones were merged. They
+  # never will be: what was trained since stands on what the island made of
+  # them.
   holes: Mapping[int, tuple[Hole, ...]] = {}
 
 

@@ -27,19 +27,12 @@ _SHORTEST = 1e-30  # shorter vectors have no direction
 
 
 class Bend(NamedTuple):
-  """scale n + lean m, for an outer gradient n and a momentum m.
+  """scale n + lean m, for an outer gradient n and a momentum m."""
 
-  Attributes:
-    scale: of the outer gradient.
-    lean: of the momentum.
-    dot: product of the two, before either is scaled.
-    square: of the momentum's norm.
-  """
-
-  scale: float = 1.0
-  lean: float = 0.0
-  dot: float = 0.0
-  square: float = 0.0
+  scale: float = 1.0  # of the outer gradient
+  lean: float = 0.0  # of the momentum
+  dot: float = 0.0  # product of the two, before either is scaled
+  square: float = 0.0  # of the momentum's norm
 
   def length(self, norm: float) -> float:
     """Norm of the whole, from that of the outer gradient."""

@@ -36,20 +36,14 @@ class Judged(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class GateSettings:
-  """How strict to be.
+  """How strict to be."""
 
-  Attributes:
-    factor: times the median beyond which a norm is an outlier; 0 accepts all
-      that is finite.
-    history: accepted norms the median is taken over.
-    warmup: below this many accepted norms nothing is an outlier.
-    patience: refusals in a row, by at least two islands, after which the
-      gate gives in.
-  """
-
+  # Times the median beyond which a norm is an outlier; 0 accepts all that is
+  # finite.
   factor: float = 20.0
-  history: int = 32
-  warmup: int = 8
+  history: int = 32  # accepted norms the median is taken over
+  warmup: int = 8  # below this many accepted norms nothing is an outlier
+  # Refusals in a row, by at least two islands, after which the gate gives in.
   patience: int = 8
 
 
@@ -101,17 +95,12 @@ class NormGate:
 
 @dataclasses.dataclass(frozen=True)
 class Suspension:
-  """When a repeated offender is suspended, and for how long.
+  """When a repeated offender is suspended, and for how long."""
 
-  Attributes:
-    after: offences in a row from which on an island is suspended.
-    base_secs: the first suspension; each further one is twice as long.
-    max_secs: the longest.
-  """
-
-  after: int = 3
+  after: int = 3  # offences in a row from which on an island is suspended
+  # The first suspension; each further one is twice as long.
   base_secs: float = 10.0
-  max_secs: float = 600.0
+  max_secs: float = 600.0  # the longest
 
   def secs(self, offences: int) -> float:
     """How long to suspend after the given number of offences; 0 for not."""

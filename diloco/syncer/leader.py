@@ -32,16 +32,9 @@ _BEFORE_TAPE = operations.Point("before_tape")
 
 
 class Parts(NamedTuple):
-  """What a leader works with.
+  """What a leader works with."""
 
-  Attributes:
-    check: told whether a merge is under way; raises `FencedError` when another
-      leads.
-    look_every_secs: time between two looks at members, cuts and heads.
-    retry_secs: pause after a failure of the store.
-    least_pause_secs: between two turns; a store that is far is not asked more.
-  """
-
+  # Told whether a merge is under way; raises `FencedError` when another leads.
   check: Callable[[bool], None]
   core: core_lib.SyncerCore
   heads: heads_lib.Heads
@@ -49,8 +42,9 @@ class Parts(NamedTuple):
   cuts: cutting.CutKeeper | None
   chores: chores_lib.Chores
   members: members_lib.MemberWatch
-  look_every_secs: float
-  retry_secs: float
+  look_every_secs: float  # time between two looks at members, cuts and heads
+  retry_secs: float  # pause after a failure of the store
+  # Between two turns; a store that is far is not asked more.
   least_pause_secs: float = 0.0
   each: operations.Each = operations.in_turn
 

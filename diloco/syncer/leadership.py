@@ -107,17 +107,11 @@ def _process(owner: str) -> str:
 
 
 class Terms(NamedTuple):
-  """What a syncer waits and leads by.
+  """What a syncer waits and leads by."""
 
-  Attributes:
-    times: the run's timeouts.
-    settings: policies of the core.
-    weights: of contributions.
-  """
-
-  times: timing.Timing
-  settings: core_lib.Settings
-  weights: weighting.Weighting
+  times: timing.Timing  # the run's timeouts
+  settings: core_lib.Settings  # policies of the core
+  weights: weighting.Weighting  # of contributions
 
 
 class Leadership(abc.ABC):

@@ -49,19 +49,12 @@ _SHORTEST = 1e-30
 
 
 class Input(NamedTuple):
-  """One tensor of one island's contribution.
+  """One tensor of one island's contribution."""
 
-  Attributes:
-    source: the outer gradient, anchor minus island parameters.
-    weight: at least 0; only ratios matter.
-    norm: its L2 norm as its commit record states it, which is checked.
-    scale: it is shortened to this, from 0 to 1, before all else.
-  """
-
-  source: sources.Source
-  weight: float
-  norm: float
-  scale: float = 1.0
+  source: sources.Source  # the outer gradient, anchor minus island parameters
+  weight: float  # at least 0; only ratios matter
+  norm: float  # its L2 norm as its commit record states it, which is checked
+  scale: float = 1.0  # it is shortened to this, from 0 to 1, before all else
 
 
 class Rules(NamedTuple):

@@ -23,17 +23,13 @@ from diloco import config
 
 @dataclasses.dataclass(frozen=True)
 class Weighting:
-  """Weights by tokens and staleness.
+  """Weights by tokens and staleness."""
 
-  Attributes:
-    decay: factor for the first version of staleness, in (0, 1]; 1 ignores it.
-    max_staleness: versions beyond which a contribution is refused, at least 0.
-    kind: how it goes on from there.
-  """
-
+  # Factor for the first version of staleness, in (0, 1]; 1 ignores it.
   decay: float = 1.0
+  # Versions beyond which a contribution is refused, at least 0.
   max_staleness: int = 2
-  kind: config.StalenessKind = "exponential"
+  kind: config.StalenessKind = "exponential"  # how it goes on from there
 
   @classmethod
   def of(cls, sync: config.SyncConfig) -> Weighting:

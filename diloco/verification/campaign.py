@@ -27,34 +27,25 @@ _LOOK_SECS = 0.5  # between two looks for an interrupt
 
 @dataclasses.dataclass
 class Tally:
-  """What a set of schedules added up to.
+  """What a set of schedules added up to."""
 
-  Attributes:
-    schedules: how many were played.
-    rounds: versions committed.
-    events: resumptions of threads.
-    virtual_secs: of simulated time.
-    cpu_secs: of real time on one core.
-    violations: (seed, reason), the first of them.
-    num_violations: of all.
-    struck: faults that happened, by kind and by operation.
-    seen: rare states.
-    reached: in how many schedules there was one.
-  """
-
-  schedules: int = 0
-  rounds: int = 0
-  events: int = 0
-  virtual_secs: float = 0.0
-  cpu_secs: float = 0.0
-  num_violations: int = 0
+  schedules: int = 0  # how many were played
+  rounds: int = 0  # versions committed
+  events: int = 0  # resumptions of threads
+  virtual_secs: float = 0.0  # of simulated time
+  cpu_secs: float = 0.0  # of real time on one core
+  num_violations: int = 0  # of all
+  # (seed, reason), the first of them.
   violations: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+  # Faults that happened, by kind and by operation.
   struck: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  # Rare states.
   seen: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  # In how many schedules there was one.
   reached: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )

@@ -18,19 +18,12 @@ from diloco.verification import row_ledger, values
 
 
 class Taken(NamedTuple):
-  """An island's part of a cut, as its values were.
+  """An island's part of a cut, as its values were."""
 
-  Attributes:
-    moment: when it was taken.
-    step: inner steps done.
-    held_from: [P], rows after this were in its values.
-    anchors: [P], versions it had adopted.
-  """
-
-  moment: int
-  step: int
-  held_from: tuple[int, ...]
-  anchors: tuple[values.Version, ...]
+  moment: int  # when it was taken
+  step: int  # inner steps done
+  held_from: tuple[int, ...]  # [P], rows after this were in its values
+  anchors: tuple[values.Version, ...]  # [P], versions it had adopted
 
 
 class CutJudge:

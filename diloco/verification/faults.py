@@ -93,20 +93,14 @@ BEYOND_CONTRACT = (TORN, CORRUPT, LOST)
 
 
 class Fault(NamedTuple):
-  """One fault.
+  """One fault."""
 
-  Attributes:
-    kind: one of this module's constants.
-    role: whom it strikes, "fragment-<p>" where it is no role; "" for all.
-    at: number of the operation, or seconds of virtual time.
-    secs: how long, where that means something; of outliers, the factor.
-    near: prefix of the keys of which it strikes a change; "" for any operation.
-  """
-
-  kind: str
-  role: str
-  at: float
+  kind: str  # one of this module's constants
+  role: str  # whom it strikes, "fragment-<p>" where it is no role; "" for all
+  at: float  # number of the operation, or seconds of virtual time
+  # How long, where that means something; of outliers, the factor.
   secs: float = 0.0
+  # Prefix of the keys of which it strikes a change; "" for any operation.
   near: str = ""
 
   def __str__(self) -> str:

@@ -21,16 +21,11 @@ ENOUGH = 3000
 
 
 class State(NamedTuple):
-  """A state worth counting.
+  """A state worth counting."""
 
-  Attributes:
-    event: at which it is looked for; see `look`.
-    what: in words.
-    holds: whether it is there, given the world and the event's subject.
-  """
-
-  event: str
-  what: str
+  event: str  # at which it is looked for; see `look`
+  what: str  # in words
+  # Whether it is there, given the world and the event's subject.
   holds: Callable[[Any, Any], bool]
 
 

@@ -18,61 +18,43 @@ from diloco.verification import faults as faults_lib
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """One simulated run.
+  """One simulated run."""
 
-  Attributes:
-    seed: of latencies, speeds and clocks.
-    rounds: versions to commit before the faults stop.
-    islands: M.
-    fragments: P.
-    sync_every: H.
-    overlap_steps: tau.
-    quorum: K.
-    max_staleness: in versions.
-    adoption: overwrite, blend or carry.
-    merge: rda, mean or median.
-    grace: "adaptive", or the window in seconds.
-    follow: whether islands join rounds that would close without them.
-    wait_secs: how long islands wait for an answer before they go on.
-    standby: whether a second syncer process waits.
-    fine: whether every single operation takes time; otherwise procedures do.
-    cuts: seconds between two cuts; 0 for none.
-    set_back: how often everything is killed once the rounds are done, and the
-      run goes back to its last complete cut, if there is one, and goes on.
-    resumers: controllers that then go on with the run; one of them may.
-    within: nobody kills everything: the run's own controller goes back to a
-      cut when a version is spoiled. A restorer's faults at operations strike it
-      then, counted from its return's first.
-    supervised: whether the controller kills who is silent for long.
-    ends: whether the user ends the session once the rounds are done, in order,
-      and goes on with the run in another.
-    restarts: in a row, after which the controller gives a role up; 0 for never.
-    faults: what goes wrong.
-  """
-
-  seed: int
-  rounds: int = 20
-  islands: int = 4
-  fragments: int = 2
-  sync_every: int = 3
-  overlap_steps: int = 2
-  quorum: int = 1
-  max_staleness: int = 2
-  adoption: str = "overwrite"
-  merge: str = "rda"
-  grace: str = "adaptive"
+  seed: int  # of latencies, speeds and clocks
+  rounds: int = 20  # versions to commit before the faults stop
+  islands: int = 4  # M
+  fragments: int = 2  # P
+  sync_every: int = 3  # H
+  overlap_steps: int = 2  # tau
+  quorum: int = 1  # K
+  max_staleness: int = 2  # in versions
+  adoption: str = "overwrite"  # overwrite, blend or carry
+  merge: str = "rda"  # rda, mean or median
+  grace: str = "adaptive"  # "adaptive", or the window in seconds
+  # Whether islands join rounds that would close without them.
   follow: bool = True
+  # How long islands wait for an answer before they go on.
   wait_secs: float = 0.0
-  standby: bool = True
+  standby: bool = True  # whether a second syncer process waits
+  # Whether every single operation takes time; otherwise procedures do.
   fine: bool = False
-  cuts: float = 0.0
+  cuts: float = 0.0  # seconds between two cuts; 0 for none
+  # How often everything is killed once the rounds are done, and the run goes
+  # back to its last complete cut, if there is one, and goes on.
   set_back: int = 0
-  resumers: int = 1
+  resumers: int = 1  # controllers that then go on with the run; one of them may
+  # Nobody kills everything: the run's own controller goes back to a cut when a
+  # version is spoiled. A restorer's faults at operations strike it then,
+  # counted from its return's first.
   within: bool = False
+  # Whether the controller kills who is silent for long.
   supervised: bool = False
+  # Whether the user ends the session once the rounds are done, in order, and
+  # goes on with the run in another.
   ends: bool = False
+  # In a row, after which the controller gives a role up; 0 for never.
   restarts: int = 0
-  faults: tuple[faults_lib.Fault, ...] = ()
+  faults: tuple[faults_lib.Fault, ...] = ()  # what goes wrong
 
   def to_json(self) -> str:
     """One line that `from_json` understands."""

@@ -26,37 +26,23 @@ def quick(kind: type[T], **fields: Any) -> T:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Delta:
-  """An outer gradient: the rows an island trained since a global version.
+  """An outer gradient: the rows an island trained since a global version."""
 
-  Attributes:
-    island: who trained them.
-    incarnation: in which of its lives.
-    fragment: of which fragment.
-    base: the version they started from.
-    spans: the rows.
-    finite: whether the values are.
-    epoch: of the run when it was published.
-    norm: its L2 norm.
-    sent: moment it was handed over to be published, as a number that grows.
-    fate: what became of it so far: "" or a reason, or "merged".
-    fate_of: epoch and token of whoever decided that.
-    judged: fate and its `fate_of` before its record was sent once more.
-    discarded: whether any leader has discarded it.
-  """
-
-  island: int
-  incarnation: int
-  fragment: int
-  base: Version
-  spans: tuple[Span, ...]
-  finite: bool
-  epoch: int = 0
-  norm: float = 1.0
+  island: int  # who trained them
+  incarnation: int  # in which of its lives
+  fragment: int  # of which fragment
+  base: Version  # the version they started from
+  spans: tuple[Span, ...]  # the rows
+  finite: bool  # whether the values are
+  epoch: int = 0  # of the run when it was published
+  norm: float = 1.0  # its L2 norm
+  # Moment it was handed over to be published, as a number that grows.
   sent: int = 0
-  fate: str = ""
+  fate: str = ""  # what became of it so far: "" or a reason, or "merged"
+  # Fate and its `fate_of` before its record was sent once more.
   judged: tuple[str, tuple[int, int]] | None = None
-  fate_of: tuple[int, int] = (-1, -1)
-  discarded: bool = False
+  fate_of: tuple[int, int] = (-1, -1)  # epoch and token of whoever decided that
+  discarded: bool = False  # whether any leader has discarded it
 
   def __str__(self) -> str:
     return f"rows {list(self.spans)} of island {self.island}"
@@ -64,28 +50,19 @@ class Delta:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Version:
-  """A global version: its parent, and the rows its merge added.
-
-  Attributes:
-    number: 0 for the initial parameters.
-    parent: the version before, or the same one under an older number.
-    added: contributions merged on top of the parent.
-    rows: by island, spans in order; shared with the parent where equal.
-    staleness: of what was added, in merges.
-    theta: the parameters.
-    committed: whether it ever was a head.
-    moment: when it became one, on the scale of `Delta.sent`.
-  """
+  """A global version: its parent, and the rows its merge added."""
 
   fragment: int
-  number: int
+  number: int  # 0 for the initial parameters
+  # By island, spans in order; shared with the parent where equal.
   rows: dict[int, tuple[Span, ...]]
+  # The version before, or the same one under an older number.
   parent: Version | None = None
-  added: tuple[Delta, ...] = ()
-  theta: Vector = (0.0, 0.0)
-  staleness: tuple[int, ...] = ()
-  committed: bool = False
-  moment: int = 0
+  added: tuple[Delta, ...] = ()  # contributions merged on top of the parent
+  theta: Vector = (0.0, 0.0)  # the parameters
+  staleness: tuple[int, ...] = ()  # of what was added, in merges
+  committed: bool = False  # whether it ever was a head
+  moment: int = 0  # when it became one, on the scale of `Delta.sent`
 
   @property
   def merge(self) -> Version:
@@ -137,14 +114,10 @@ class Fragment:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Moments:
-  """An inner optimizer's state, as a peer sends it.
+  """An inner optimizer's state, as a peer sends it."""
 
-  Attributes:
-    island: whose it is.
-    versions: [P], numbers of the global versions it stepped from.
-  """
-
-  island: int
+  island: int  # whose it is
+  # [P], numbers of the global versions it stepped from.
   versions: tuple[int, ...]
 
   def __str__(self) -> str:

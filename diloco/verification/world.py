@@ -42,23 +42,14 @@ _RESOLVE_SECS = 60.0  # of calm, until all is resolved
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-  """How a schedule went.
+  """How a schedule went."""
 
-  Attributes:
-    violation: the rule that was broken, in one line; empty if none.
-    rounds: versions committed.
-    secs: of virtual time.
-    events: resumptions of threads.
-    struck: faults that happened, by kind and by operation.
-    seen: rare states, counted.
-  """
-
-  violation: str
-  rounds: int
-  secs: float
-  events: int
-  struck: dict[str, int]
-  seen: dict[str, int]
+  violation: str  # the rule that was broken, in one line; empty if none
+  rounds: int  # versions committed
+  secs: float  # of virtual time
+  events: int  # resumptions of threads
+  struck: dict[str, int]  # faults that happened, by kind and by operation
+  seen: dict[str, int]  # rare states, counted
 
 
 def run(schedule: schedules.Schedule, trace: list[str] | None = None) -> Played:

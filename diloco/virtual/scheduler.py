@@ -45,16 +45,11 @@ class Scheduler:
 
 
 class Link(NamedTuple):
-  """Between a role and the store.
+  """Between a role and the store."""
 
-  Attributes:
-    latency_secs: of an operation.
-    bytes_per_sec: each way; 0 for any number.
-    moved: bytes of tensors that have gone to the store or come from it.
-  """
-
-  latency_secs: float = 0.0
-  bytes_per_sec: float = 0.0
+  latency_secs: float = 0.0  # of an operation
+  bytes_per_sec: float = 0.0  # each way; 0 for any number
+  # Bytes of tensors that have gone to the store or come from it.
   moved: Callable[[], int] = int
 
 
