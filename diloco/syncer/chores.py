@@ -86,14 +86,7 @@ class Chores:
 
   def accuse(self, action: core.Quarantine) -> operations.Procedure[None]:
     """Tells an island what the core has against it."""
-    self._told[action.island] = verdict = records.Verdict(
-      island=action.island,
-      incarnation=action.incarnation,
-      offences=action.offences,
-      fragment=action.fragment,
-      reason=action.reason,
-      suspended_secs=action.suspended_secs,
-    )
+    self._told[action.island] = verdict = records.Verdict(**vars(action))
     yield from self._tell(verdict)
 
   def remind(self, island: int) -> operations.Procedure[None]:

@@ -363,18 +363,14 @@ class SyncerCore:
 
   def next_deadline(self) -> float | None:
     """Earliest time at which a `Tick` can close a round, if any."""
-    earliest: float | None = None
-    if self._merging:
-      return None
+    deadlines = []
     for state in self._fragments:
-      if state.quorum_at is not None:
+      if state.quorum_at is not None and not self._merging:
         deadline = state.quorum_at + state.grace_secs
         if state.ready_at is not None:
           deadline = state.ready_at
-        deadline = max(deadline, state.retry_at)
-        if earliest is None or deadline < earliest:
-          earliest = deadline
-    return earliest
+        deadlines.append(max(deadline, state.retry_at))
+    return min(deadlines, default=None)
 
   def configure(self, settings: Settings) -> None:
     """Closes rounds by another quorum and grace from the next event on."""

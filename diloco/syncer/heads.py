@@ -155,16 +155,12 @@ class Heads:
         version=close.version,
         token=self.token,
         payload=payload,
-        chunks=content.chunks,
         clock={str(m): step for m, step in close.clock.items()},
-        merged=content.merged,
         epoch=held.head.epoch,
         cut=self.cut,  # a later one than when the round closed, it may be
-        digest=content.digest,
-        codec=content.codec,
         deltas=_deltas(held.head, payload) if content.delta_codec else [],
-        delta_codec=content.delta_codec,
         holes={str(m): list(map(list, h)) for m, h in close.holes.items()},
+        **content._asdict(),
       )
       self._unsettled[fragment] = payload  # the commit comes next
       return head

@@ -92,10 +92,6 @@ class Leader(Witness, abc.ABC):
   """One leadership.
 
   Attributes:
-    core: decides.
-    heads: of all fragments, fenced.
-    cuts: takes this syncer's part in cuts; None in a run without.
-    chores: what there is to tell and to delete.
     drained: whether, since it was last set to false, a turn in which the store
       answered has left no round to close, but of fragments that stood still
       although it had looked after them.

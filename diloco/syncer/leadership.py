@@ -122,7 +122,6 @@ class Leadership(abc.ABC):
     fenced: whether another process has taken the lease, or may by now.
     heads: of all fragments, once it has taken over.
     cuts: takes this syncer's part in cuts; None in a run without.
-    chores: what there is to tell and to delete.
     renewal_secs: the lease moves this often, or others take it.
   """
 

@@ -190,9 +190,7 @@ class Island(hands.Hands):
     )
     for dropped in self.outbox.submit(action, content):
       self._dropped(dropped)
-    publisher = self.publisher
-    if publisher is not None and not publisher.nudged:
-      self.kernel.nudge(publisher, 0.15 * self.random())
+    self.kernel.nudge(self.publisher, 0.0, 0.15)
 
   def norm_of(self, held: values.Fragment, step: int) -> float:
     """L2 norm of the progress of a fragment."""

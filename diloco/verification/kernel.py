@@ -142,7 +142,9 @@ class Kernel:
     entry = (self.now + delay, self._order, thread, thread.token, value, None)
     _push(self._heap, entry)
 
-  def nudge(self, thread: Thread | None, delay: float) -> None:
+  def nudge(
+    self, thread: Thread | None, delay: float, spread: float = 0.0
+  ) -> None:
     """Like `wake`, once until the thread has looked around."""
     if thread is None:
       return
@@ -151,6 +153,8 @@ class Kernel:
     else:
       thread.nudged = True
       self._order += 1
+      if spread:
+        delay += spread * thread.life.role.random()
       time = self.now + delay
       _push(self._heap, (time, self._order, thread, thread.token, None, None))
 
@@ -334,7 +338,7 @@ class Kernel:
     life, kind = thread.life, fault.kind
     if kind == faults_lib.STOP:
       self.stop(life, fault.secs)
-      self._perform_later(thread, operation, 0.0, 0.0, fault.secs)
+      self._perform_later(thread, operation, fault.secs, 0.0, stopped=True)
       return True
     if kind == faults_lib.SLOW:
       self._perform_later(thread, operation, fault.secs, 0.0)
@@ -402,12 +406,10 @@ class Kernel:
     operation: Any,
     there: float,
     back: float,
-    stopped: float = 0.0,
+    stopped: bool = False,
   ) -> None:
     """An operation that takes effect later, be its process dead by then."""
     token, life = thread.token, thread.life
-    if stopped:
-      there = stopped
 
     def act() -> None:
       if stopped and thread.token != token:

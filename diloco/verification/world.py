@@ -238,11 +238,8 @@ class World:
   def nudge_syncers(self) -> None:
     """A commit record appeared; a syncer's next look will find it."""
     for role in self.seats:
-      if role.life is not None and (thread := role.life.shell.thread):
-        if thread.nudged:
-          thread.missed = True
-        else:
-          self.kernel.nudge(thread, 0.03 + 0.12 * role.random())
+      if role.life is not None:
+        self.kernel.nudge(role.life.shell.thread, 0.03, 0.12)
 
   def nudge_islands(self, but: Collection[int]) -> None:
     """The board changed; the islands' next look will find it.
@@ -250,15 +247,8 @@ class World:
     Those in `but` would find nothing of interest.
     """
     for role in self.islands:
-      if role.index in but or role.life is None:
-        continue
-      thread = role.life.shell.adopter
-      if thread is None:
-        continue
-      if thread.nudged:
-        thread.missed = True
-      else:
-        self.kernel.nudge(thread, 0.02 + 0.1 * role.random())
+      if role.index not in but and role.life is not None:
+        self.kernel.nudge(role.life.shell.adopter, 0.02, 0.1)
 
   # Faults of time
 

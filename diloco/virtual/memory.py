@@ -6,6 +6,7 @@ never fails. `keep` writes what is in it to a store that others can open.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,8 +22,8 @@ class MemoryStore(store.SnapshotStore):
 
   def __init__(self) -> None:
     self.url = "memory://"
-    self.tree = Tree()
-    self.arrays = MemoryArrays(self.tree)  # type: ignore[assignment]
+    self.tree = _Tree()
+    self.arrays = _Arrays(self.tree)  # type: ignore[assignment]
     self._plan: partition.FragmentPlan | None = None
 
   def watched(self, beat: Callable[[], None]) -> MemoryStore:
@@ -84,7 +85,7 @@ class MemoryStore(store.SnapshotStore):
     tensors: dict[str, list[arrays.Tensor]] = {}
     written: dict[str, records.Record] = {}
     for key, (value, _) in self.tree.found.items():
-      if isinstance(value, MemoryArray):
+      if isinstance(value, _Array):
         prefix, _, _ = key.rpartition("/")
         found = arrays.Tensor(value.name, value.layout, [(None, value.values)])
         tensors.setdefault(prefix, []).append(found)
@@ -96,7 +97,7 @@ class MemoryStore(store.SnapshotStore):
       other.write(key, record)
 
 
-class Tree:
+class _Tree:
   """Values by keys, and what is directly below each prefix.
 
   Attributes:
@@ -147,52 +148,42 @@ class Tree:
     return keys
 
 
-class MemoryArray:
+@dataclasses.dataclass(eq=False)
+class _Array:
   """One tensor; as `arrays.StoredArray`."""
 
-  def __init__(
-    self,
-    name: str,
-    layout: arrays.Layout,
-    values: np.ndarray,
-    tree: Tree,
-  ):
-    """Args: its name as it was given, its layout, its values, and where."""
-    self._tree = tree
-    self.name = name
-    self.layout = layout
-    self.values = values
+  name: str  # as it was given
+  layout: arrays.Layout
+  values: np.ndarray
+  tree: _Tree
 
   def begin_read(
     self, out: np.ndarray, index: arrays.Index | None = None
-  ) -> MemoryArray:
-    """See `arrays.StoredArray`."""
+  ) -> _Array:
     self.read(index, out)
     return self
 
   def finish(self) -> None:
-    """See `arrays.Read`."""
+    """Nothing is under way."""
 
   def read(
     self, index: arrays.Index | None = None, out: np.ndarray | None = None
   ) -> np.ndarray:
-    """See `arrays.StoredArray`."""
     found = self.values[self.layout.box(index)]
-    self._tree.moved += found.nbytes
+    self.tree.moved += found.nbytes
     if out is None:
       return found.copy()
     out[...] = found
     return out
 
 
-class MemoryArrays:
+class _Arrays:
   """Arrays of a memory store; as `arrays.ArrayStore`."""
 
-  def __init__(self, tree: Tree):
+  def __init__(self, tree: _Tree):
     self._tree = tree
 
   def write(self, prefix: str, tensors: Iterable[arrays.Tensor]) -> None:
-    """See `arrays.ArrayStore`."""
     for tensor in tensors:
       name, layout = tensor.name, tensor.layout
       values = np.empty(layout.shape, layout.numpy_dtype)
@@ -200,18 +191,16 @@ class MemoryArrays:
         values[layout.box(index)] = piece
         self._tree.moved += piece.nbytes
       key = f"{prefix}/{name.replace('/', '%2F')}"
-      self._tree.put(key, MemoryArray(name, layout, values, self._tree))
+      self._tree.put(key, _Array(name, layout, values, self._tree))
 
   def open(
     self, prefix: str, name: str, layout: arrays.Layout | None = None
-  ) -> MemoryArray:
-    """See `arrays.ArrayStore`."""
+  ) -> _Array:
     key = f"{prefix}/{name.replace('/', '%2F')}"
     if key not in self._tree.found:
       raise errors.CorruptSnapshotError(f"there is no {key}")
-    found: MemoryArray = self._tree.found[key][0]
+    found: _Array = self._tree.found[key][0]
     return found
 
   def read(self, prefix: str, name: str) -> np.ndarray:
-    """See `arrays.ArrayStore`."""
     return self.open(prefix, name).read()

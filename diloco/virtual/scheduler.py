@@ -79,17 +79,17 @@ class Process(workers.Threads):
     at_once: bool = False,
   ) -> workers.Loop:
     """See `workers.Threads`."""
-    return Loop(self, name, script, execute)
+    return _Loop(self, name, script, execute)
 
   def pulse(
     self, beat: Callable[[], None], every_secs: float, name: str
   ) -> pulse.Pulse:
     """See `workers.Threads`."""
-    return Pulse(self, beat, every_secs)
+    return _Pulse(self, beat, every_secs)
 
   def once(self, name: str, work: Callable[[], None]) -> workers.Worker:
     """See `workers.Threads`."""
-    return Once(self, work)
+    return _Once(self, work)
 
   def after(self, secs: float, do: Callable[[], None]) -> None:
     """Has something done so many seconds from now, should it live then."""
@@ -100,7 +100,7 @@ class Process(workers.Threads):
     self.alive = False
 
 
-class Loop(workers.Loop):
+class _Loop(workers.Loop):
   """See `workers.Loop`; an exception in its script ends the whole run."""
 
   def __init__(
@@ -116,21 +116,19 @@ class Loop(workers.Loop):
     self._may_be_woken = False
 
   def start(self) -> None:
-    """See `workers.Loop`."""
     self._later(0.0, None)
 
   def wake(self) -> None:
-    """See `workers.Loop`."""
     if self._may_be_woken:
       self._later(0.0, None)
     else:
       self._woken = True
 
   def check(self) -> None:
-    """See `workers.Loop`."""
+    """What fails in it ends the run."""
 
   def join(self) -> None:
-    """See `workers.Loop`."""
+    """Nothing goes on beside."""
 
   def close(self) -> None:
     """Ends it where it waits."""
@@ -190,7 +188,7 @@ class Loop(workers.Loop):
     return self._do(operation)
 
 
-class Pulse(pulse.Pulse):
+class _Pulse(pulse.Pulse):
   """See `pulse.Pulse`."""
 
   def __init__(
@@ -208,16 +206,14 @@ class Pulse(pulse.Pulse):
       self._process.after(self._every_secs, self._go_on)
 
   def nudge(self) -> None:
-    """See `pulse.Pulse`."""
     self._beat()
 
   def close(self) -> None:
-    """See `pulse.Pulse`."""
     self._beat()
     self._closed = True
 
 
-class Once(workers.Worker):
+class _Once(workers.Worker):
   """See `workers.Worker`; it is done at once."""
 
   def __init__(self, process: Process, work: Callable[[], None]):
@@ -225,11 +221,10 @@ class Once(workers.Worker):
 
   @property
   def is_alive(self) -> bool:
-    """See `workers.Worker`."""
     return False
 
   def check(self) -> None:
-    """See `workers.Worker`."""
+    """What fails in it ends the run."""
 
   def join(self) -> None:
-    """See `workers.Worker`."""
+    """Nothing goes on beside."""
