@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from diloco import errors, process
 from diloco.controller import cutter
 from diloco.report import liveness
-from diloco.snapshots import cuts, operations, store
+from diloco.snapshots import cuts, keys, operations, store
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ def _wait(
       look = asked.of(cuts.look, number)
       if look.is_complete:
         return number, ""
-      if cuts.ABANDONED in look.names:
+      if keys.ABANDONED in look.names:
         return number, asked.of(cuts.reason, number)
       if not look.is_open:  # two later ones were complete meanwhile
         return number, _why_ended(run_dir, number)

@@ -18,7 +18,7 @@ from typing import Any
 
 from diloco import config as config_lib
 from diloco import errors
-from diloco.snapshots import cut_parts, cuts, records, store
+from diloco.snapshots import cut_parts, cuts, keys, records, store
 from diloco.tape import events, reader, recorder
 
 Script = Generator[Any, Any, None]
@@ -223,9 +223,9 @@ class Cutter:
     if look.is_complete:
       # By an earlier controller, which then died.
       yield from self._complete(mine, now)
-    elif cuts.ABANDONED in look.names:
+    elif keys.ABANDONED in look.names:
       self._given_up(mine, (yield from cuts.reason(mine.asked.cut)))
-    elif not look.missing_islands and cut_parts.CHANNEL in look.names:
+    elif not look.missing_islands and keys.CHANNEL in look.names:
       yield from self._complete(mine, now)
     elif gone := self._gone(mine, look, lives):
       yield from self._abandon(
@@ -233,7 +233,7 @@ class Cutter:
       )
     elif self._is_late(now):
       waited = [f"island {m}" for m in look.missing_islands]
-      waited += [] if cut_parts.CHANNEL in look.names else ["the syncer"]
+      waited += [] if keys.CHANNEL in look.names else ["the syncer"]
       yield from self._abandon(mine, f"no part of {', '.join(waited)} in time")
 
   def _gone(

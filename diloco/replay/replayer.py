@@ -15,7 +15,7 @@ from diloco.replay import schedule, script, stage, weights
 from diloco.replay import scratch as scratch_lib
 from diloco.snapshots import digest, keys, operations, records, store
 from diloco.snapshots import layout as layouts
-from diloco.syncer import round_merge, weighting
+from diloco.syncer import protocol, round_merge, weighting
 
 _TELL_EVERY = 100  # versions
 
@@ -212,7 +212,7 @@ class Replayer:
       merged = self._merger.merge(
         operations.Merge(before, payload, contributions, verdict.weights)
       )
-    except round_merge.RefusedError as refused:
+    except protocol.RefusedError as refused:
       keys_refused = tuple(sorted(refused.reasons))
       return Difference(*merge.id, merge.digest, str(refused), keys_refused)
     self._scratch.write_head(

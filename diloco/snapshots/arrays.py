@@ -146,7 +146,7 @@ class ArrayStore:
     kvstore = ts.KvStore.open(base, context=self._context).result()
     if kvstore.path and not kvstore.path.endswith("/"):
       kvstore = kvstore + "/"
-    self._kvstore = kvstore
+    self.kvstore = kvstore
     self._beat: Callable[[], None] = lambda: None
 
   def watched(self, beat: Callable[[], None]) -> ArrayStore:
@@ -157,11 +157,6 @@ class ArrayStore:
     twin = copy.copy(self)
     twin._beat = beat
     return twin
-
-  @property
-  def context(self) -> ts.Context:
-    """What other stores must share to see the same `memory://`."""
-    return self._context
 
   def write(self, prefix: str, tensors: Iterable[Tensor]) -> None:
     """Writes all pieces, all of them in flight together.
@@ -235,7 +230,7 @@ class ArrayStore:
     component = urllib.parse.quote(name, safe="")
     if component in ("", ".", ".."):
       raise ValueError(f"a tensor cannot be named {name!r}; give it a name")
-    return self._kvstore / prefix / f"{component}/"
+    return self.kvstore / prefix / f"{component}/"
 
   def _dataset(self, kvstore: ts.KvStore, layout: Layout | None) -> Any:
     spec: dict[str, Any] = {"driver": "zarr3", **_STRICT}

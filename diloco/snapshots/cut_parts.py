@@ -8,11 +8,6 @@ from typing import NamedTuple
 from diloco import errors
 from diloco.snapshots import keys, operations, records
 
-# Names below the cut's prefix.
-REQUEST = "request"
-HEADS = "heads"
-CHANNEL = "channel"
-
 
 class Parts(NamedTuple):
   """All records of a cut but the last."""
@@ -27,17 +22,12 @@ class Parts(NamedTuple):
   def checksums(self) -> dict[str, int]:
     """CRC-32 of every record, by its name below the cut's prefix."""
     named: dict[str, records.Record] = {
-      REQUEST: self.request,
-      HEADS: self.heads_part,
-      CHANNEL: self.channel,
+      keys.REQUEST: self.request,
+      keys.HEADS: self.heads_part,
+      keys.CHANNEL: self.channel,
     }
-    named |= {part_name(m): part for m, part in self.islands.items()}
+    named |= {keys.cut_part_name(m): part for m, part in self.islands.items()}
     return {name: r.crc32() for name, r in named.items()}
-
-
-def part_name(island: int) -> str:
-  """Name of an island's part below the cut's prefix."""
-  return keys.cut_part_key(0, island).rpartition("/")[2]
 
 
 def read_parts(asked: records.CutRequest) -> operations.Procedure[Parts]:
@@ -52,7 +42,7 @@ def read_parts(asked: records.CutRequest) -> operations.Procedure[Parts]:
     keys.cut_channel_key(cut), records.CutChannel
   )
   if heads is None or channel is None:
-    gone = HEADS if heads is None else CHANNEL
+    gone = keys.HEADS if heads is None else keys.CHANNEL
     raise errors.CorruptSnapshotError(f"cut {cut} has no {gone}")
   islands = {}
   for island in asked.islands:

@@ -32,9 +32,6 @@ from diloco.snapshots import lease as lease_lib
 KEPT = 2  # complete cuts
 _UNLISTED = 16  # cuts that a stale listing may lack, at most
 
-COMPLETE = "complete"
-ABANDONED = "abandoned"
-
 
 def numbers() -> operations.Procedure[list[int]]:
   """All cuts there are records of, in order."""
@@ -104,12 +101,14 @@ class Look(NamedTuple):
   @property
   def is_complete(self) -> bool:
     """Whether it can be restored, as far as names tell."""
-    return COMPLETE in self.names and ABANDONED not in self.names
+    return keys.COMPLETE in self.names and keys.ABANDONED not in self.names
 
   @property
   def is_open(self) -> bool:
     """Whether parts are still to be taken."""
-    return self.request is not None and not (self.names & {COMPLETE, ABANDONED})
+    return self.request is not None and not (
+      self.names & {keys.COMPLETE, keys.ABANDONED}
+    )
 
   def is_open_in(self, epoch: int) -> bool:
     """Whether parts of this epoch are still to be taken."""
@@ -120,14 +119,14 @@ class Look(NamedTuple):
   def missing_islands(self) -> list[int]:
     """Islands that have not taken their part yet."""
     asked = self.request.islands if self.request else []
-    return [m for m in asked if cut_parts.part_name(m) not in self.names]
+    return [m for m in asked if keys.cut_part_name(m) not in self.names]
 
 
 def look(cut: int) -> operations.Procedure[Look]:
   """Looks at what there is of a cut."""
   names = frozenset((yield operations.Names(keys.cut_prefix(cut))))
   asked: records.CutRequest | None = None
-  if cut_parts.REQUEST in names:
+  if keys.REQUEST in names:
     asked, _ = yield operations.Read(
       keys.cut_request_key(cut), records.CutRequest
     )
@@ -140,16 +139,16 @@ def look_surely(cut: int) -> operations.Procedure[Look]:
   The parts of islands are not looked for.
   """
   found: dict[str, records.Record] = {}
-  for key, kind in (
-    (keys.cut_request_key(cut), records.CutRequest),
-    (keys.cut_channel_key(cut), records.CutChannel),
-    (keys.cut_complete_key(cut), records.CutComplete),
-    (keys.cut_abandoned_key(cut), records.CutAbandoned),
+  for name, kind in (
+    (keys.REQUEST, records.CutRequest),
+    (keys.CHANNEL, records.CutChannel),
+    (keys.COMPLETE, records.CutComplete),
+    (keys.ABANDONED, records.CutAbandoned),
   ):
-    record, _ = yield operations.Read(key, kind)
+    record, _ = yield operations.Read(f"{keys.cut_prefix(cut)}/{name}", kind)
     if record is not None:
-      found[key.rpartition("/")[2]] = record
-  asked: Any = found.get(cut_parts.REQUEST)
+      found[name] = record
+  asked: Any = found.get(keys.REQUEST)
   return Look(cut, asked, frozenset(found))
 
 

@@ -39,6 +39,9 @@ PARAMS, DELTA, MASTER = "params", "delta", "master"
 SYNCER_LEASE = "leases/syncer"
 CONTROLLER_LEASE = "leases/controller"
 EPOCH = "epoch"
+# Below a cut's prefix.
+REQUEST, HEADS, CHANNEL = "request", "heads", "channel"
+COMPLETE, ABANDONED = "complete", "abandoned"
 DELAYED = "delayed"  # a buffer that several merges fill, and how many did:
 ARRIVALS = "arrivals"
 
@@ -124,34 +127,26 @@ def cut_prefix(cut: int) -> str:
   return f"cuts/{cut:06d}"
 
 
-def cut_request_key(cut: int) -> str:
-  """Key of the request for a cut."""
-  return f"{cut_prefix(cut)}/request"
+def _cut_key(name: str, cut: int) -> str:
+  return f"{cut_prefix(cut)}/{name}"
+
+
+# Of the records of a cut, by its number; see `cuts`.
+cut_request_key = functools.partial(_cut_key, REQUEST)
+cut_heads_key = functools.partial(_cut_key, HEADS)
+cut_channel_key = functools.partial(_cut_key, CHANNEL)
+cut_complete_key = functools.partial(_cut_key, COMPLETE)
+cut_abandoned_key = functools.partial(_cut_key, ABANDONED)
 
 
 def cut_part_key(cut: int, island: int) -> str:
   """Key of an island's part."""
-  return f"{cut_prefix(cut)}/island-{island:04d}"
+  return _cut_key(cut_part_name(island), cut)
 
 
-def cut_heads_key(cut: int) -> str:
-  """Key of the syncer's part."""
-  return f"{cut_prefix(cut)}/heads"
-
-
-def cut_channel_key(cut: int) -> str:
-  """Key of what was on its way from islands to syncer."""
-  return f"{cut_prefix(cut)}/channel"
-
-
-def cut_complete_key(cut: int) -> str:
-  """Key of the record that makes a cut usable."""
-  return f"{cut_prefix(cut)}/complete"
-
-
-def cut_abandoned_key(cut: int) -> str:
-  """Key of the record that says a cut will never be complete."""
-  return f"{cut_prefix(cut)}/abandoned"
+def cut_part_name(island: int) -> str:
+  """Name of an island's part below the cut's prefix."""
+  return f"island-{island:04d}"
 
 
 def is_cut_name(name: str) -> bool:

@@ -167,7 +167,7 @@ def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
     CorruptSnapshotError: it is not complete, or a record is not what it was.
   """
   seen: cuts.Look = yield from cuts.look_surely(cut)
-  if cuts.ABANDONED in seen.names:
+  if keys.ABANDONED in seen.names:
     why = yield from cuts.reason(cut)
     raise errors.CorruptSnapshotError(f"it was given up: {why}")
   key = keys.cut_complete_key(cut)
@@ -321,7 +321,7 @@ def _give_up_cuts(
   for cut in found:
     try:
       seen = yield from cuts.look_surely(cut)
-      given_up, is_open = cuts.ABANDONED in seen.names, seen.is_open
+      given_up, is_open = keys.ABANDONED in seen.names, seen.is_open
       asked = seen.request
     except errors.CorruptSnapshotError:
       given_up = is_open = False

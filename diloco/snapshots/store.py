@@ -74,8 +74,7 @@ class SnapshotStore:
       self.width = _WIDTH
     try:
       self.arrays = arrays.ArrayStore(place)
-      context = self.arrays.context
-      self._kvs = ts.KvStore.open(place, context=context).result()
+      self._kvs = self.arrays.kvstore
     except ValueError as error:
       raise errors.StoreError(f"{url} cannot be opened: {error}") from error
 

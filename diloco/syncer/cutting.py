@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from diloco import errors
-from diloco.snapshots import cut_parts, cuts, keys, operations, records
+from diloco.snapshots import cuts, keys, operations, records
 from diloco.syncer import core
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class CutKeeper:
     self._epoch = max(head.epoch for head in heads)
     taken = max(head.cut for head in heads)
     for look in (yield from self._all_looks(taken)):
-      if look.is_complete or cut_parts.CHANNEL in look.names:
+      if look.is_complete or keys.CHANNEL in look.names:
         self._pins[look.cut] = yield from self._pins_of(look.cut)
         taken = max(taken, look.cut)
       elif look.is_open and look.cut <= taken:
@@ -91,7 +91,7 @@ class CutKeeper:
   ) -> operations.Procedure[_News]:
     look = yield from cuts.look(newest)
     mine = self._open if self._open and self._open.part.cut == newest else None
-    if look.names & {cuts.COMPLETE, cuts.ABANDONED}:
+    if look.names & {keys.COMPLETE, keys.ABANDONED}:
       return (yield from self._end(look))
     if look.is_open_in(self._epoch):
       if mine is None:
@@ -221,7 +221,7 @@ class CutKeeper:
     looks = []
     for number in (yield from cuts.all_numbers(taken)):
       look = yield from self._look_if_readable(number, cuts.look)
-      if look and not look.names & {cuts.COMPLETE, cuts.ABANDONED}:
+      if look and not look.names & {keys.COMPLETE, keys.ABANDONED}:
         look = yield from self._look_if_readable(number, cuts.look_surely)
       if look:
         looks.append(look)

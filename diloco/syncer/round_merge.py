@@ -34,9 +34,6 @@ class Merged:
   learning_rate: float  # of the outer step
 
 
-RefusedError = protocol.RefusedError
-
-
 class RoundMerger:
   """Merges rounds, one after the other.
 
@@ -115,7 +112,7 @@ class RoundMerger:
       try:
         outcome = merger.apply(inputs, method, theta, buffers, arrival)
       except passes.ContributionError as error:
-        raise RefusedError(
+        raise protocol.RefusedError(
           {
             operation.contributions[i].key: why
             for i, why in error.reasons.items()
@@ -203,7 +200,7 @@ class RoundMerger:
         continue
       inputs.append(merge_lib.Input(source, weight, record.norms[index], scale))
     if reasons:
-      raise RefusedError(reasons)
+      raise protocol.RefusedError(reasons)
     return inputs
 
   def _arrivals(self, head: records.Head) -> int:

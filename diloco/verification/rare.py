@@ -13,7 +13,7 @@ import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from diloco.snapshots import cuts, keys
+from diloco.snapshots import keys
 from diloco.verification import faults, values
 
 # A campaign of so many schedules has reached each of them, or has failed.
@@ -49,7 +49,7 @@ def _has_open_cut(world: Any) -> bool:
   if not names:
     return False
   parts = directories[keys.cut_prefix(max(map(int, names)))]
-  return cuts.COMPLETE not in parts and cuts.ABANDONED not in parts
+  return keys.COMPLETE not in parts and keys.ABANDONED not in parts
 
 
 def _is_damaged(world: Any) -> bool:

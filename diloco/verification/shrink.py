@@ -6,7 +6,6 @@ remains is made shorter and plainer as long as the same rule is broken.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,8 +60,15 @@ def _smaller(schedule: schedules.Schedule) -> Iterator[schedules.Schedule]:
       continue
     for first in range(0, len(faults), size):
       rest = faults[:first] + faults[first + size :]
-      yield dataclasses.replace(schedule, faults=rest)
-  yield from _fewer_roles(schedule)
+      yield schedule.replace(faults=rest)
+  if schedule.islands > 1:
+    fewer = schedule.islands - 1
+    quorum = min(schedule.quorum, fewer)
+    yield _changed(schedule, islands=fewer, quorum=quorum)
+  if schedule.standby:
+    yield _changed(schedule, standby=False)
+  if schedule.resumers > 1:
+    yield _changed(schedule, resumers=1)
   plainer: dict[str, list[Any]] = {
     "rounds": [r for r in (1, schedule.rounds // 2) if r > 0],
     "fine": [False],
@@ -81,27 +87,13 @@ def _smaller(schedule: schedules.Schedule) -> Iterator[schedules.Schedule]:
     for value in choices:
       now = getattr(schedule, name)
       if now != value and (value or now):
-        yield _possible(schedule.replace(**{name: value}))
+        yield _changed(schedule, **{name: value})
 
 
-def _fewer_roles(
-  schedule: schedules.Schedule,
-) -> Iterator[schedules.Schedule]:
-  if schedule.islands > 1:
-    yield _possible(
-      dataclasses.replace(
-        schedule,
-        islands=schedule.islands - 1,
-        quorum=min(schedule.quorum, schedule.islands - 1),
-      )
-    )
-  if schedule.standby:
-    yield _possible(dataclasses.replace(schedule, standby=False))
-  if schedule.resumers > 1:
-    yield _possible(dataclasses.replace(schedule, resumers=1))
-
-
-def _possible(schedule: schedules.Schedule) -> schedules.Schedule:
-  """Takes out faults of roles and fragments that are gone."""
-  left = [f for f in schedule.faults if f.role in schedule.targets]
-  return dataclasses.replace(schedule, faults=tuple(left))
+def _changed(
+  schedule: schedules.Schedule, **changes: Any
+) -> schedules.Schedule:
+  """Takes out faults of roles and fragments that are gone, too."""
+  made = schedule.replace(**changes)
+  left = [f for f in schedule.faults if f.role in made.targets]
+  return made.replace(faults=tuple(left))

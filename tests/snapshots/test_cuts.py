@@ -261,7 +261,7 @@ def test_inconsistent_cut_is_never_completed(tmp_path):
   ],
 )
 def test_last_two_complete_cuts_and_the_newest_number_stay(states, deleted):
-  names = {"c": {cuts.COMPLETE}, "a": {cuts.ABANDONED}, "o": set()}
+  names = {"c": {keys.COMPLETE}, "a": {keys.ABANDONED}, "o": set()}
   names["b"] = names["c"] | names["a"]
   looks = [
     cuts.Look(n, records.CutRequest(n, 0, []), frozenset(names[state]))
@@ -287,7 +287,7 @@ def test_cut_without_a_version_of_the_newest_stays(versions, deleted):
     for n, pair in enumerate(versions.split(), 1)
   }
   payloads[max(payloads)].append("payloads/0000.0000.0001.000000001")
-  names = frozenset([cuts.COMPLETE])
+  names = frozenset([keys.COMPLETE])
   looks = [cuts.Look(n, records.CutRequest(n, 0, []), names) for n in payloads]
   assert cuts.expired(looks, payloads) == deleted
 

@@ -439,7 +439,7 @@ def test_cut_that_only_looks_open_is_not_given_up(tmp_path, monkeypatch):
 
   def stale(prefix):
     if prefix in (keys.cut_prefix(1), keys.cut_prefix(chosen)):
-      return [name for name in names(prefix) if name != cuts.COMPLETE]
+      return [name for name in names(prefix) if name != keys.COMPLETE]
     return names(prefix)
 
   monkeypatch.setattr(run.store, "names", stale)

@@ -13,6 +13,7 @@ from diloco.syncer import (
   grace,
   heads,
   outer_optimizer,
+  protocol,
   round_merge,
 )
 
@@ -185,7 +186,7 @@ def test_bad_contribution_is_refused_by_name_and_nothing_moves(
   good = leader.publish(0, [1, 1, 1, 1])
   bad = spoil_it(leader, leader.publish(1, [1, 1, 1, 1]))
   before = leader.run.head(0)
-  with pytest.raises(round_merge.RefusedError) as refused:
+  with pytest.raises(protocol.RefusedError) as refused:
     leader.merge([(good, 1.0), (bad, 1.0)])
   ((key, why),) = refused.value.reasons.items()
   assert key == bad.key and why.startswith(reason)

@@ -22,7 +22,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
-from diloco.syncer import outer_optimizer, round_merge
+from diloco.syncer import outer_optimizer, protocol, round_merge
 
 PLAN = partition.partition([partition.Tensor("w", (4, 3), "mean")], 1)
 OUTER = outer_optimizer.OuterOptimizer(0.5, 0.9)
@@ -111,7 +111,7 @@ def test_contribution_of_another_form_is_named_and_nothing_is_merged(
   good, bad = (contribute(snapshots, merger, normal(1), i) for i in (0, 1))
   bad = dataclasses.replace(bad, chunks=[])
   payload = keys.global_prefix(0, 1, "s1.0")
-  with pytest.raises(round_merge.RefusedError) as caught:
+  with pytest.raises(protocol.RefusedError) as caught:
     merge(merger, head(merger, 0, first), payload, (good, 1.0), (bad, 1.0))
   (reason,) = caught.value.reasons.items()
   assert reason[0] == bad.key and reason[1].startswith("corrupt: ")
@@ -220,7 +220,7 @@ def test_damaged_contribution_is_named_and_nothing_is_written(
   bad = contribute(snapshots, merger, normal(2), 1)
   snapshots.delete_tree(bad.payload)
   payload = keys.global_prefix(0, 1, "s1.0")
-  with pytest.raises(round_merge.RefusedError) as refused:
+  with pytest.raises(protocol.RefusedError) as refused:
     merge(merger, head(merger, 0, first), payload, (good, 1.0), (bad, 1.0))
   assert list(refused.value.reasons) == [bad.key]
   assert snapshots.names(payload) == []
@@ -313,7 +313,7 @@ def test_every_tensor_is_held_to_its_own_norm(tmp_path):
   assert merged.outer_grad_norm == pytest.approx(2 * 13**0.5)
   for wrong in ([lengths[0]] * 2, [lengths[1]] * 2):
     lying = dataclasses.replace(record, norms=wrong)
-    with pytest.raises(round_merge.RefusedError, match="norm_mismatch"):
+    with pytest.raises(protocol.RefusedError, match="norm_mismatch"):
       merge(merger, head(merger, 0, first), payload, (lying, 1.0))
 
 
