@@ -25,8 +25,9 @@ snapshots, Information Processing Letters 25, 1987.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from diloco.snapshots import records
 from diloco.syncer import gates, grace, quorum
 
 # Refusals that are the island's own doing, not its store's.
@@ -53,27 +54,6 @@ class Start(NamedTuple):
   holes: Mapping[int, tuple[Hole, ...]] = {}
 
 
-class Contribution(gates.Judged, Protocol):
-  """What the core needs to know of a commit record."""
-
-  @property
-  def key(self) -> str: ...  # noqa: D102
-  @property
-  def incarnation(self) -> int: ...  # noqa: D102
-  @property
-  def fragment(self) -> int: ...  # noqa: D102
-  @property
-  def base_version(self) -> int: ...  # noqa: D102
-  @property
-  def first_step(self) -> int: ...  # noqa: D102
-  @property
-  def step(self) -> int: ...  # noqa: D102
-  @property
-  def epoch(self) -> int: ...  # noqa: D102
-  @property
-  def cut(self) -> int: ...  # noqa: D102
-
-
 # Events
 
 
@@ -85,7 +65,7 @@ class Arrived:
   contains the others, so all are taken in before any round closes.
   """
 
-  contributions: Sequence[Contribution]
+  contributions: Sequence[records.Contribution]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +153,7 @@ class Open:
 class Chosen:
   """One contribution in a closing round."""
 
-  contribution: Contribution
+  contribution: records.Contribution
   staleness: int
   arrived_at: float
   waited_secs: float  # arrival after the round opened; negative: before
@@ -202,7 +182,7 @@ class Close:
 class Discard:
   """This contribution will never be merged."""
 
-  contribution: Contribution
+  contribution: records.Contribution
   reason: str
   arrived_at: float
 
@@ -237,7 +217,7 @@ class Cut:
 class Forget:
   """This contribution was merged already; only its record is left over."""
 
-  contribution: Contribution
+  contribution: records.Contribution
 
 
 Action = Open | Close | Discard | Quarantine | Remind | Cut | Forget
@@ -277,7 +257,7 @@ class _Fragment:
   clock: dict[int, int]
   holes: dict[int, tuple[Hole, ...]]
   gate: gates.NormGate
-  waiting: dict[str, tuple[Contribution, float]] = dataclasses.field(
+  waiting: dict[str, tuple[records.Contribution, float]] = dataclasses.field(
     default_factory=dict
   )
   opened_at: float | None = None
@@ -319,7 +299,7 @@ class SyncerCore:
     ]
     self._epoch = epoch
     self._cut = cut
-    self._channel: dict[str, Contribution] | None = None
+    self._channel: dict[str, records.Contribution] | None = None
     self._offenders: dict[int, _Offender] = {}
     self._step_secs: dict[int, float] = {}
     self._quorum_secs = grace.MovingAverage()
@@ -347,7 +327,7 @@ class SyncerCore:
     return self._cut
 
   @property
-  def channel(self) -> list[Contribution] | None:
+  def channel(self) -> list[records.Contribution] | None:
     """Sent before the open cut and not in its heads; None without a cut."""
     return None if self._channel is None else list(self._channel.values())
 
@@ -416,7 +396,7 @@ class SyncerCore:
     return [Cut(number)]
 
   def _arrived(
-    self, contributions: Sequence[Contribution], now: float
+    self, contributions: Sequence[records.Contribution], now: float
   ) -> list[Action]:
     # Before anything of it is taken in: what was sent after a cut must not be
     # in it.
@@ -427,7 +407,7 @@ class SyncerCore:
       actions += self._evaluate(fragment, now)
     return actions
 
-  def _admit(self, new: Contribution, now: float) -> list[Action]:
+  def _admit(self, new: records.Contribution, now: float) -> list[Action]:
     state = self._fragments[new.fragment]
     key = new.key
     if key in state.waiting:
@@ -464,7 +444,7 @@ class SyncerCore:
     return offender is not None and now < offender.until
 
   def _offence(
-    self, refused: Contribution, reason: str, now: float
+    self, refused: records.Contribution, reason: str, now: float
   ) -> list[Action]:
     """Counts an offence, unless the island could not know of the last one."""
     offender = self._offenders.get(refused.island)
@@ -497,8 +477,8 @@ class SyncerCore:
 
     One of an earlier life that lands late may hold steps that no other does.
     """
-    kept: dict[int, list[Contribution]] = {}
-    dropped: list[tuple[Contribution, float]] = []
+    kept: dict[int, list[records.Contribution]] = {}
+    dropped: list[tuple[records.Contribution, float]] = []
     newest_first = sorted(
       state.waiting.values(), key=lambda w: (w[0].island, -w[0].step)
     )
@@ -635,7 +615,7 @@ class SyncerCore:
       for other in self._fragments
     )
 
-  def _opener(self, state: _Fragment) -> Contribution | None:
+  def _opener(self, state: _Fragment) -> records.Contribution | None:
     """Whose contribution opens a round: the last fresh one."""
     version, last = state.version, None
     for contribution, _ in reversed(state.waiting.values()):
@@ -690,7 +670,9 @@ class SyncerCore:
     )
 
 
-def _contain(kept: Sequence[Contribution], dropped: Contribution) -> bool:
+def _contain(
+  kept: Sequence[records.Contribution], dropped: records.Contribution
+) -> bool:
   """Whether disjoint contributions, newest first, have all steps of another."""
   step = dropped.step
   for one in kept:
@@ -699,7 +681,9 @@ def _contain(kept: Sequence[Contribution], dropped: Contribution) -> bool:
   return step <= dropped.first_step
 
 
-def _is_passed_over(state: _Fragment, contribution: Contribution) -> bool:
+def _is_passed_over(
+  state: _Fragment, contribution: records.Contribution
+) -> bool:
   """Whether a contribution behind the clock has steps that no version has."""
   holes = state.holes.get(contribution.island, ())
   if len(holes) == _HOLES_KEPT and contribution.first_step < holes[0][0]:

@@ -68,7 +68,7 @@ class CutKeeper:
     return taken
 
   def look(
-    self, channel: Sequence[core.Contribution] | None
+    self, channel: Sequence[records.Contribution] | None
   ) -> operations.Procedure[_News]:
     """Looks for news, at most once a heartbeat; gives events for the core.
 
@@ -87,7 +87,7 @@ class CutKeeper:
       return []
 
   def _look_at(
-    self, newest: int, channel: Sequence[core.Contribution] | None
+    self, newest: int, channel: Sequence[records.Contribution] | None
   ) -> operations.Procedure[_News]:
     look = yield from cuts.look(newest)
     mine = self._open if self._open and self._open.part.cut == newest else None
@@ -135,7 +135,7 @@ class CutKeeper:
     self,
     mine: _Open,
     look: cuts.Look,
-    channel: Sequence[core.Contribution] | None,
+    channel: Sequence[records.Contribution] | None,
   ) -> operations.Procedure[None]:
     if not mine.written:
       yield from self._write_heads(mine)
@@ -249,7 +249,7 @@ def _add_channel(
   part: records.CutHeads,
   heads: Sequence[records.Head],
   asked: records.CutRequest,
-  channel: Sequence[core.Contribution],
+  channel: Sequence[records.Contribution],
 ) -> operations.Procedure[None]:
   """Writes down what was sent before the cut and is not in its heads.
 
@@ -264,10 +264,7 @@ def _add_channel(
     if own is None:
       return
     positions[island] = own
-  sent: dict[str, records.Contribution] = {}
-  for seen in channel:
-    assert isinstance(seen, records.Contribution)
-    sent[seen.key] = seen
+  sent = {seen.key: seen for seen in channel}
   names = yield operations.Names("contributions")
   for name in filter(keys.is_contribution_name, names):
     if name in sent:

@@ -19,19 +19,8 @@ import bisect
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Protocol
 
-
-class Judged(Protocol):
-  """What the gate must know of a contribution."""
-
-  @property
-  def island(self) -> int: ...  # noqa: D102
-  @property
-  def c_steps(self) -> int: ...  # noqa: D102
-  @property
-  def norms(self) -> Sequence[float]: ...  # noqa: D102
+from diloco.snapshots import records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +47,7 @@ class NormGate:
     self._sorted: list[float] = []
     self._refused: list[int] = []  # islands refused since the last accepted
 
-  def judge(self, contribution: Judged) -> str:
+  def judge(self, contribution: records.Contribution) -> str:
     """Returns why to refuse a contribution; empty to let it in."""
     square = 0.0
     for norm in contribution.norms:
@@ -79,7 +68,7 @@ class NormGate:
       return ""
     return f"norm_outlier: {length:.3g} per root of a step, median {median:.3g}"
 
-  def accepted(self, contribution: Judged) -> None:
+  def accepted(self, contribution: records.Contribution) -> None:
     """Takes a merged contribution as a measure for later ones."""
     self._refused.clear()
     square = 0.0

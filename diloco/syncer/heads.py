@@ -146,7 +146,7 @@ class Heads:
     self._tries += 1
     writer = f"s{self.token}.{self._tries}"
     payload = keys.global_prefix(fragment, close.version, writer)
-    contributions: Any = tuple([c.contribution for c in close.chosen])
+    contributions = tuple([c.contribution for c in close.chosen])
 
     def head_of(merged: Any) -> records.Head:
       content = content_of(merged)

@@ -346,7 +346,7 @@ class Leader(Witness, abc.ABC):
       raise failure
 
   def _weight(self, chosen: core_lib.Chosen) -> float:
-    record: Any = chosen.contribution
+    record = chosen.contribution
     return self._parts.weights.weight(
       record.c_tokens, record.c_steps, chosen.staleness
     )

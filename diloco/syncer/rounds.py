@@ -163,7 +163,7 @@ class Rounds(leader.Leader):
         )
 
   def _discards(self, action: core.Discard) -> None:
-    record = _record(action.contribution)
+    record = action.contribution
     self._tape.record(
       events.DISCARDED,
       fragment=record.fragment,
@@ -228,11 +228,6 @@ class Rounds(leader.Leader):
     self._present = now
 
 
-def _record(contribution: core.Contribution) -> records.Contribution:
-  assert isinstance(contribution, records.Contribution)
-  return contribution
-
-
 def _merged_event(
   close: core.Close,
   weights: Sequence[float],
@@ -268,7 +263,7 @@ def _contributions(
 ) -> list[dict[str, Any]]:
   found = []
   for one, weight in zip(chosen, weights, strict=True):
-    record = _record(one.contribution)
+    record = one.contribution
     found.append(
       {
         "key": record.key,

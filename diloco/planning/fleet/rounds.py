@@ -24,6 +24,7 @@ from diloco.fragments import schedule
 from diloco.islands import comeback
 from diloco.islands import core as island_core
 from diloco.planning.fleet import traffic
+from diloco.snapshots import records
 from diloco.syncer import core as syncer_core
 from diloco.syncer import syncer as syncer_shell
 
@@ -222,7 +223,7 @@ class World:
     self._tick_at = math.inf
     self._hand(syncer_core.Tick())
 
-  def _arrived(self, contribution: traffic.Contribution) -> None:
+  def _arrived(self, contribution: records.Contribution) -> None:
     if (later := self._served(self._now)) > self._now:
       self._at(later, self._arrived, contribution)
       return
@@ -330,13 +331,23 @@ class World:
   def _publish(self, island: Player, what: island_core.Publish) -> None:
     island.published.setdefault(what.fragment, what.step)
     island.reached[what.fragment] = what.step
-    contribution = traffic.Contribution(
+    steps = what.step - what.first_step
+    contribution = records.Contribution(
       island.number,
       island.incarnation,
       what.fragment,
       what.base_version,
       what.first_step,
       what.step,
+      c_tokens=steps,
+      codec="f32",
+      plan_hash="",
+      payload="",
+      chunks=[],
+      num_bytes=0,
+      norms=[
+        math.sqrt(steps)
+      ],  # sound: steps have nothing to do with each other
     )
     self._at(self._now + self._links.publish_secs, self._arrived, contribution)
 

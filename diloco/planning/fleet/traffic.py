@@ -57,35 +57,6 @@ class Track:
   checkpoint_steps: int = 0  # saves its state each so many steps; 0: never
 
 
-@dataclasses.dataclass(frozen=True)
-class Contribution:
-  """A commit record, as far as the syncer's core looks at it."""
-
-  island: int
-  incarnation: int
-  fragment: int
-  base_version: int
-  first_step: int
-  step: int
-  epoch: int = 0
-  cut: int = 0
-
-  @property
-  def c_steps(self) -> int:
-    """Inner steps it sums up."""
-    return self.step - self.first_step
-
-  @property
-  def norms(self) -> tuple[float, ...]:
-    """Sound ones: steps that have nothing to do with each other."""
-    return (math.sqrt(self.c_steps),)
-
-  @property
-  def key(self) -> str:
-    """Its name."""
-    return f"{self.fragment}.{self.island}.{self.incarnation}.{self.step}"
-
-
 @dataclasses.dataclass
 class Tally:
   """What happened in a stretch of virtual time.
