@@ -49,14 +49,9 @@ def _finish(future: Any) -> Any:
 
 
 class SnapshotStore:
-  """Records and tensors under one URL. Thread-safe.
+  """Records and tensors under one URL. Thread-safe."""
 
-  Attributes:
-    url: where it is.
-    width: how many requests it is worth having under way at once.
-  """
-
-  width = 1
+  width = 1  # how many requests it is worth having under way at once
 
   def __init__(self, url: str):
     """Opens a store; see `locations`, or `memory://`.

@@ -98,10 +98,6 @@ class Merger:
   """Merges tensors one after the other; keeps its accumulator warm.
 
   Not safe to use from several threads at once.
-
-  Attributes:
-    outer: the outer optimizer.
-    rules: how to merge.
   """
 
   def __init__(
@@ -109,7 +105,6 @@ class Merger:
     outer: outer_optimizer.OuterOptimizer,
     rules: Rules = Rules(),
   ):
-    """Allocates nothing yet; of the rules it trims and corrects."""
     self.outer = outer
     self.rules = rules
     self._workspace = np.empty(0, np.float32)

@@ -30,17 +30,13 @@ class Measure(NamedTuple):
 
 
 class ContributionError(RuntimeError):
-  """Contributions that cannot be merged; nothing has been changed.
-
-  Attributes:
-    reasons: by place of the contribution in the call.
-  """
+  """Contributions that cannot be merged; nothing has been changed."""
 
   def __init__(self, reasons: Mapping[int, str]):
     super().__init__(
       "; ".join(f"contribution {i}: {why}" for i, why in reasons.items())
     )
-    self.reasons = dict(reasons)
+    self.reasons = dict(reasons)  # by place of the contribution in the call
 
 
 def dots(tensors: Sequence[sources.Source]) -> list[float]:

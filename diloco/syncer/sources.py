@@ -79,7 +79,6 @@ class StoreSource:
     return _as_float32(rechunk(self._read(), step), step)
 
   def _read(self) -> Iterator[np.ndarray]:
-    """Yields slab after slab."""
     dtype = self._stored.layout.numpy_dtype
     buffers = itertools.cycle(
       [np.empty(self._slabs.max_size, dtype) for _ in range(2)]

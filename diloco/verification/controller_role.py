@@ -323,11 +323,9 @@ class _Cutter(cutter_lib.Cutter):
       self._checker.seen["cuts_abandoned"] += 1
 
   def completed(self, parts: cut_parts.Parts) -> None:
-    """See `Cutter`."""
     self._checker.cut_completed(parts)
 
   def unfit(self, cut: int, why: str) -> None:
-    """See `Cutter`."""
     self._checker.inconsistent(cut, why)
 
 

@@ -167,17 +167,12 @@ def leave(syncer: Any) -> kernel_lib.Script:
 
 
 class Ending:
-  """The end of a session under way.
-
-  Attributes:
-    over: whether the controller has left.
-    gone: islands that were told to stop, by number.
-  """
+  """The end of a session under way."""
 
   def __init__(self, world: Any):
     self._world = world
-    self.over = False
-    self.gone: dict[int, Any] = {}
+    self.over = False  # whether the controller has left
+    self.gone: dict[int, Any] = {}  # islands that were told to stop
     self._struck = self._faults() if _is_quiet(world) else -1
 
   def _faults(self) -> int:

@@ -94,22 +94,15 @@ class Version:
 
 
 class Fragment:
-  """A fragment's values on the device: rows (held_from, step] on an anchor.
-
-  Attributes:
-    anchor: the global version.
-    held_from: truth about the values, not the core's opinion.
-    references: steps of which the own values are kept, as `swap.Swap` does.
-    finite: whether the values are.
-    scale: how many times too long the progress is.
-  """
+  """A fragment's values on the device: rows (held_from, step] on an anchor."""
 
   def __init__(self, anchor: Version, held_from: int):
     self.anchor = anchor
-    self.held_from = held_from
+    self.held_from = held_from  # the truth, not the core's opinion
+    # Steps of which the own values are kept, as `swap.Swap` does.
     self.references: tuple[int, ...] = (held_from,)
     self.finite = True
-    self.scale = 1.0
+    self.scale = 1.0  # how many times too long the progress is
 
 
 @dataclasses.dataclass(eq=False, slots=True)

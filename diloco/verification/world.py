@@ -172,7 +172,6 @@ class World:
       self.store.seed(keys.head_key(fragment), head)
 
   def _arm(self) -> None:
-    """Arms the schedule's faults."""
     strikes: dict[str, list[faults.Fault]] = {}
     for fault in self.schedule.faults:
       if fault.kind in faults.AT_OPERATION:

@@ -39,11 +39,7 @@ _LOOK_SECS = 0.2  # and a round trip, in which the syncer has looked around
 
 
 class Fleet:
-  """All roles of a run, and the time that they live in.
-
-  Attributes:
-    snapshots: the store.
-  """
+  """All roles of a run, and the time that they live in."""
 
   def __init__(
     self,

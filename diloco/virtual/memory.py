@@ -113,7 +113,6 @@ class _Tree:
     self._generation = 0
 
   def put(self, key: str, value: Any) -> None:
-    """Puts a value under a key."""
     self._generation += 1
     if key not in self.found:
       path = key
@@ -126,7 +125,6 @@ class _Tree:
     self.found[key] = value, b"%d" % self._generation
 
   def remove(self, key: str) -> None:
-    """Removes a key, if it is there."""
     if self.found.pop(key, None) is None:
       return
     path = key
@@ -139,7 +137,6 @@ class _Tree:
       del self.children[path]
 
   def below(self, prefix: str) -> list[str]:
-    """All keys below a prefix."""
     keys = []
     for name in self.children.get(prefix, ()):
       path = f"{prefix}/{name}"

@@ -17,14 +17,10 @@ from diloco.snapshots import operations
 
 
 class Scheduler:
-  """Does at its time what is to be done.
-
-  Attributes:
-    now: virtual seconds since the beginning.
-  """
+  """Does at its time what is to be done."""
 
   def __init__(self) -> None:
-    self.now = 0.0
+    self.now = 0.0  # virtual seconds since the beginning
     self._heap: list[tuple[float, int, Callable[[], None]]] = []
     self._order = 0
 
