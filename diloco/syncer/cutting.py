@@ -7,7 +7,7 @@ the cut is deleted, which happens here too. See `diloco.snapshots.cuts`.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 from diloco import errors
 from diloco.snapshots import cuts, keys, operations, records
@@ -204,45 +204,52 @@ class CutKeeper:
         yield operations.DeleteTree(keys.payload_prefix(name))
         self._held.discard(name)
 
-  def _looks(self) -> operations.Procedure[list[cuts.Look]]:
-    looks = []
-    for number in (yield from cuts.numbers()):
-      look = yield from self._look_if_readable(number, cuts.look)
-      if look:
-        looks.append(look)
-    return looks
-
   def _all_looks(self, taken: int) -> operations.Procedure[list[cuts.Look]]:
     """Looks at all cuts there are, whatever a stale listing says.
 
     What a cut of the predecessor points to must not be deleted in ignorance. It
     is known to have taken part in those up to `taken`.
     """
+    numbers = yield from cuts.all_numbers(taken)
+    return (yield from self._looks(numbers, surely=True))
+
+  def _looks(
+    self, numbers: Iterable[int] | None = None, *, surely: bool = False
+  ) -> operations.Procedure[list[cuts.Look]]:
+    """Looks at cuts that can be read; those listed if none are named."""
     looks = []
-    for number in (yield from cuts.all_numbers(taken)):
-      look = yield from self._look_if_readable(number, cuts.look)
-      if look and not look.names & {keys.COMPLETE, keys.ABANDONED}:
-        look = yield from self._look_if_readable(number, cuts.look_surely)
-      if look:
+    for number in (yield from cuts.numbers()) if numbers is None else numbers:
+      try:
+        look = yield from cuts.look(number)
+        if surely and not look.names & {keys.COMPLETE, keys.ABANDONED}:
+          look = yield from cuts.look_surely(number)
         looks.append(look)
+      except errors.CorruptSnapshotError as error:
+        logger.warning("cut_unreadable cut=%d error=%s", number, error)
     return looks
 
-  def _look_if_readable(
-    self, number: int, look: Callable[[int], operations.Procedure[cuts.Look]]
-  ) -> operations.Procedure[cuts.Look | None]:
-    try:
-      return (yield from look(number))
-    except errors.CorruptSnapshotError as error:
-      logger.warning("cut_unreadable cut=%d error=%s", number, error)
-      return None
-
   def _pins_of(self, number: int) -> operations.Procedure[frozenset[str]]:
+    """Prefixes of the payloads a cut points to."""
     try:
-      return (yield from _pins(number))
+      heads, _ = yield operations.Read(
+        keys.cut_heads_key(number), records.CutHeads
+      )
+      channel, _ = yield operations.Read(
+        keys.cut_channel_key(number), records.CutChannel
+      )
+      found = [
+        records.Head.from_fields(one).payload
+        for one in (heads.heads if heads else ())
+      ]
+      found += [
+        records.Contribution.from_fields(one).payload
+        for one in (channel.contributions if channel else ())
+      ]
     except errors.CorruptSnapshotError as error:
       # Nobody can go back to it, so nothing needs to be kept for it.
       logger.warning("cut_unreadable cut=%d error=%s", number, error)
       return frozenset()
+    return frozenset(found)
 
 
 def _add_channel(
@@ -352,22 +359,3 @@ def _is_of_the_channel(
     sent.incarnation <= owner.incarnation
     and sent.step <= owner.positions[sent.fragment][2]
   )
-
-
-def _pins(number: int) -> operations.Procedure[frozenset[str]]:
-  """Prefixes of the payloads a cut points to."""
-  heads, _ = yield operations.Read(keys.cut_heads_key(number), records.CutHeads)
-  channel, _ = yield operations.Read(
-    keys.cut_channel_key(number), records.CutChannel
-  )
-  found = [
-    *(
-      records.Head.from_fields(h).payload
-      for h in (heads.heads if heads else ())
-    ),
-    *(
-      records.Contribution.from_fields(c).payload
-      for c in (channel.contributions if channel else ())
-    ),
-  ]
-  return frozenset(found)

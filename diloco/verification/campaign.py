@@ -56,12 +56,8 @@ class Tally:
     self.rounds += outcome.rounds
     self.events += outcome.events
     self.virtual_secs += outcome.secs
-    for counter, found in (
-      (self.struck, outcome.struck),
-      (self.seen, outcome.seen),
-    ):
-      for name, count in found.items():
-        counter[name] += count
+    self.struck.update(outcome.struck)
+    self.seen.update(outcome.seen)
     self.reached.update(name for name, n in outcome.seen.items() if n)
     if outcome.violation:
       self.num_violations += 1
@@ -69,13 +65,11 @@ class Tally:
 
   def merge(self, other: Tally) -> None:
     """Takes in what another process did."""
-    for name in ("schedules", "rounds", "events", "num_violations"):
-      setattr(self, name, getattr(self, name) + getattr(other, name))
-    self.virtual_secs += other.virtual_secs
-    self.cpu_secs += other.cpu_secs
-    self.struck.update(other.struck)
-    self.seen.update(other.seen)
-    self.reached.update(other.reached)
+    for name, more in vars(other).items():
+      if isinstance(more, collections.Counter):
+        getattr(self, name).update(more)
+      elif name != "violations":
+        setattr(self, name, getattr(self, name) + more)
     found = sorted([*self.violations, *other.violations])
     self.violations = found[:_KEPT]
 

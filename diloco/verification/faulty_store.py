@@ -16,6 +16,11 @@ from diloco.verification import values
 
 Handler = Callable[[Any, Any], Any]
 NOTHING = (None, 0)  # what a read gives where no record is
+# What a full disk refuses.
+TAKING_ROOM = (
+  *(operations.Write, operations.CompareAndSet),
+  *(operations.WritePayload, operations.Merge),
+)
 
 
 class FaultyStore:
@@ -64,10 +69,6 @@ class FaultyStore:
     else:
       self.payloads[key] = content
       self._enter(key)
-
-  def fresh(self, role: str) -> None:
-    """A role sees listings as they are again."""
-    self.stale.pop(role, None)
 
   # Operations
 
@@ -226,16 +227,6 @@ class FaultyStore:
 
   # Damage
 
-  def takes_room(self, operation: Any) -> bool:
-    """Whether a full disk refuses this."""
-    return isinstance(
-      operation,
-      operations.Write
-      | operations.CompareAndSet
-      | operations.WritePayload
-      | operations.Merge,
-    )
-
   def may_damage(self, operation: Any) -> bool:
     """Whether this writes something that the protocol can lose.
 
@@ -291,10 +282,6 @@ class FaultyStore:
     """Keeps a key out of all listings."""
     self.hidden.add(key)
     self.unlisted.add(key.rpartition("/")[2])
-
-  def show(self, key: str) -> None:
-    """Lists a key again."""
-    self.hidden.discard(key)
 
   def swap(self, key: str, other: str) -> None:
     """Puts the record of another key under a key: whole, and not its own."""

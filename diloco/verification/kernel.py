@@ -124,7 +124,7 @@ class Kernel:
 
   # Scheduling
 
-  def at(self, time: float, action: Callable[[], None]) -> None:
+  def at(self, time: float, action: Callable[[], object]) -> None:
     """Calls `action` at a time, whoever is alive then."""
     self._order += 1
     heapq.heappush(self._heap, (time, self._order, None, 0, action, None))
@@ -351,7 +351,9 @@ class Kernel:
       return True
     if kind == faults_lib.UNLISTED:
       self._store.hide(operation.key)
-      self.at(self.now + fault.secs, lambda: self._store.show(operation.key))
+      self.at(
+        self.now + fault.secs, lambda: self._store.hidden.discard(operation.key)
+      )
       return False
     if kind == faults_lib.DUPLICATE:
       self.land_later(life, operation, fault.secs)
@@ -380,7 +382,7 @@ class Kernel:
       if role.random() < _LOST_ANSWERS and role.life is not None:
         self._land(role.life, operation)
       return "the store cannot be reached"
-    if self._store.full and self._store.takes_room(operation):
+    if self._store.full and isinstance(operation, faulty_store.TAKING_ROOM):
       return "the disk is full"
     return ""
 

@@ -290,7 +290,9 @@ class World:
       self._interval(fault, self._fill)
     elif kind == faults.STALE and role:
       self.store.stale[role.name] = self.store.listings()
-      kernel.at(kernel.now + fault.secs, lambda: self.store.fresh(role.name))
+      kernel.at(
+        kernel.now + fault.secs, lambda: self.store.stale.pop(role.name, None)
+      )
     elif kind == faults.POISON and life:
       life.shell.poison()
     elif kind == faults.OUTLIER and life:
