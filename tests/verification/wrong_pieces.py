@@ -612,7 +612,7 @@ def found_beside_broken_forgotten(right: Any) -> Any:
   """A look that meets a record it cannot read does nothing with the others."""
 
   def look(self: Any) -> Any:
-    scanned = yield from right(self)
-    return scanned._replace(found=[]) if scanned.broken else scanned
+    found, broken = yield from right(self)
+    return ([] if broken else found), broken
 
   return look
