@@ -46,8 +46,8 @@ def _radius_ignored(right: Any) -> Any:
 
 
 def _means_all(right: Any) -> Any:
-  def combine(self: Any, contributions: Any, *_: Any) -> Any:
-    return right(self, contributions, "mean")
+  def combine(self: Any, contributions: Any, _: Any, *rest: Any) -> Any:
+    return right(self, contributions, "mean", *rest)
 
   return combine
 

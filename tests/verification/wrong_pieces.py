@@ -271,8 +271,8 @@ def cut_after_admission(right: Any) -> Any:
 def chosen_unread(right: Any) -> Any:
   """A restore does not read what the cut points to."""
 
-  def choose(check: Any, *args: Any) -> Any:
-    return right(lambda parts: "", *args)
+  def choose(check: Any, *args: Any, **options: Any) -> Any:
+    return right(lambda parts: "", *args, **options)
 
   return choose
 
@@ -427,8 +427,8 @@ def heads_with(**wrong: Any) -> Callable[[Any], Any]:
   """A leader's heads have a field that is wrong."""
 
   def plant(right: Any) -> Any:
-    def init(self: Any, token: int, make: Any = records.Head) -> None:
-      right(self, token, lambda **fields: make(**(fields | wrong)))
+    def init(self: Any, token: int, make: Any, each: Any) -> None:
+      right(self, token, lambda **fields: make(**(fields | wrong)), each)
 
     return init
 
