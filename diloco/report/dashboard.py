@@ -97,7 +97,8 @@ def _quarantined(status: Mapping[str, Any]) -> list[text.Text]:
   lines = []
   for number, island in status["islands"].items():
     if island["quarantines"]:
-      line = f" island {number}: quarantined {island['quarantines']} times"
+      times = figures.how_many(island["quarantines"], "times")
+      line = f" island {number}: quarantined {times}"
       if secs := island["suspended_secs"]:
         line += f", refused unseen for another {figures.secs(secs)}"
       lines.append(text.Text(line, style="yellow"))
@@ -113,16 +114,16 @@ def describe(status: Mapping[str, Any]) -> str:
   parts = [
     figures.secs(secs),
     pace,
-    f"{status['merges']:,} merges",
+    figures.how_many(status["merges"], "merges"),
     f"{figures.num_bytes(status['bytes_per_sec'])}/s",
-    f"{status['faults']} faults",
-    f"{status['deaths']} deaths",
+    figures.how_many(status["faults"], "faults"),
+    figures.how_many(status["deaths"], "deaths"),
   ]
   if status["secs_left"]:
     parts[0] += f", {figures.secs(status['secs_left'])} left"
   for name in ("takeovers", "quarantines", "rollbacks"):
     if status[name]:
-      parts.append(f"{status[name]} {name}")
+      parts.append(figures.how_many(status[name], name))
   if status["last_cut"] is not None:
     age = f", {figures.secs(status['last_cut_age_secs'])} ago"
     running = status["status"] == "running"

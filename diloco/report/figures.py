@@ -29,6 +29,11 @@ def count(value: float | None) -> str:
   return _scaled(value, ("", " k", " M", " G", " T"))
 
 
+def how_many(value: int, plural: str) -> str:
+  """Returns how many there are of what is named in the plural with an s."""
+  return f"{value:,} {plural[:-1] if value == 1 else plural}"
+
+
 def num_bytes(value: float | None) -> str:
   """Returns an amount of data in decimal units."""
   return _scaled(value, (" B", " kB", " MB", " GB", " TB"))

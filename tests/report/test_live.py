@@ -94,6 +94,10 @@ def test_clock_moves_between_two_lines_and_time_left_is_told(tmp_path):
   assert soon["secs_left"] == missing / soon["tokens_per_sec"]
   assert "s left" in dashboard.describe(soon)
   assert "left" not in dashboard.describe(soon | {"secs_left": 0.0})
+  one = dashboard.describe(soon | {"faults": 1, "deaths": 2, "merges": 1_200})
+  assert (
+    "1,200 merges" in one and " 1 fault " in f"{one} " and "2 deaths" in one
+  )
   dead = status_lib.status_of(view, alive=False, now=end + 1)
   assert (dead["wall_secs"], dead["secs_left"]) == (view.wall_secs, None)
 

@@ -51,7 +51,7 @@ def test_suspension_is_shown_while_it_lasts():
   status = state(STARTED, TOLD)
   island = status["islands"]["1"]
   assert (island["quarantines"], island["suspended_secs"]) == (1, 6.0)
-  assert "island 1: quarantined 1 times, refused unseen" in text_of(status)
+  assert "island 1: quarantined 1 time, refused unseen" in text_of(status)
   later = state(STARTED, TOLD, now=12.0)
   assert later["islands"]["1"]["suspended_secs"] == 0.0
   assert "refused unseen" not in text_of(later)
