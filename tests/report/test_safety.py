@@ -81,7 +81,7 @@ def test_takeovers_roll_backs_and_the_age_of_the_last_cut_are_told():
   assert status["takeovers"] == status["rollbacks"] == 1
   assert status["last_cut_age_secs"] == 2.0
   text = text_of(status)
-  assert "1 takeovers" in text and "1 rollbacks" in text
+  assert "1 takeover " in text and "1 rollback " in text
   assert "cut 4, 2 s ago" in text
   quiet = text_of(state(STARTED))
   assert "takeovers" not in quiet and "cut" not in quiet
