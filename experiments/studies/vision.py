@@ -5,7 +5,7 @@ exchange, against one data-parallel job at equal images? Both are tuned by as
 many learning rates, on a seed that no confirmation has.
 
 Command: `diloco sweep --sweep=experiments/studies/vision.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 20 runs of 3 minutes of one core. Variants:
+then `diloco compare DIR`. Cost: 22 runs of 3 minutes of one core. Variants:
 `:medium` (twice the width), `:smoke`. Expected: not known; published text
 models of 35 M parameters pay 2 % for four (arXiv 2503.09799).
 """
@@ -43,5 +43,5 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 def get_sweep() -> list[hyper.Point]:
   """Learning rates by one seed, then the best of each arm by five."""
   return base.against_one_job(
-    (0.004, 0.008, 0.016, 0.032, 0.064), job=0.032, islands=0.032
+    (0.004, 0.008, 0.016, 0.032, 0.064, 0.128), job=0.064, islands=0.032
   )
