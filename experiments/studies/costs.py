@@ -13,7 +13,7 @@ loss at equal tokens when
 - the merge is radial-directional in place of the mean?
 
 Command: `diloco sweep --sweep=experiments/studies/costs.py --workdir=DIR`, then
-`diloco compare DIR`. Cost: 80 runs of 4 to 5 minutes of one core. Variants:
+`diloco compare DIR`. Cost: 80 runs of 4 to 7 minutes of one core. Variants:
 `:medium` (886 k parameters), `:smoke`. Expected: int4 within 0.1 % (Streaming
 DiLoCo, arXiv 2501.18512) and int2 within 1 %; with failures within the interval
 of the run without, and goodput of quorum 1 with the loss of the full one (88 %

@@ -5,7 +5,7 @@ exchange, against one data-parallel job at equal tokens? Both are tuned by as
 many learning rates, on a seed that no confirmation has.
 
 Command: `diloco sweep --sweep=experiments/studies/mixture.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 16 runs of 6 minutes of one core. Variants:
+then `diloco compare DIR`. Cost: 16 runs; not measured. Variants:
 `:medium`, `:smoke`. Expected: not known; published dense models of 35 M
 parameters pay 2 % for four (arXiv 2503.09799).
 """

@@ -5,9 +5,9 @@ exchange, against one data-parallel job at equal images? Both are tuned by as
 many learning rates, on a seed that no confirmation has.
 
 Command: `diloco sweep --sweep=experiments/studies/vision.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 22 runs of 3 minutes of one core. Variants:
-`:medium` (twice the width), `:smoke`. Expected: not known; published text
-models of 35 M parameters pay 2 % for four (arXiv 2503.09799).
+then `diloco compare DIR`. Cost: 22 runs of 3 to 6 minutes of a core. Variants:
+`:medium` (twice the width), `:smoke`. Expected: about equal (one seed);
+published text models of 35 M parameters pay 2 % for four (arXiv 2503.09799).
 """
 
 import ml_collections
