@@ -21,11 +21,6 @@ _LEAST_WEIGHT = 1e-200  # of a stale contribution against a fresh one
 _TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,3}")
 
 
-def _require(holds: bool, what: str, why: str, remedy: str) -> None:
-  if not holds:
-    raise errors.UserError(what, why, remedy)
-
-
 def check(config: config_lib.RunConfig) -> None:
   """Refuses a configuration that cannot work.
 
@@ -48,21 +43,21 @@ def check(config: config_lib.RunConfig) -> None:
 
 def _check_sync_with_outer(config: config_lib.RunConfig) -> None:
   sync, outer = config.sync, config.outer
-  _require(
+  errors.require(
     not sync.merge_align or bool(outer.buffers),
     "config.sync.merge_align = True",
     "contributions are corrected by the outer momentum, and"
     f" config.outer.momentum = {outer.momentum} leaves none",
     "set config.outer.momentum above 0, or merge_align to False",
   )
-  _require(
+  errors.require(
     sync.adoption != "eager" or outer.optimizer != "delayed_nesterov",
     "config.sync.adoption = 'eager'",
     "an island cannot make its share of the outer steps of"
     " config.outer.optimizer = 'delayed_nesterov', which are not all alike",
     "choose another outer optimizer, such as 'nesterov'",
   )
-  _require(
+  errors.require(
     not (outer.count_absent and config.needs_equal_steps),
     "config.outer.count_absent = True",
     "outer steps are then of many lengths, and those of"
@@ -77,25 +72,25 @@ def _check_faults(config: config_lib.RunConfig) -> None:
   for i, fault in enumerate(config.faults):
     targets = [f"island-{m}" for m in range(config.fleet.islands)] + ["syncer"]
     targets += ["standby"] if config.controller.standbys else []
-    _require(
+    errors.require(
       0 <= fault.at_fraction <= 1,
       f"config.faults[{i}].at_fraction = {fault.at_fraction}",
       "it is a share of the token budget",
       "give a number from 0 to 1",
     )
-    _require(
+    errors.require(
       fault.target in targets,
       f"config.faults[{i}].target = {typed.show(fault.target)}",
       f"the run has {', '.join(targets)}",
       "name one of them",
     )
-    _require(
+    errors.require(
       config.engine != "inline" or fault.kind != "sigstop",
       f"config.faults[{i}].kind = 'sigstop'",
       "config.engine = 'inline' has threads, which cannot be stopped",
       "choose sigkill or poison, or config.engine = 'process'",
     )
-    _require(
+    errors.require(
       config.engine != "virtual"
       or (fault.kind != "sigstop" and fault.target != "standby"),
       f"config.faults[{i}] = {typed.show(dataclasses.asdict(fault))}",
@@ -103,7 +98,7 @@ def _check_faults(config: config_lib.RunConfig) -> None:
       " waits",
       "choose sigkill or poison, for an island or the syncer",
     )
-    _require(
+    errors.require(
       fault.kind != "poison" or fault.target.startswith("island-"),
       f"config.faults[{i}].kind = 'poison'",
       f"{fault.target} has no values that could be spoilt",
@@ -112,7 +107,7 @@ def _check_faults(config: config_lib.RunConfig) -> None:
 
 
 def _check_loop(config: config_lib.RunConfig) -> None:
-  _require(
+  errors.require(
     not config.loop or (config.engine != "virtual" and config.replicas == 1),
     f"config.loop = {config.loop!r}",
     "islands in virtual time take turns in one thread, and one job divides its"
@@ -180,7 +175,7 @@ _OVERRIDES: tuple[tuple[str, float], ...] = (
 def _check_ranges(config: config_lib.RunConfig) -> None:
   for name, low in _OVERRIDES:
     value = operator.attrgetter(name)(config)
-    _require(
+    errors.require(
       value == 0 or value >= low,
       f"config.{name} = {value}",
       f"it must be at least {low}",
@@ -188,7 +183,7 @@ def _check_ranges(config: config_lib.RunConfig) -> None:
     )
   for name, low, high in _RANGES:
     value = operator.attrgetter(name)(config)
-    _require(
+    errors.require(
       low <= value <= high,
       f"config.{name} = {value}",
       f"it must be at least {low}"
@@ -198,7 +193,7 @@ def _check_ranges(config: config_lib.RunConfig) -> None:
 
 
 def _check_fleet(fleet: config_lib.FleetConfig) -> None:
-  _require(
+  errors.require(
     bool(fleet.slices),
     "config.fleet.slices = ()",
     "a run needs at least one slice",
@@ -206,20 +201,20 @@ def _check_fleet(fleet: config_lib.FleetConfig) -> None:
   )
   for i, hardware in enumerate(fleet.slices):
     where = f"config.fleet.slices[{i}]"
-    _require(
+    errors.require(
       _TOPOLOGY.fullmatch(hardware.topology) is not None
       and hardware.num_devices > 0,
       f"{where}.topology = {typed.show(hardware.topology)}",
       "a topology is device counts along one to four axes",
       "write it like '4' or '2x4'",
     )
-    _require(
+    errors.require(
       0 < hardware.relative_speed <= 1,
       f"{where}.relative_speed = {hardware.relative_speed}",
       "speeds are relative to the fleet's fastest slice",
       "give a number above 0 and at most 1",
     )
-  _require(
+  errors.require(
     fleet.num_islands <= len(fleet.slices),
     f"config.fleet.num_islands = {fleet.num_islands}",
     f"the fleet has {len(fleet.slices)} slices and an island needs one",
@@ -237,20 +232,20 @@ def _check_open_ends(config: config_lib.RunConfig) -> None:
   ):
     value = operator.attrgetter(name)(config)
     what = f"config.{name} = {value}"
-    _require(value != end, what, rule, f"change config.{name}")
+    errors.require(value != end, what, rule, f"change config.{name}")
 
 
 def _check_evaluator(config: config_lib.RunConfig) -> None:
   if not config.programs.evaluator:
     return
-  _require(
+  errors.require(
     config.programs.eval_every_tokens > 0,
     "config.programs.evaluator = True",
     "it would have nothing to do: config.programs.eval_every_tokens = 0 leaves"
     " only the last evaluation, which an island does",
     "set eval_every_tokens to the tokens between two evaluations",
   )
-  _require(
+  errors.require(
     config.engine not in ("inline", "virtual"),
     "config.programs.evaluator = True",
     f"config.engine = {config.engine!r} has one process for all, so its work"
@@ -261,13 +256,13 @@ def _check_evaluator(config: config_lib.RunConfig) -> None:
 
 def _check_times(config: config_lib.RunConfig) -> None:
   times = config.controller
-  _require(
+  errors.require(
     config.engine != "virtual" or config.fleet.pace_step_secs > 0,
     "config.engine = 'virtual'",
     "in virtual time a step takes config.fleet.pace_step_secs, which is 0",
     "set it to the seconds of an inner step",
   )
-  _require(
+  errors.require(
     times.hang_limit_secs >= 2 * times.heartbeat_secs,
     f"config.controller.hang_secs = {times.hang_limit_secs}",
     "progress is reported every config.controller.heartbeat_secs ="
@@ -277,7 +272,7 @@ def _check_times(config: config_lib.RunConfig) -> None:
   used = max(config.fleet.islands, config.replicas)
   slowest = min(s.relative_speed for s in config.fleet.slices[:used])
   step_secs = config.fleet.pace_step_secs / slowest
-  _require(
+  errors.require(
     step_secs < times.hang_limit_secs,
     f"config.fleet.pace_step_secs = {config.fleet.pace_step_secs}",
     f"the slowest slice would take {step_secs:g} s a step and be killed"
@@ -288,26 +283,26 @@ def _check_times(config: config_lib.RunConfig) -> None:
 
 def _check_codec(sync: config_lib.SyncConfig) -> None:
   codec_lib.of(sync.codec)
-  _require(
+  errors.require(
     codec_lib.is_block(sync.codec_block),
     f"config.sync.codec_block = {sync.codec_block}",
     "a block is a multiple of 4 values, at least 4 and at most 65536, so that"
     " it fills whole bytes; it need not divide a tensor",
     f"set config.sync.codec_block to {codec_lib.BLOCK}",
   )
-  _require(
+  errors.require(
     sync.codec != "f32" or sync.codec_rounding == "nearest",
     "config.sync.codec_rounding = 'stochastic'",
     "config.sync.codec = 'f32' rounds nothing",
     "choose another codec, or leave codec_rounding at 'nearest'",
   )
-  _require(
+  errors.require(
     sync.codec != "f32" or not sync.error_feedback,
     "config.sync.error_feedback = True",
     "config.sync.codec = 'f32' leaves nothing out that could be sent later",
     "choose another codec, or leave error_feedback at False",
   )
-  _require(
+  errors.require(
     sync.codec != "int2"
     or sync.codec_rounding == "nearest"
     or not sync.error_feedback,
@@ -320,27 +315,27 @@ def _check_codec(sync: config_lib.SyncConfig) -> None:
 
 def _check_sync(config: config_lib.RunConfig) -> None:
   sync, num_islands = config.sync, config.fleet.islands
-  _require(
+  errors.require(
     sync.quorum <= num_islands,
     f"config.sync.quorum = {sync.quorum}",
     f"the run has {num_islands} islands, so no round could ever close",
     f"set config.sync.quorum to at most {num_islands}",
   )
-  _require(
+  errors.require(
     sync.num_fragments <= sync.every,
     f"config.sync.num_fragments = {sync.num_fragments}",
     f"P must not exceed H, config.sync.every = {sync.every}, or several"
     " fragments would be due at every step",
     f"set config.sync.num_fragments to at most {sync.every}",
   )
-  _require(
+  errors.require(
     sync.overlap_steps <= max(1, sync.every - 1),
     f"config.sync.overlap_steps = {sync.overlap_steps}",
     f"a fragment must be back before it leaves again, config.sync.every ="
     f" {sync.every}",
     "lower config.sync.overlap_steps or raise config.sync.every",
   )
-  _require(
+  errors.require(
     sync.staleness_kind != "exponential"
     or sync.staleness_decay**sync.max_staleness > _LEAST_WEIGHT,
     f"config.sync.staleness_decay = {sync.staleness_decay}",
@@ -348,20 +343,20 @@ def _check_sync(config: config_lib.RunConfig) -> None:
     " of it is left: a merge of such contributions alone would weigh nothing",
     "raise staleness_decay or lower max_staleness",
   )
-  _require(
+  errors.require(
     sync.merge_clip == 0 or sync.merge_clip >= 1,
     f"config.sync.merge_clip = {sync.merge_clip}",
     "below 1 even contributions of one length would be shortened",
     "set it to at least 1, or to 0 for any length",
   )
-  _require(
+  errors.require(
     sync.grace == "adaptive" or sync.fixed_grace_secs is not None,
     f"config.sync.grace = {typed.show(sync.grace)}",
     "it is 'adaptive' or a number of seconds",
     "write 'adaptive', or for instance '0.5'",
   )
   least = min(map(config.sync_every, range(config.fleet.islands)))
-  _require(
+  errors.require(
     sync.wait_after < least,
     f"config.sync.wait_after = {sync.wait_after}",
     "a fragment must be answered before it leaves again, which the slowest"
@@ -371,26 +366,26 @@ def _check_sync(config: config_lib.RunConfig) -> None:
 
 
 def _check_outer(outer: config_lib.OuterConfig) -> None:
-  _require(
+  errors.require(
     outer.nesterov or outer.optimizer != "nesterov",
     "config.outer.nesterov = False",
     "config.outer.optimizer = 'nesterov' looks ahead",
     "set config.outer.optimizer to 'heavy_ball' or 'sgd'",
   )
-  _require(
+  errors.require(
     outer.optimizer == "sgd" or outer.momentum > 0,
     f"config.outer.momentum = {outer.momentum}",
     f"config.outer.optimizer = {outer.optimizer!r} is there for its momentum,"
     " and without one it is plain SGD",
     "set it above 0, or config.outer.optimizer to 'sgd'",
   )
-  _require(
+  errors.require(
     outer.delay >= 1,
     f"config.outer.delay = {outer.delay}",
     "delayed Nesterov moves its momentum at every so many-th merge, so never",
     "set it to at least 1, for instance to the number of islands",
   )
-  _require(
+  errors.require(
     0 <= outer.delay_c <= 1 / outer.delay,
     f"config.outer.delay_c = {outer.delay_c}",
     f"with config.outer.delay = {outer.delay} it must be from 0 to"
@@ -402,14 +397,14 @@ def _check_outer(outer: config_lib.OuterConfig) -> None:
 def _check_elastic(config: config_lib.RunConfig) -> None:
   if not config.elastic:
     return
-  _require(
+  errors.require(
     config.replicas > 1,
     f"config.method = {config.method!r}",
     "config.fleet.slices has one, so the job has a single replica and nothing"
     " to go on with without it",
     "add slices, or choose 'data_parallel'",
   )
-  _require(
+  errors.require(
     config.engine == "virtual",
     f"config.method = {config.method!r}",
     f"config.engine = {config.engine!r} cannot take slices from a job, or give"

@@ -29,6 +29,12 @@ class UserError(ValueError):
     self.remedy = remedy
 
 
+def require(holds: bool, what: str, why: str, remedy: str) -> None:
+  """Raises a `UserError` unless something holds."""
+  if not holds:
+    raise UserError(what, why, remedy)
+
+
 class DetachedError(RuntimeError):
   """The controller ended by an error of its own; its roles go on alone."""
 

@@ -275,8 +275,8 @@ class _Prospect:
   def __init__(self, training: _Training, speed: promises.Seen, every: int):
     config = training.config
     sync, islands = config.sync, config.fleet.islands
-    up = workload.codec_bits(sync.codec)
-    down = workload.codec_bits(sync.down_codec)
+    up = workload.CODEC_BITS[sync.codec]
+    down = workload.CODEC_BITS[sync.down_codec]
     fragments, trip = min(sync.num_fragments, every), speed["round_trip_secs"]
     self.merge_secs = (
       training.params

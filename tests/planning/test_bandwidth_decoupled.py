@@ -10,7 +10,6 @@ from diloco.planning.bandwidth import (
   decoupled,
   methods,
   published,
-  utilisation,
   workload,
 )
 
@@ -118,7 +117,7 @@ def test_eight_sites_need_about_the_published_share_of_bandwidth():
   def data_parallel(step_secs):
     work = workload.Workload(params=1e9, step_secs=step_secs, sites=8)
     method = methods.METHODS["data_parallel"]
-    return utilisation.utilisation(method, work, np.array([198.0]))[0]
+    return methods.utilisation(method, work, np.array([198.0]))[0]
 
   low, high = 0.01, 1.0
   for _ in range(40):
@@ -139,7 +138,7 @@ def test_twelve_billion_over_four_sites_gain_more_than_twenty_times(
 ):
   work = workload.Workload(12e9, 55, step_secs, 24, sites=4)
   method = methods.METHODS["data_parallel"]
-  shared = utilisation.utilisation(method, work, np.array([gbps]))[0]
+  shared = methods.utilisation(method, work, np.array([gbps]))[0]
   assert 1 / shared > 20
 
 

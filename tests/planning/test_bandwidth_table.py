@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from diloco.planning.bandwidth import (
   methods,
   published,
-  utilisation,
   workload,
 )
 
-LEVELS = range(len(utilisation.LEVELS))
+LEVELS = range(len(methods.LEVELS))
 
 
 def setting(row):
@@ -24,10 +23,10 @@ def setting(row):
 @pytest.fixture(scope="module")
 def figures():
   """Figures of each published row."""
-  grid = utilisation.GRID_GBPS
+  grid = methods.GRID_GBPS
   return {
-    row: utilisation.needed(
-      utilisation.utilisation(methods.METHODS[row.method], setting(row), grid)
+    row: methods.needed(
+      methods.utilisation(methods.METHODS[row.method], setting(row), grid)
     )
     for row in published.ROWS
   }
@@ -38,9 +37,9 @@ def rows(model, every=100):
 
 
 def off(found, row, level):
-  return utilisation.grid_steps(
-    found[row][level].figure_gbps
-  ) - utilisation.grid_steps(row.gbps[level])
+  return methods.grid_steps(found[row][level].figure_gbps) - methods.grid_steps(
+    row.gbps[level]
+  )
 
 
 @pytest.mark.parametrize("row", rows("1B"), ids=lambda row: row.method)
@@ -52,8 +51,8 @@ def test_cell_of_1b_is_on_the_published_grid_point(figures, row, level):
 @pytest.mark.parametrize("row", rows("1B"), ids=lambda row: row.method)
 def test_first_point_that_reaches_is_within_one_step_too(figures, row):
   for needed, gbps in zip(figures[row], row.gbps, strict=True):
-    steps = utilisation.grid_steps(needed.reached_gbps)
-    assert abs(steps - utilisation.grid_steps(gbps)) <= 1
+    steps = methods.grid_steps(needed.reached_gbps)
+    assert abs(steps - methods.grid_steps(gbps)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,7 @@ def test_one_gigabit_costs_what_the_other_published_table_says():
   # 3.5 for four bits; hours are rounded to 2 %, and so is "1B".
   work = published.MODELS["1B"]
   for name, ratio in (("data_parallel", 438 / 2.7), ("overlapped_int4", 1.296)):
-    got = utilisation.utilisation(methods.METHODS[name], work, np.array([1.0]))
+    got = methods.utilisation(methods.METHODS[name], work, np.array([1.0]))
     assert 1 / got[0] == pytest.approx(ratio, rel=0.03)
 
 
@@ -83,11 +82,11 @@ def test_published_row_needs_the_very_setting():
 
 
 def test_level_never_reached_has_no_figure():
-  curve = np.full(len(utilisation.GRID_GBPS), 0.85)
-  needed = {n.level: n for n in utilisation.needed(curve)}
+  curve = np.full(len(methods.GRID_GBPS), 0.85)
+  needed = {n.level: n for n in methods.needed(curve)}
   assert needed[0.9].reached_gbps is None
-  assert needed[0.9].figure_gbps == utilisation.GRID_GBPS[-1]
-  assert needed[0.8].reached_gbps == utilisation.GRID_GBPS[0]
+  assert needed[0.9].figure_gbps == methods.GRID_GBPS[-1]
+  assert needed[0.8].reached_gbps == methods.GRID_GBPS[0]
   assert needed[0.8].figure_gbps is None
 
 
@@ -107,7 +106,7 @@ some = hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def curve(name, work):
-  return utilisation.utilisation(methods.METHODS[name], work, GRID)
+  return methods.utilisation(methods.METHODS[name], work, GRID)
 
 
 @some

@@ -1,10 +1,12 @@
-"""Methods as graphs: which reductions there are and who waits for them.
+"""Methods on links: compute utilisation, and the bandwidth that it takes.
 
 In every step the device does the forward pass of layers 1 to L, then of layers
 L to 1 the gradient of the activations and that of the weights; each of the
 three takes step_secs / (3 L). What a layer sends may leave once its weights'
 gradient is done, so a reduction overlaps with the backward pass of the layers
-below it. The first forward node of a later step waits for it.
+below it. The link takes reductions one at a time, bits / bandwidth seconds
+each; latency delays who waits, and not the next one. The first layer of a later
+step waits for it.
 
 | method | reduces | after | the waiting step |
 | --- | --- | --- | --- |
@@ -17,15 +19,32 @@ below it. The first forward node of a later step waits for it.
 Strided: fragment p holds layers p, p + P, p + 2 P, ...: the upper ones leave
 early in the backward pass. (With blocks of neighbouring layers seven cells of
 the published table come out one or two grid steps too high.) Fragments are
-spread over the H steps as `fragments.schedule` does it.
+spread over the H steps as `fragments.schedule` does it. Then
+
+    utilisation = H step_secs / wall seconds of H steps
+
+in the steady state: of the third of three periods. On the grid of bandwidths
+there are two readings of "what a utilisation takes". `reached` is the first
+grid point where it is reached. `figure` is the grid point before, the last one
+where it is not: that is what the published tables hold (`published` tells how
+we know).
+
+Reference: the simulator of Streaming DiLoCo, arXiv 2501.18512, section 3.1.
 """
 
 import dataclasses
 from collections.abc import Mapping
 
+import numpy as np
+
+from diloco import errors
 from diloco.fragments import schedule
-from diloco.planning.bandwidth import graph
 from diloco.planning.bandwidth import workload as workload_lib
+
+GRID_GBPS = np.logspace(-1, 3, 50)
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+_PERIODS = 3
+_MOST_NODES = 1_000_000  # passes of a layer; about 10 seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,56 +75,75 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def period(method: Method, work: workload_lib.Workload) -> int:
-  """Steps after which everything repeats."""
-  return work.every if method.periodic else 1
+@dataclasses.dataclass(frozen=True)
+class Needed:
+  """Bandwidth of the link between sites for one utilisation; None: beyond."""
+
+  level: float
+  figure_gbps: float | None
+  reached_gbps: float | None
 
 
-def fragments(
-  method: Method, work: workload_lib.Workload
-) -> tuple[tuple[int, ...], ...]:
-  """Layers of each fragment, counted from 0."""
-  count = work.num_fragments if method.streaming else 1
-  return tuple(tuple(range(p, work.layers, count)) for p in range(count))
+def utilisation(
+  method: Method, work: workload_lib.Workload, link_gbps: np.ndarray
+) -> np.ndarray:
+  """Share of the time in which the device computes: [B], in (0, 1].
 
+  Args:
+    method: how parameters are kept in step.
+    work: the model, the sites.
+    link_gbps: [B], bandwidth of the slowest link.
 
-def build(
-  method: Method, work: workload_lib.Workload, steps: int
-) -> list[graph.Node]:
-  """The graph of so many inner steps."""
-  bits = method.bits or workload_lib.codec_bits(work.codec)
-  gbits = work.layer_gbits * bits * work.reduce_factor
-  parts = fragments(method, work)
-  plan = schedule.Schedule(period(method, work), len(parts))
+  Raises:
+    UserError: there are too many passes to follow.
+  """
+  steps = work.every if method.periodic else 1
+  size = _PERIODS * steps * work.layers * 3
+  if size > _MOST_NODES:
+    raise errors.UserError(
+      f"--every={work.every} with --layers={work.layers}",
+      f"that is {size} nodes, and {_MOST_NODES} are followed at most",
+      "lower one of them, or ask for --method=decoupled",
+    )
+  bits = method.bits or workload_lib.CODEC_BITS[work.codec]
+  sending = work.layer_gbits * bits * work.reduce_factor / link_gbps
+  parts = work.num_fragments if method.streaming else 1
+  offsets = [schedule.Schedule(steps, parts).offset(p) for p in range(parts)]
   secs = work.step_secs / (3 * work.layers)
-  nodes: list[graph.Node] = []
-  waits: dict[int, list[int]] = {}  # reductions by the step that needs them
-
-  def add(kind: graph.Kind, step: int, layer: int, *after: int) -> int:
-    if kind == "reduce":
-      delay = work.reduce_delay_secs
-      node = graph.Node(kind, step, layer, after, 0.0, gbits, delay)
-    else:
-      node = graph.Node(kind, step, layer, after, secs)
-    nodes.append(node)
-    return len(nodes) - 1
-
-  last: tuple[int, ...] = ()
-  for step in range(steps):
-    offsets = (plan.offset(p) for p in range(len(parts)))
-    due = {
-      layer
-      for layers, offset in zip(parts, offsets, strict=True)
-      if step % plan.sync_every == offset
-      for layer in layers
-    }
-    last = (*last, *waits.pop(step, []))
-    for layer in range(work.layers):
-      last = (add("forward", step, layer, *last),)
+  device = link = np.zeros(len(link_gbps))  # when it is free
+  there: dict[int, np.ndarray] = {}  # all that a step waits for
+  ends = []
+  for step in range(_PERIODS * steps):
+    device = np.maximum(device, there.pop(step, 0.0))
+    for _ in range(work.layers):
+      device = device + secs
     for layer in reversed(range(work.layers)):
-      last = (add("backward_activations", step, layer, *last),)
-      weights = add("backward_weights", step, layer, *last)
-      if layer in due:
-        sent = add("reduce", step, layer, weights)
-        waits.setdefault(step + 1 + method.overlap_steps, []).append(sent)
-  return nodes
+      device = device + secs + secs
+      if step % steps == offsets[layer % parts]:
+        link = np.maximum(link, device) + sending
+        waiting = step + 1 + method.overlap_steps
+        done = link + work.reduce_delay_secs
+        there[waiting] = np.maximum(there.get(waiting, 0.0), done)
+    ends.append(device)
+  period_secs = ends[-1] - ends[-1 - steps]
+  return np.minimum(steps * work.step_secs / period_secs, 1.0)
+
+
+def needed(curve: np.ndarray) -> tuple[Needed, ...]:
+  """Both readings at every level, of a utilisation on the grid."""
+  found = []
+  for level in LEVELS:
+    good = np.flatnonzero(curve >= level - 1e-9)  # rounding of long sums
+    first = int(good[0]) if len(good) else len(GRID_GBPS)
+    found.append(Needed(level, _point(first - 1), _point(first)))
+  return tuple(found)
+
+
+def _point(index: int) -> float | None:
+  inside = 0 <= index < len(GRID_GBPS)
+  return float(GRID_GBPS[index]) if inside else None
+
+
+def grid_steps(gbps: float) -> int:
+  """Index of the nearest grid point; published figures are rounded to 0.1."""
+  return int(np.abs(np.log(GRID_GBPS / gbps)).argmin())

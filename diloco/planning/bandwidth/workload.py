@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-from diloco import errors
 from diloco.fragments import codec as codec_lib
 
 # Bits a parameter takes on the wire, with its share of a block's scale.
@@ -52,26 +51,3 @@ class Workload:
   def reduce_delay_secs(self) -> float:
     """A ring passes on 2 (S - 1) times."""
     return 2 * (self.sites - 1) * self.latency_secs
-
-
-def codec_bits(codec: str) -> float:
-  """Bits a parameter takes on the wire; refuses an unknown codec."""
-  if codec not in CODEC_BITS:
-    raise errors.UserError(
-      f"--codec={codec}",
-      "there is no such codec",
-      f"choose one of {', '.join(CODEC_BITS)}",
-    )
-  return CODEC_BITS[codec]
-
-
-def check(work: Workload) -> Workload:
-  """Returns it, or refuses what cannot be."""
-  codec_bits(work.codec)
-  if work.fragment_layers > work.layers:
-    raise errors.UserError(
-      f"--fragment_layers={work.fragment_layers}",
-      f"the model has --layers={work.layers}",
-      "give a fragment at most that many layers",
-    )
-  return work

@@ -62,7 +62,9 @@ class Options:
     down_codec: of new versions.
   """
 
-  codecs: tuple[str, ...] = tuple(sorted(CODEC_LOSS, key=workload.codec_bits))
+  codecs: tuple[str, ...] = tuple(
+    sorted(CODEC_LOSS, key=lambda c: workload.CODEC_BITS[c])
+  )
   down_codec: str = "f32"
 
 
@@ -115,7 +117,7 @@ def choose(
       for choice in _periods(star, site, codec, model, options):
         if fits(choice.load, choice.overlap_steps, choice.every):
           loss = CODEC_LOSS[codec] + efficiency.period_loss(choice.every).mean
-          bits = workload.codec_bits(codec)
+          bits = workload.CODEC_BITS[codec]
           key = (loss, bits, choice.overlap_steps / choice.every, choice.load)
           if best is None or key < best[0]:
             best = (key, choice)
@@ -160,8 +162,8 @@ def _exchange(
     params=model.params,
     every=every,
     num_fragments=fragments,
-    up_bits=workload.codec_bits(codec),
-    down_bits=workload.codec_bits(options.down_codec),
+    up_bits=workload.CODEC_BITS[codec],
+    down_bits=workload.CODEC_BITS[options.down_codec],
   )
   traffic = decoupled.traffic(sync, star, site)
   slowest = max(

@@ -15,7 +15,7 @@ import dataclasses
 import numpy as np
 
 from diloco import errors
-from diloco.planning.bandwidth import methods, utilisation, workload
+from diloco.planning.bandwidth import methods, workload
 from diloco.planning.planner import (
   division,
   efficiency,
@@ -190,4 +190,4 @@ def synchronous_utilisation(request: Request, outcome: Prospect) -> float:
   )
   slowest = np.array([min(site.link_gbps for site in sites)])
   method = methods.METHODS["data_parallel"]
-  return float(utilisation.utilisation(method, work, slowest)[0])
+  return float(methods.utilisation(method, work, slowest)[0])

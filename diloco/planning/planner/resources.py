@@ -115,14 +115,9 @@ def load(path: str, wan_gbps: float | None = None) -> Fleet:
   return fleet
 
 
-def _require(holds: bool, what: str, why: str, remedy: str) -> None:
-  if not holds:
-    raise errors.UserError(what, why, remedy)
-
-
 def _check(fleet: Fleet) -> None:
   names = [site.name for site in fleet.sites]
-  _require(
+  errors.require(
     len(set(names)) == len(names),
     f"fleet.sites = {typed.show(names)}",
     "each site needs a name of its own",
@@ -132,19 +127,19 @@ def _check(fleet: Fleet) -> None:
     where = f"fleet.sites[{i}]"
     for j, slices in enumerate(site.slices):
       _check_slices(slices, f"{where}.slices[{j}]")
-    _require(
+    errors.require(
       site.latency_ms >= 0,
       f"{where}.latency_ms = {site.latency_ms:g}",
       "a message takes time",
       "give 0 or more",
     )
-    _require(
+    errors.require(
       site.link_gbps > 0,
       f"{where}.link_gbps = {site.link_gbps:g}",
       "a site reaches the others over a link",
       "give a number above 0, or --wan_gbps",
     )
-  _require(
+  errors.require(
     fleet.chips > 0,
     f"fleet.sites = {typed.show(names)}",
     "there is not one chip in it",
@@ -153,7 +148,7 @@ def _check(fleet: Fleet) -> None:
 
 
 def _check_slices(slices: Slices, where: str) -> None:
-  _require(
+  errors.require(
     _TOPOLOGY.fullmatch(slices.topology) is not None and slices.slice_chips > 0,
     f"{where}.topology = {typed.show(slices.topology)}",
     "a topology is chip counts along one to three axes",
@@ -161,13 +156,13 @@ def _check_slices(slices: Slices, where: str) -> None:
   )
   for name in ("count", "memory_gb", "teraflops", "mtbi_years"):
     value = getattr(slices, name)
-    _require(
+    errors.require(
       value > 0,
       f"{where}.{name} = {value:g}",
       "it must be above 0",
       f"change {where}.{name}",
     )
-  _require(
+  errors.require(
     slices.price_per_hour >= 0,
     f"{where}.price_per_hour = {slices.price_per_hour:g}",
     "a price cannot be negative",
