@@ -139,4 +139,5 @@ class Fetcher:
 def _is_other(found: shards.HostFragment, head: records.Head) -> bool:
   """Whether these values are not what was committed."""
   values = ((name, held.whole()) for name, held in found.items())
-  return bool(head.digest) and head.digest != digest.tensors(values)
+  told = head.digest
+  return bool(told) and told != digest.tensors(values, told)

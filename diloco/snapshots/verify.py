@@ -55,7 +55,7 @@ def check_version(
       (spec.name, _read(snapshots, head, part, spec, chunks))
       for spec, chunks in zip(tensors, head.chunks, strict=True)
     )
-    found = digest.tensors(values)
+    found = digest.tensors(values, head.digest)
     if part == keys.PARAMS and head.digest and found != head.digest:
       raise errors.CorruptSnapshotError(
         f"{head.payload} has digest {found}, its head says {head.digest}"

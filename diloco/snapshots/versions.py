@@ -149,7 +149,7 @@ class Versions:
       # A leader that was deposed may have left one that was never committed.
       if name.startswith(f"{version:09d}."):
         held = self._read_tensors(f"{root}/{name}", fragment)
-        if not told or digest.tensors(held.items()) == told:
+        if not told or digest.tensors(held.items(), told) == told:
           return held
     raise errors.CorruptSnapshotError(
       f"version {version} of fragment {fragment} is not what was committed, or"
@@ -158,7 +158,8 @@ class Versions:
 
   def _read_head(self, head: records.Head) -> dict[str, np.ndarray]:
     held = self._read_tensors(head.payload, head.fragment)
-    if head.digest and digest.tensors(held.items()) != head.digest:
+    told = head.digest
+    if told and digest.tensors(held.items(), told) != told:
       raise errors.CorruptSnapshotError(
         f"version {head.version} of fragment {head.fragment} is not what was"
         " committed: its digest differs"

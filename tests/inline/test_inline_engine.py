@@ -14,7 +14,7 @@ from diloco.controller import controller as controller_lib
 from diloco.inline import engine, threads
 from diloco.islands import island, programs
 from diloco.replay import command as replay
-from diloco.snapshots import operations
+from diloco.snapshots import digest, operations
 from diloco.syncer import main as syncer_main
 from diloco.tape import reader
 
@@ -123,11 +123,19 @@ def test_islands_have_meshes_of_their_own(tmp_path):
   assert found == {("island-0", 2), ("island-1", 2), ("island-2", 4)}
 
 
-def test_run_replays_to_the_same_bits(tmp_path):
-  faults = [{"target": "island-0", "at_fraction": 0.4}]
+def test_run_that_an_earlier_version_began_goes_on_and_replays(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(digest, "_NEWEST", "")  # BLAKE2b, as up to November 2026
+  run_lib.train(make_config(1, total_tokens=150), tmp_path / "run", quiet=True)
+  monkeypatch.undo()
+  faults = [{"target": "island-0", "at_fraction": 0.8}]
   run_lib.train(make_config(1, faults=faults), tmp_path / "run", quiet=True)
+  lines = reader.read(tmp_path / "run").events
+  told = {line["digest"][:5] for line in lines if line["event"] == "merged"}
+  assert "gmac:" in told and len(told) > 1
   replayed = replay.run(tmp_path / "run")
-  assert replayed.lives == 2 and replayed.arrays_compared == 2
+  assert replayed.lives == 3 and replayed.arrays_compared == 2
   assert replayed.difference is None
 
 

@@ -5,6 +5,7 @@ import hashlib
 import ml_dtypes
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import aead
 
 from diloco.snapshots import digest
 
@@ -13,11 +14,24 @@ def ones(*shape):
   return np.ones(shape, np.float32)
 
 
-def test_digest_is_blake2b_over_head_and_values():
+@pytest.mark.parametrize("rows", [2, 0, 1 << 17])  # or none, or some pieces
+def test_digest_is_a_gmac_over_head_and_values(rows):
+  values = np.arange(rows * 3, dtype="<f4").reshape(rows, 3)
+  head = f'["w", "float32", [{rows}, 3]]\n'.encode()
+  cipher = aead.AESGCM(b"diloco-digest-01")
+  tag = cipher.encrypt(bytes(12), b"", head + values.tobytes())
+  assert digest.tensors([("w", values)]) == f"gmac:{tag.hex()}"
+
+
+def test_digest_that_an_earlier_version_took_is_taken_again():
   values = np.arange(6, dtype="<f4").reshape(2, 3)
   head = b'["w", "float32", [2, 3]]\n'
-  expected = hashlib.blake2b(head + values.tobytes(), digest_size=16)
-  assert digest.tensors([("w", values)]) == expected.hexdigest()
+  old = hashlib.blake2b(head + values.tobytes(), digest_size=16).hexdigest()
+  assert digest.tensors([("w", values)], old) == old
+  new = digest.tensors([("w", values)])
+  assert new == digest.tensors([("w", values)], new) != old
+  assert digest.alike(new, new) and digest.alike(old, old)
+  assert not digest.alike(old, new) and not digest.alike(new, old)
 
 
 @pytest.mark.parametrize(
@@ -52,4 +66,4 @@ def test_memory_order_does_not_change_a_digest():
 def test_scalars_and_bfloat16_have_digests():
   scalar = np.array(1.5, np.float32)
   half = np.ones(3, ml_dtypes.bfloat16)
-  assert len(digest.tensors([("s", scalar), ("h", half)])) == 32
+  assert len(digest.tensors([("s", scalar), ("h", half)])) == 37

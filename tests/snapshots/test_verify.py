@@ -7,7 +7,7 @@ import pytest
 from cut_builder import PLAN, CutRun, filled
 
 from diloco import errors
-from diloco.snapshots import arrays, keys, restore, verify
+from diloco.snapshots import arrays, digest, keys, restore, verify
 
 BUFFERS = ("momentum",)
 
@@ -36,6 +36,8 @@ def test_version_is_readable_only_with_all_that_its_head_promises(run):
 
   check()
   lacks(digest="0" * len(head.digest))
+  named = ((t.name, filled(t, 1.0)) for t in PLAN.fragments[0])
+  check(digest=digest.tensors(named, "as earlier versions took it"))
   lacks(chunks=[])
   lacks(chunks=[*head.chunks, [1]])
   lacks(codec="bf16")
