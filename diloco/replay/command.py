@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from diloco import errors, process
 from diloco.islands import surroundings
-from diloco.replay import plan, replayer, script
+from diloco.replay import order, plan, replayer
 from diloco.report import liveness
 from diloco.tape import reader
 
@@ -54,7 +54,7 @@ def run(
     return replay.run()
 
 
-def _warnings(planned: script.Plan) -> list[str]:
+def _warnings(planned: order.Plan) -> list[str]:
   """What is not as it was: bits may differ."""
   changed, left_out = set(), set()
   for life in planned.lives.values():

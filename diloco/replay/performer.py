@@ -1,5 +1,6 @@
 """An island's life, performed from a script: a trainer driven by a tape."""
 
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -100,13 +101,11 @@ class Performer:
     )
     self._trainer.compile()
 
-  def advance(
-    self, operations: Sequence[script.Operation]
-  ) -> dict[str, list[float]]:
+  def advance(self, operations: Sequence[script.Operation]) -> dict[str, float]:
     """Does operations, and the inner steps between them.
 
     Returns:
-      Norms of the tensors of each contribution made, by its key.
+      The norm of each contribution made, by its key.
     """
     norms = {}
     for operation in operations:
@@ -120,7 +119,7 @@ class Performer:
         )
       if isinstance(operation, script.Publish):
         if (found := self._publish(operation)) is not None:
-          norms[operation.key] = found
+          norms[operation.key] = math.hypot(*found)
       else:
         self._do(operation)
     return norms

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from diloco import errors
-from diloco.replay import needs as needs_lib
-from diloco.replay import script
+from diloco.replay import order, script
 from diloco.snapshots import keys
 from diloco.tape import events, reader
 
@@ -24,7 +23,7 @@ def make(
   record: reader.Record,
   heads: Iterable[Mapping[str, Any]] = (),
   until_version: int | None = None,
-) -> script.Plan:
+) -> order.Plan:
   """Plans the replay of all versions.
 
   Args:
@@ -43,9 +42,6 @@ def make(
       "name a version from 1 on",
     )
   lives = _lives(record)
-  num_fragments = max(
-    (len(life.beginning.versions) for life in lives.values()), default=0
-  )
   makings: dict[script.VersionId, script.Making] = {}
   for initial in _initials(record):
     makings.setdefault(initial.id, initial)
@@ -64,10 +60,7 @@ def make(
       "the tape tells of no merge, so there is nothing to compare",
       "name the directory of a run that has merged something",
     )
-  needs = needs_lib.Needs(lives, makings)
-  for version in wanted:
-    needs.version(version)
-  return script.Plan(num_fragments, needs.lives(), needs.makings())
+  return order.plan(lives, makings, wanted)
 
 
 def _lives(record: reader.Record) -> dict[script.LifeId, script.Life]:

@@ -11,7 +11,7 @@ import numpy as np
 from diloco import config as config_lib
 from diloco import errors, process
 from diloco.fragments import partition
-from diloco.replay import schedule, script, stage, weights
+from diloco.replay import order, script, weights, worker
 from diloco.replay import scratch as scratch_lib
 from diloco.snapshots import digest, keys, operations, records, store
 from diloco.snapshots import layout as layouts
@@ -66,7 +66,7 @@ class Replayer:
     self,
     run_dir: pathlib.Path,
     config: config_lib.RunConfig,
-    plan: script.Plan,
+    plan: order.Plan,
     folder: pathlib.Path,
     told: Callable[[str], None] = lambda text: None,
   ):
@@ -100,7 +100,7 @@ class Replayer:
     self._merger = round_merge.RoundMerger.of(
       self._scratch.snapshots, fragments, config
     )
-    self._workers: dict[Hashable, stage.Worker] = {}  # by kind
+    self._workers: dict[Hashable, worker.Worker] = {}  # by kind
     self._norms: dict[str, float] = {}
     self._steps = 0
     self._at: dict[script.LifeId, int] = {}
@@ -113,16 +113,16 @@ class Replayer:
       UserError: the tape contradicts itself, or a life cannot be replayed here.
     """
     started = time.monotonic()
-    progress = schedule.Schedule(self._plan)
     difference, num_arrays = None, 0
     try:
-      while (task := progress.next()) is not None and difference is None:
-        difference = self._do(task)
-        for name in progress.forget(task):
+      for task, free in self._plan.tasks:
+        if (difference := self._do(task)) is not None:
+          break
+        for name in free:
           self._scratch.forget(name)
     finally:
-      for worker in self._workers.values():
-        worker.close()
+      for one in self._workers.values():
+        one.close()
     compared = len(self._digests)
     if difference is None:
       difference, num_arrays = self._compare_arrays()
@@ -136,47 +136,45 @@ class Replayer:
       wall_secs=time.monotonic() - started,
     )
 
-  def _do(self, task: schedule.Task) -> Difference | None:
+  def _do(self, task: order.Task) -> Difference | None:
     match task:
-      case schedule.Begin(life):
+      case order.Begin(life):
         self._begin(life)
-      case schedule.Advance():
+      case order.Advance():
         self._advance(task)
-      case schedule.Make(making):
+      case order.Make(making):
         return self._make(making)
     return None
 
-  def _ask(self, life: script.LifeId, do: str, **fields: Any) -> dict[str, Any]:
+  def _ask(self, life: script.LifeId, do: str, *args: Any) -> Any:
     """Has the worker of a life do something for it."""
     settings = self._plan.lives[life].settings
-    kind = stage.kind(settings)
+    kind = worker.kind(settings)
     if kind not in self._workers:
-      self._workers[kind] = stage.Worker(
+      self._workers[kind] = worker.Worker(
         life, settings, self._run_dir, self._folder
       )
-    return self._workers[kind].ask(life, do, **fields)
+    return self._workers[kind].ask(life, do, *args)
 
   def _begin(self, life: script.LifeId) -> None:
     beginning = self._plan.lives[life].beginning
     self._told(f"{life} begins after step {beginning.step}")
-    self._ask(life, "begin", **dataclasses.asdict(beginning))
+    self._ask(life, "begin", beginning)
     self._at[life] = beginning.step
 
-  def _advance(self, task: schedule.Advance) -> None:
-    listed = [script.to_json(o) for o in task.operations]
-    answer = self._ask(task.life, "advance", operations=listed)
-    self._norms |= answer["norms"]
+  def _advance(self, task: order.Advance) -> None:
+    self._norms |= self._ask(task.life, "advance", task.operations)
     end = task.operations[-1].step
     self._steps += end - self._at[task.life]
     self._at[task.life] = end
     if task.last:
-      self._ask(task.life, "end")
+      self._ask(task.life, "close")
 
   def _make(self, making: script.Making) -> Difference | None:
     """Makes a version; returns what is wrong with it."""
     match making:
       case script.Initial(version, life, expected):
-        self._ask(self._stand_in(life), "initial", fragment=version.fragment)
+        self._ask(self._stand_in(life), "initial", version.fragment)
         found = self._scratch.read_head(*version).digest
       case script.Return(version, of):
         self._scratch.copy_version(of, version)

@@ -6,7 +6,7 @@ it did between which steps, in the order of its tape; inner steps fill the gaps.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 class LifeId(NamedTuple):
@@ -101,10 +101,6 @@ class Lend(NamedTuple):
 
 
 Operation = Publish | Adopt | Rebase | Mend | Poison | Save | Lend
-KINDS: Mapping[str, Any] = {
-  kind.__name__: kind
-  for kind in (Publish, Adopt, Rebase, Mend, Poison, Save, Lend)
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,31 +196,3 @@ class Return:
 
 
 Making = Initial | Merge | Return
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """A whole replay; what nothing depends on is left out."""
-
-  num_fragments: int
-  lives: Mapping[LifeId, Life]
-  makings: Mapping[VersionId, Making]
-
-
-def to_json(operation: Operation) -> list[Any]:
-  """An operation as plain values."""
-  return [type(operation).__name__, *operation]
-
-
-def from_json(values: list[Any]) -> Operation:
-  """The operation of `to_json`."""
-  name, *fields = values
-  operation: Operation = KINDS[name](*fields)
-  match operation:
-    case Save(step, state):
-      return Save(step, StateId(*state))
-    case Lend(step, state):
-      return Lend(step, StateId(*state))
-    case Mend(step, source):
-      return Mend(step, StateId(*source) if source else None)
-  return operation

@@ -1,99 +1,143 @@
-"""Process that lives islands' lives again: `python -m diloco.replay.worker`.
+"""Processes that live islands' lives again: one for lives alike, one busy.
 
-It holds what each island held, less its threads, and does what it is told on
-its standard input, one JSON line a command, each answered by one line. Tensors
-go through a scratch store. All its lives ran under the same settings.
+`python -m diloco.replay.worker` holds what each island held, less its threads,
+and does what it is told on its standard input, a pickle a command, each
+answered by one. Tensors go through a scratch store.
 """
 
-import argparse
 import dataclasses
-import json
 import logging
-import math
 import os
 import pathlib
+import pickle
+import subprocess
 import sys
+from collections.abc import Hashable
 from typing import Any
 
 from diloco import errors, process
+from diloco.islands import surroundings
 from diloco.replay import script
 
+_TAIL_BYTES = 2000
 
-def main(argv: list[str] | None = None) -> int:
+
+def kind(settings: script.Settings) -> Hashable:
+  """What lives have in common that can be lived again in one process."""
+  return (
+    len(settings.cores),
+    tuple(sorted(settings.environ.items())),
+    *(settings.topology, settings.total_tokens, settings.present),
+  )
+
+
+class Worker:
+  """The process of lives whose settings are alike."""
+
+  def __init__(
+    self,
+    life: script.LifeId,
+    settings: script.Settings,
+    run_dir: pathlib.Path,
+    scratch: pathlib.Path,
+  ):
+    """Starts it under the settings of a life.
+
+    Raises:
+      UserError: this machine has fewer cores than the life had.
+    """
+    available = sorted(os.sched_getaffinity(0))
+    cores = surroundings.choose_cores(settings.cores, available)
+    if cores is None:
+      raise errors.UserError(
+        f"replay of {life}",
+        f"it ran on {len(settings.cores)} cores and {len(available)} are here;"
+        " sums would be divided otherwise",
+        "replay on a machine with as many cores",
+      )
+    self._log = scratch / "logs" / f"{life.island}.{life.incarnation}.log"
+    self._log.parent.mkdir(parents=True, exist_ok=True)
+    with self._log.open("ab") as log:
+      self._process = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=surroundings.environ(settings.environ),
+      )
+    os.sched_setaffinity(self._process.pid, cores)
+    # It leaves with the first command, should the process be dead by then.
+    self._first = pickle.dumps((run_dir, scratch, settings))
+
+  def ask(self, life: script.LifeId, do: str, *args: Any) -> Any:
+    """Has a method of `performer.Performer` called; returns what it did.
+
+    Raises:
+      UserError: it could not be done.
+    """
+    assert self._process.stdin and self._process.stdout
+    try:
+      command, self._first = self._first + pickle.dumps((life, do, args)), b""
+      self._process.stdin.write(command)
+      self._process.stdin.flush()
+      answer, why = pickle.load(self._process.stdout)
+    except (BrokenPipeError, EOFError):
+      answer, why = None, self._last_words()
+    if why:
+      raise errors.UserError(f"replay of {life}", why, f"see {self._log}")
+    return answer
+
+  def _last_words(self) -> str:
+    code = self._process.wait()
+    with self._log.open("rb") as log:
+      log.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+      lines = log.read().decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "silently")
+    return f"its process ended with exit code {code}: {last.strip()}"
+
+  def close(self) -> None:
+    """Ends the process, whatever it is doing."""
+    self._process.kill()
+    self._process.communicate()
+
+
+def main() -> int:
   """Answers commands until there are none; returns the exit code."""
-  parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument("--run_dir", type=pathlib.Path, required=True)
-  parser.add_argument("--scratch", type=pathlib.Path, required=True)
-  parser.add_argument("--topology", required=True)
-  parser.add_argument("--total_tokens", type=int, required=True)
-  parser.add_argument("--present", type=json.loads, default=())
-  args = parser.parse_args(argv)
   logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
   # What a library prints must not get among the answers.
-  answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+  answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+  commands = sys.stdin.buffer
+  run_dir, scratch, settings = pickle.load(commands)
   # JAX reads its environment once, which is in place by now.
   from diloco.islands import compilation
   from diloco.replay import performer
   from diloco.snapshots import store
 
-  compilation.use_cache(args.scratch / "compilation_cache")
-  config = process.read_config(args.run_dir)
-  config = dataclasses.replace(config, total_tokens=args.total_tokens)
-
-  def begin(life: script.LifeId) -> performer.Performer:
-    return performer.Performer(
-      config,
-      life,
-      tuple(int(n) for n in args.topology.split("x")),
-      args.scratch,
-      store.SnapshotStore(process.store_url(args.run_dir)),
-      args.present,
-    )
-
+  compilation.use_cache(scratch / "compilation_cache")
+  config = process.read_config(run_dir)
+  config = dataclasses.replace(config, total_tokens=settings.total_tokens)
+  topology = tuple(int(n) for n in settings.topology.split("x"))
+  original = store.SnapshotStore(process.store_url(run_dir))
   lives: dict[script.LifeId, performer.Performer] = {}
-  for line in sys.stdin:
-    command = json.loads(line)
-    life = script.LifeId(*command.pop("life"))
+  while True:
+    try:
+      life, do, args = pickle.load(commands)
+    except EOFError:
+      return 0
     if life not in lives:
-      lives[life] = begin(life)
-    answers.write(json.dumps(_answer(lives[life], command)) + "\n")
+      lives[life] = performer.Performer(
+        config, life, topology, scratch, original, settings.present
+      )
+    answer, why = None, ""
+    try:
+      answer = getattr(lives[life], do)(*args)
+    except (errors.UserError, errors.CorruptSnapshotError) as error:
+      why = str(error)
+    pickle.dump((answer, why), answers)
     answers.flush()
-    if command["do"] == "end":
+    if do == "close":
       del lives[life]
-  return 0
-
-
-def _answer(life: Any, command: dict[str, Any]) -> dict[str, Any]:
-  try:
-    match command["do"]:
-      case "initial":
-        life.initial(command["fragment"])
-      case "begin":
-        life.begin(_beginning(command))
-      case "advance":
-        operations = [script.from_json(o) for o in command["operations"]]
-        norms = life.advance(operations)
-        return {"norms": {k: math.hypot(*n) for k, n in norms.items()}}
-      case "end":
-        life.close()
-  except (errors.UserError, errors.CorruptSnapshotError) as error:
-    return {"error": str(error)}
-  return {}
-
-
-def _beginning(command: dict[str, Any]) -> script.Beginning:
-  def state(values: list[int] | None) -> script.StateId | None:
-    return script.StateId(*values) if values else None
-
-  return script.Beginning(
-    step=command["step"],
-    versions=tuple(command["versions"]),
-    first_steps=tuple(command["first_steps"]),
-    saved=state(command["saved"]),
-    lent=state(command["lent"]),
-    answers=tuple(command["answers"]),
-  )
 
 
 if __name__ == "__main__":

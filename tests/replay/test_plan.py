@@ -224,21 +224,3 @@ def test_state_that_was_never_saved_is_refused():
   tape.merge(3, (key, 1.0))
   with pytest.raises(errors.UserError, match=r"that island 0\.2 took"):
     tape.plan()
-
-
-@pytest.mark.parametrize(
-  "operation",
-  [
-    script.Publish(8, 0, 1, 4, "key", True),
-    script.Adopt(8, 0, 2, 4, 6, True),
-    script.Rebase(8, 1),
-    script.Mend(8, None),
-    script.Mend(8, script.StateId(0, 1, 4, 2)),
-    script.Poison(3, 1),
-    script.Save(8, script.StateId(0, 1, 8, 1)),
-    script.Lend(8, script.StateId(0, 1, 8)),
-  ],
-)
-def test_operations_travel_as_json(operation):
-  again = script.from_json(script.to_json(operation))
-  assert again == operation and type(again) is type(operation)

@@ -1,32 +1,28 @@
-"""What a replay does next."""
+"""What a replay does in which order."""
 
 import pytest
 from run_tape import A, B, RunTape, two_islands
 
 from diloco import errors
-from diloco.replay import schedule, script
+from diloco.replay import order, script
 
 V = script.VersionId
 A1, B1 = script.LifeId(*A), script.LifeId(*B)
 
 
 def tasks(planned):
-  progress = schedule.Schedule(planned)
-  found = []
-  while (task := progress.next()) is not None:
-    found.append((task, progress.forget(task)))
-  return found
+  return planned.tasks
 
 
 def told(planned):
   words = []
   for task, _ in tasks(planned):
     match task:
-      case schedule.Begin(life):
+      case order.Begin(life):
         words.append(f"begin {life.island}")
-      case schedule.Advance(life, operations, _):
+      case order.Advance(life, operations, _):
         words.append(f"island {life.island} to {operations[-1].step}")
-      case schedule.Make(making):
+      case order.Make(making):
         words.append(f"make {making.id.version}")
   return words
 
@@ -48,7 +44,7 @@ def test_last_part_of_a_life_is_marked():
   last = {
     task.life: task.last
     for task, _ in tasks(two_islands().plan())
-    if isinstance(task, schedule.Advance)
+    if isinstance(task, order.Advance)
   }
   assert last == {A1: True, B1: True}
 
@@ -59,7 +55,7 @@ def test_what_nobody_needs_any_more_is_forgotten():
   # The newest version stays.
   assert V(0, 0) in made and V(0, 1) in made and V(0, 2) not in made
   assert sum(isinstance(name, str) for name in made) == 3
-  assert freed[0] == []
+  assert freed[0] == ()
 
 
 def test_restored_life_waits_for_the_state_it_takes():
