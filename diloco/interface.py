@@ -88,9 +88,9 @@ def simulate(**settings: Any) -> Facts:
   Raises:
     UserError: there is no such flag, or the fleet cannot be.
   """
-  from diloco.planning.fleet import command, sweeps
+  from diloco.planning.fleet import command, flags
 
-  facts = command.simulate(sweeps.flags(settings))
+  facts = command.simulate(flags.written(settings))
   return Facts(facts, command.text(facts))
 
 
@@ -110,11 +110,11 @@ def plan(
   Raises:
     UserError: there is no such flag, or nothing fits.
   """
-  from diloco.planning.fleet import sweeps
+  from diloco.planning.fleet import flags
   from diloco.planning.planner import command, text
 
   if params is not None:
     settings["params"] = params
-  argv = sweeps.flags({"fleet": os.fspath(fleet), **settings})
+  argv = flags.written({"fleet": os.fspath(fleet), **settings})
   facts = command.propose(command.parser().parse_args(argv))
   return Facts(facts, text.render(facts))

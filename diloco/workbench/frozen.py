@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from diloco import config as config_lib
 from diloco import errors, hyper, process, typed
-from diloco.planning.fleet import flags, sweeps
+from diloco.planning.fleet import flags
 from diloco.report import summary
 
 FILE = "sweep.json"
@@ -86,7 +86,7 @@ def build(place: str, points: Sequence[hyper.Point], kind: Kind) -> Sweep:
     configs = _configs(place, points, named)
   else:
     for point in points:
-      flags.scenario(flags.parser().parse_args(sweeps.flags(point)))
+      flags.scenario(flags.parser().parse_args(flags.written(point)))
   seen: dict[str, str] = {}
   for name, config in zip(named, configs, strict=True):
     fields = json.dumps(_json({**config, "name": ""}), sort_keys=True)

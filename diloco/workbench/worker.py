@@ -157,10 +157,10 @@ def _train(
 def _simulate(
   folder: pathlib.Path, point: frozen.Point
 ) -> tuple[str, str, dict[str, Any]]:
-  from diloco.planning.fleet import command, sweeps
+  from diloco.planning.fleet import command, flags
   from diloco.report import summary
 
-  facts = command.simulate(sweeps.flags(point.config))
+  facts = command.simulate(flags.written(point.config))
   folder.mkdir(exist_ok=True)
   text = json.dumps(facts, indent=2) + "\n"
   summary.replace(folder / "result.json", text)

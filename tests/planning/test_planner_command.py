@@ -4,7 +4,7 @@ import pathlib
 import pytest
 
 from diloco import cli, config, errors
-from diloco.planning.planner import resources, shape
+from diloco.planning.planner import command, resources
 from experiments.configs import shapes
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_proposal_is_the_soonest_of_all(plan, capsys):
 
 @pytest.mark.parametrize("name", shapes.SHAPES)
 def test_shape_has_the_parameters_of_its_name(name):
-  params, layers, tokens = shape.of(f"{CONFIGS / 'shapes.py'}:{name}")
+  params, layers, tokens = command.shape_of(f"{CONFIGS / 'shapes.py'}:{name}")
   assert params == pytest.approx(shapes.SHAPES[name].params, rel=0.03)
   assert tokens == pytest.approx(20 * params, rel=0.03)
   assert layers == shapes.SHAPES[name].num_layers

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import strategies as st
 
 from diloco.planning.planner import (
-  division,
   efficiency,
   exchange,
   goodput,
@@ -43,7 +42,7 @@ def fleet(*groups, gbps=10.0):
   ],
 )
 def test_every_group_gets_an_island_then_the_fastest(islands, slices):
-  made = division.divide(fleet(FAST, SLOW), islands)
+  made = resources.divide(fleet(FAST, SLOW), islands)
   assert [island.slices for island in made] == slices
 
 
@@ -53,7 +52,7 @@ def test_every_group_gets_an_island_then_the_fastest(islands, slices):
 )
 def test_division_uses_every_slice_of_a_group_once(counts, islands):
   groups = [dataclasses.replace(FAST, count=count) for count in counts]
-  made = division.divide(fleet(*groups), islands)
+  made = resources.divide(fleet(*groups), islands)
   assert len(made) == min(islands, sum(counts))
   for site, count in enumerate(counts):
     own = [island.slices for island in made if island.site == site]
@@ -62,16 +61,16 @@ def test_division_uses_every_slice_of_a_group_once(counts, islands):
 
 
 def test_step_takes_the_batchs_operations():
-  island = division.Island(0, FAST, 2)
+  island = resources.Island(0, FAST, 2)
   made = model.make(1e9, batch_tokens=3200 * 2048, tokens=1e12, mfu=0.5)
   # 6 N tokens / (32 chips * 300 Tflop/s * mfu), a quarter of the batch.
   secs = 6e9 * 800 * 2048 / (32 * 300e12 * 0.5)
-  assert division.step_secs(island, 4, made) == pytest.approx(secs)
+  assert model.step_secs(island, 4, made) == pytest.approx(secs)
 
 
 def test_memory_counts_state_once_over_all_chips():
   made = model.make(1e9)
-  island = division.Island(0, FAST, 4)
+  island = resources.Island(0, FAST, 4)
   choice = exchange.Exchange(0, "bf16", 24, 24, 2, ())
   held = memory.of_island(made, island, choice)
   share = 1e9 / 64
@@ -127,11 +126,11 @@ def test_measured_size_is_not_extrapolated():
 def test_goodput_is_the_fleet_simulators():
   # Published for M = 8 at 1.2 million chips: 88 %.
   chips = resources.Slices("v", "16x16", 4688, 32, 900)
-  eight = division.divide(fleet(chips), 8)
+  eight = resources.divide(fleet(chips), 8)
   got = goodput.expected(eight, seeds=2)
   assert got.low <= got.mean <= got.high
   assert got.mean == pytest.approx(0.88, abs=0.03)
-  one = goodput.expected(division.divide(fleet(chips), 1), seeds=2)
+  one = goodput.expected(resources.divide(fleet(chips), 1), seeds=2)
   assert one.high < got.low
   sturdy = goodput.expected(eight, seeds=2, mtbi_factor=4)
   assert sturdy.low > got.high
@@ -143,7 +142,7 @@ def chosen(gbps, latency_ms=0.0, codecs=("bf16",), down="f32", islands=2):
     for site in fleet(FAST, FAST, gbps=gbps).sites
   )
   there = resources.Fleet(sites)
-  made = division.divide(there, islands)
+  made = resources.divide(there, islands)
   options = exchange.Options(codecs, down)
   return exchange.choose(there, made, model.make(1e9), options)
 
@@ -185,7 +184,7 @@ def test_latency_beyond_a_quarter_of_the_longest_period_is_refused():
 
 def test_single_site_needs_no_link():
   alone = resources.Fleet((resources.Site("here", (FAST,), link_gbps=0.001),))
-  islands = division.divide(alone, 2)
+  islands = resources.divide(alone, 2)
   choice = exchange.choose(alone, islands, model.make(1e9), exchange.Options())
   assert isinstance(choice, exchange.Exchange)
   assert (choice.load, choice.every) == (0, 24)
@@ -195,6 +194,6 @@ def test_syncer_stands_where_the_wide_link_is():
   # At a site of its own link it would have the others' traffic on that.
   store = resources.Site("store", link_gbps=50)
   there = resources.Fleet((*fleet(FAST, FAST, FAST, gbps=2).sites, store))
-  islands = division.divide(there, 3)
+  islands = resources.divide(there, 3)
   choice = exchange.choose(there, islands, model.make(1e9), exchange.Options())
   assert choice.syncer_site == 3

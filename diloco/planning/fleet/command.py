@@ -9,7 +9,6 @@ from diloco.planning.fleet import (
   flags,
   reality,
   simulator,
-  sweeps,
   traces,
 )
 from diloco.planning.fleet import scenario as scenario_lib
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     told = reality.text(facts)
   elif args.sweep is not None:
     facts = _sweep(args, list(argv))
-    told = sweeps.text(facts)
+    told = _sweep_text(facts)
   elif args.draw is not None:
     scenario = flags.scenario(args)
     scenario_lib.check_length(scenario)
@@ -75,9 +74,9 @@ def _sweep(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
       "use 'diloco sweep'",
     )
   for point in points:  # all are read before the first one takes its time
-    flags.scenario(flags.parser().parse_args([*given, *sweeps.flags(point)]))
+    flags.scenario(flags.parser().parse_args([*given, *flags.written(point)]))
   for point in points:
-    result = simulate([*given, *sweeps.flags(point)])
+    result = simulate([*given, *flags.written(point)])
     rows.append({"given": point, "result": result})
   return {"sweep": args.sweep, "rows": rows}
 
@@ -86,6 +85,22 @@ def _given(argv: Sequence[str], flag: str, value: Any) -> Any:
   """The value of a flag that was written, else None."""
   written = any(a == f"--{flag}" or a.startswith(f"--{flag}=") for a in argv)
   return value if written else None
+
+
+def _sweep_text(facts: Mapping[str, Any]) -> str:
+  """Returns a table of a sweep's rows."""
+  lines = ["goodput [low, high]       uptime  islands a merge  given"]
+  for row in facts["rows"]:
+    found = row["result"]
+    good = found["goodput"]
+    merged = found["contributors_per_merge"]["mean"]
+    given = " ".join(f"{name}={value}" for name, value in row["given"].items())
+    lines.append(
+      f"{100 * good['mean']:6.2f} [{100 * good['low']:6.2f},"
+      f" {100 * good['high']:6.2f}]  {100 * found['uptime']['mean']:6.2f}"
+      f"  {'-' if merged is None else f'{merged:.2f}':>15}  {given}"
+    )
+  return "\n".join(lines)
 
 
 def text(facts: Mapping[str, Any]) -> str:

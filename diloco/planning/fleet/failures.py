@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from diloco import errors
-from diloco.planning.fleet import delays, traces
+from diloco.planning.fleet import defaults, traces
 from diloco.planning.fleet import fleet as fleet_lib
 
 CAUSES = ("chip", "rack", "site", "trace")
@@ -91,7 +91,7 @@ class FailureModel:
 def sample(
   model: FailureModel,
   fleet: fleet_lib.Fleet,
-  repair: delays.ExponentiatedWeibull,
+  repair: defaults.ExponentiatedWeibull,
   horizon_secs: float,
   rng: np.random.Generator,
 ) -> Failures:
@@ -116,7 +116,7 @@ def sample(
 def _chips(
   model: FailureModel,
   fleet: fleet_lib.Fleet,
-  repair: delays.ExponentiatedWeibull,
+  repair: defaults.ExponentiatedWeibull,
   horizon_secs: float,
   rng: np.random.Generator,
 ) -> Failures:
@@ -161,7 +161,7 @@ def _groups(
 def _from_trace(
   trace: tuple[traces.Entry, ...],
   fleet: fleet_lib.Fleet,
-  repair: delays.ExponentiatedWeibull,
+  repair: defaults.ExponentiatedWeibull,
   horizon_secs: float,
   rng: np.random.Generator,
 ) -> Failures:

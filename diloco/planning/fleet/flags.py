@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from diloco import arguments, errors
@@ -151,6 +152,23 @@ def scenario(args: argparse.Namespace) -> scenario_lib.Scenario:
     windows=args.windows,
     window_steps=args.window_steps,
   )
+
+
+def written(row: Mapping[str, Any]) -> list[str]:
+  """Returns a row as command line flags."""
+  found = []
+  for name, value in row.items():
+    if name == "name":  # of the point
+      continue
+    if value is True:
+      found.append(f"--{name}")
+    elif value is False:
+      found.append(f"--no{name}")
+    elif isinstance(value, list | tuple):
+      found.append(f"--{name}={','.join(map(str, value))}")
+    else:
+      found.append(f"--{name}={value}")
+  return found
 
 
 def parse_capacity(text: str) -> tuple[fleet_lib.Extra, ...]:

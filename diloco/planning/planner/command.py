@@ -113,14 +113,39 @@ def _model(args: argparse.Namespace) -> model.Model:
     )
   params, layers, tokens = args.params, None, None
   if args.config is not None:
-    # Imported here: JAX takes seconds to load, which a number does not need.
-    from diloco.planning.planner import shape
-
-    params, layers, tokens = shape.of(args.config)
+    params, layers, tokens = shape_of(args.config)
   return model.make(
     params,
     layers=args.layers or layers,
     tokens=args.tokens or tokens,
     batch_tokens=args.batch_tokens,
     mfu=args.mfu,
+  )
+
+
+def shape_of(place: str) -> tuple[int, int | None, int]:
+  """Parameters, layers (None if it has no such option) and tokens of a run.
+
+  Of "FILE.py" or "FILE.py:VARIANT". The task's `init` is traced; no array is
+  made.
+
+  Raises:
+    UserError: the file, the configuration or the task will not do.
+  """
+  # Imported here: JAX takes seconds to load, which a number does not need.
+  from diloco import config as config_lib
+  from diloco import launch
+  from diloco.islands import trial
+  from diloco.tasks import registry
+
+  config = config_lib.from_mapping(launch.load_config(place))
+  options = config.task.options
+  task = registry.make_task(config.task.name, options)
+  tensors = trial.parameters(task, config).tensors()
+  layers = options.get("num_layers")
+  params = sum(tensor.size for tensor in tensors)
+  return (
+    params,
+    layers if isinstance(layers, int) else None,
+    config.total_tokens,
   )

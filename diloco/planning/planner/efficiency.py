@@ -25,10 +25,9 @@ period term. None of the three is worth more than its first digit.
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
 import numpy as np
-
-from diloco.planning.planner.interval import Interval
 
 SIZES = (35e6, 90e6, 180e6, 335e6)
 DATA_PARALLEL = (3.485, 3.167, 2.950, 2.784)
@@ -48,6 +47,14 @@ _PERIOD = tuple(
   share / math.log(MEASURED_EVERY / _TABLE_EVERY)
   for share in (0.0068, 0.0085, 0.0031)
 )
+
+
+class Interval(NamedTuple):
+  """An expectation between two ends, of the meaning its maker states."""
+
+  mean: float
+  low: float
+  high: float
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from diloco.planning.bandwidth import decoupled, workload
-from diloco.planning.planner import division, efficiency, resources
+from diloco.planning.planner import efficiency, resources
 from diloco.planning.planner import model as model_lib
 
 PERIODS = (24, 30, 36, 48, 60, 72, 100, 144, 200, 300, 500, 750, 1000)
@@ -79,14 +79,14 @@ class Shortage:
 
 def links(
   fleet: resources.Fleet,
-  islands: Sequence[division.Island],
+  islands: Sequence[resources.Island],
   model: model_lib.Model,
 ) -> list[decoupled.Link]:
   """Links of all sites; a site's islands count with their mean step."""
   found = []
   for number, site in enumerate(fleet.sites):
     secs = [
-      division.step_secs(island, len(islands), model)
+      model_lib.step_secs(island, len(islands), model)
       for island in islands
       if island.site == number
     ]
@@ -104,7 +104,7 @@ def links(
 
 def choose(
   fleet: resources.Fleet,
-  islands: Sequence[division.Island],
+  islands: Sequence[resources.Island],
   model: model_lib.Model,
   options: Options,
 ) -> Exchange | Shortage:

@@ -6,12 +6,12 @@ from typing import Any
 
 from diloco.planning.planner import (
   betterments,
-  division,
   efficiency,
   exchange,
 )
+from diloco.planning.planner import model as model_lib
 from diloco.planning.planner import plan as plan_lib
-from diloco.planning.planner.interval import Interval
+from diloco.planning.planner.efficiency import Interval
 
 _SECS_PER_DAY = 86_400.0
 
@@ -123,7 +123,7 @@ def _step_secs(
   request: plan_lib.Request, best: plan_lib.Prospect
 ) -> list[float]:
   count = len(best.islands)
-  return [division.step_secs(i, count, request.model) for i in best.islands]
+  return [model_lib.step_secs(i, count, request.model) for i in best.islands]
 
 
 def _sites(

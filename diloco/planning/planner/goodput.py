@@ -13,15 +13,15 @@ import numpy as np
 
 from diloco.planning.fleet import defaults, failures, jobs
 from diloco.planning.fleet import fleet as fleet_lib
-from diloco.planning.planner import division
-from diloco.planning.planner.interval import Interval
+from diloco.planning.planner import resources
+from diloco.planning.planner.efficiency import Interval
 
 _FAILURES = 2000  # of an island, per seed
 _ERRORS = 2  # standard errors on either side
 
 
 def expected(
-  islands: Sequence[division.Island], *, seeds: int, mtbi_factor: float = 1.0
+  islands: Sequence[resources.Island], *, seeds: int, mtbi_factor: float = 1.0
 ) -> Interval:
   """Useful share of the islands' time, weighted by their speed.
 

@@ -14,7 +14,7 @@ Anchors stay on the hosts.
 import dataclasses
 import math
 
-from diloco.planning.planner import division, exchange
+from diloco.planning.planner import exchange, resources
 from diloco.planning.planner import model as model_lib
 
 _KEPT_PUBLICATIONS = 2
@@ -47,7 +47,7 @@ class Memory:
 
 
 def of_island(
-  model: model_lib.Model, island: division.Island, choice: exchange.Exchange
+  model: model_lib.Model, island: resources.Island, choice: exchange.Exchange
 ) -> Memory:
   """Computes what an island's chips and hosts hold."""
   share = model.params / island.chips

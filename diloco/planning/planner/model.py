@@ -12,6 +12,8 @@ Where the user does not say, rules of thumb do:
 import dataclasses
 import math
 
+from diloco.planning.planner import resources
+
 SEQUENCE = 2048  # tokens; a batch is whole ones, a chip works on one
 FLOPS_PER_PARAM = 6  # and token, forward and backward
 
@@ -53,3 +55,11 @@ def make(
   if layers is None:
     layers = max(1, round(24 * (params / 1e9) ** (1 / 3)))
   return Model(params, layers, tokens, batch_tokens, mfu)
+
+
+def step_secs(
+  island: resources.Island, num_islands: int, model: Model
+) -> float:
+  """Seconds of one inner step; every island's batch is an M-th of the whole."""
+  batch = model.batch_tokens / num_islands
+  return batch / model.tokens_per_sec(island.flops)

@@ -17,7 +17,6 @@ import numpy as np
 from diloco import errors
 from diloco.planning.bandwidth import methods, workload
 from diloco.planning.planner import (
-  division,
   efficiency,
   exchange,
   goodput,
@@ -25,7 +24,7 @@ from diloco.planning.planner import (
   resources,
 )
 from diloco.planning.planner import model as model_lib
-from diloco.planning.planner.interval import Interval
+from diloco.planning.planner.efficiency import Interval
 
 CANDIDATES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _SECS_PER_HOUR = 3600.0
@@ -47,7 +46,7 @@ class Request:
   seeds: int = 5  # of the goodput
   mtbi_factor: float = 1.0  # chips live so many times as long as the fleet says
 
-  def price(self, island: division.Island) -> float:
+  def price(self, island: resources.Island) -> float:
     """Of one chip of an island for an hour."""
     given, own = self.price_per_hour, island.hardware.price_per_hour
     return own if given is None else given
@@ -57,7 +56,7 @@ class Request:
 class Prospect:
   """What M islands would come to."""
 
-  islands: tuple[division.Island, ...]  # all of them
+  islands: tuple[resources.Island, ...]  # all of them
   exchange: exchange.Exchange  # how they exchange fragments
   memory: tuple[memory.Memory, ...]  # of each island's chips
   goodput: Interval  # useful share of the islands' time
@@ -90,7 +89,7 @@ class Misfit:
 def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
   """Works M islands out, or says what does not fit."""
   model = request.model
-  islands = division.divide(request.fleet, num_islands)
+  islands = resources.divide(request.fleet, num_islands)
   if len(islands) < num_islands:
     why = f"the fleet has {len(islands)} slices, and an island needs one"
     return Misfit(num_islands, why, num_islands / len(islands))
@@ -131,7 +130,7 @@ def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
 
 def _too_big(
   request: Request,
-  islands: tuple[division.Island, ...],
+  islands: tuple[resources.Island, ...],
   held: tuple[memory.Memory, ...],
 ) -> Misfit | None:
   excesses = [

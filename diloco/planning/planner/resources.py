@@ -1,4 +1,9 @@
-"""What hardware there is, as a user's fleet file says it.
+"""What hardware there is, as a user's fleet file says it, and its resources.
+
+An island stands at one site and has chips of one kind. Every group of equal
+slices gets an island, the fastest groups first; what is left of the M islands
+goes to the groups in proportion to their speed, by largest remainders, at most
+one island a slice. Within a group the slices are spread evenly.
 
 A fleet file is Python with a function `get_fleet()` that returns a `Fleet`, or
 nested mappings with its fields. It is the user's own code, as a configuration
@@ -93,6 +98,48 @@ class Fleet:
   def flops(self) -> float:
     """Of all sites, a second, at the peak."""
     return sum(slices.flops for _, slices in self.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Island:
+  """One island of a plan."""
+
+  site: int  # its number in the fleet
+  hardware: Slices  # the group it is part of
+  slices: int  # of that group, that are its own
+
+  @property
+  def chips(self) -> int:
+    """Of all its slices."""
+    return self.slices * self.hardware.slice_chips
+
+  @property
+  def flops(self) -> float:
+    """A second, at the peak."""
+    return self.hardware.flops * self.slices / self.hardware.count
+
+
+def divide(fleet: Fleet, islands: int) -> tuple[Island, ...]:
+  """Makes M islands, or as many as there are slices."""
+  groups = fleet.groups
+  total = sum(slices.flops for _, slices in groups)
+  wanted = [islands * slices.flops / total for _, slices in groups]
+  counts = [0] * len(groups)
+  # Sorting is stable: of equal groups those named first come first.
+  for g in sorted(range(len(groups)), key=lambda g: -wanted[g])[:islands]:
+    counts[g] = 1
+  while sum(counts) < islands:
+    free = [g for g, (_, s) in enumerate(groups) if counts[g] < s.count]
+    if not free:
+      break
+    counts[max(free, key=lambda g: wanted[g] - counts[g])] += 1
+  made = []
+  for (site, hardware), count in zip(groups, counts, strict=True):
+    for number in range(count):
+      share = hardware.count * (number + 1) // count
+      share -= hardware.count * number // count
+      made.append(Island(site, hardware, share))
+  return tuple(made)
 
 
 def load(path: str, wan_gbps: float | None = None) -> Fleet:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from diloco import errors
-from diloco.planning.fleet import delays, failures, traces
+from diloco.planning.fleet import defaults, failures, traces
 from diloco.planning.fleet import fleet as fleet_lib
 
 YEAR, DAY = fleet_lib.SECS_PER_YEAR, fleet_lib.SECS_PER_DAY
-REPAIR = delays.ExponentiatedWeibull(60.0)
+REPAIR = defaults.ExponentiatedWeibull(60.0)
 
 
 def draw(model, fleet, secs, seed=0):
@@ -20,7 +20,7 @@ def draw(model, fleet, secs, seed=0):
   ("shape", "power"), [(1, 1), (0.7, 1), (2, 0.3), (1.5, 2)]
 )
 def test_quantile_inverts_the_distribution(shape, power):
-  one = delays.ExponentiatedWeibull(100.0, shape, power)
+  one = defaults.ExponentiatedWeibull(100.0, shape, power)
   shares = np.array([0.05, 0.5, 0.95])
   assert one.cdf(one.quantile(shares)) == pytest.approx(shares)
 
@@ -28,9 +28,9 @@ def test_quantile_inverts_the_distribution(shape, power):
 @pytest.mark.parametrize(
   ("one", "mean"),
   [
-    (delays.ExponentiatedWeibull(40.0), 40.0),
-    (delays.ExponentiatedWeibull(10, 2.0), 10 * 0.886227),  # Gamma(3/2)
-    (delays.ExponentiatedWeibull(10, 1.0, 2.0), 15.0),  # max of two: 1 + 1/2
+    (defaults.ExponentiatedWeibull(40.0), 40.0),
+    (defaults.ExponentiatedWeibull(10, 2.0), 10 * 0.886227),  # Gamma(3/2)
+    (defaults.ExponentiatedWeibull(10, 1.0, 2.0), 15.0),  # max of two: 1 + 1/2
   ],
 )
 def test_mean_is_that_of_the_formula(one, mean):
