@@ -90,7 +90,8 @@ def averaged(
   )
 
 
-def _line(name: str, colour: str, x: Any, y: Any, **more: Any) -> Chart:
+def line(name: str, colour: str, x: Any, y: Any, **more: Any) -> Chart:
+  """Returns a line of a chart; what is not finite is left out."""
   return {"name": name, "colour": colour, "x": _short(x), "y": _short(y)} | more
 
 
@@ -139,7 +140,7 @@ class Charts:
       where = position(island.steps.column("wall_secs"))
       good = np.isfinite(loss)
       thin = averaged(where[good], loss[good], points)
-      lines.append(_line(f"island {number}", self._colours[number], *thin))
+      lines.append(line(f"island {number}", self._colours[number], *thin))
     evals = [e for e in view.global_evals if math.isfinite(e.loss)]
     # Losses on samples of different sizes are no line: each has its own.
     for dash, tokens in zip(
@@ -151,7 +152,7 @@ class Charts:
       where = position(np.array([e.wall_secs for e in alike]))
       bits = np.array([e.loss for e in alike]) / math.log(2)
       name = f"global, {figures.count(tokens)} held-out {view.token_unit}s"
-      lines.append(_line(name, INK, where, bits, dots=True, dash=dash))
+      lines.append(line(name, INK, where, bits, dots=True, dash=dash))
     return self._time(f"bits per {view.token_unit}", lines, clip=0.96)
 
   def speed(self) -> Chart:
@@ -171,7 +172,7 @@ class Charts:
     rate = self._sums(found, column) / (
       np.diff(self._edges) * self._clock.unit_secs
     )
-    return _line(name, colour, self._edges, rate, **more)
+    return line(name, colour, self._edges, rate, **more)
 
   def _sums(self, found: series.Series, column: str) -> np.ndarray:
     where = self._clock.at(found.column("wall_secs"))
@@ -191,7 +192,7 @@ class Charts:
         lines.append(self._rates(name, self._colours[m], *found, dash=dash))
     if len(self._view.islands) > _NAMED:
       lines = [
-        _line(
+        line(
           f"all {word}",
           PALETTE[place],
           self._edges,
@@ -214,8 +215,8 @@ class Charts:
     band = {"low": _short(low), "high": _short(high)}
     all_of_them = self._view.num_islands
     lines = [
-      _line("mean and range", PALETTE[0], *mean, **band),
-      _line(
+      line("mean and range", PALETTE[0], *mean, **band),
+      line(
         *("all islands", INK, [0, self._clock.length], [all_of_them] * 2),
         dash="4 3",
       ),
@@ -238,7 +239,7 @@ class Charts:
     amounts, counts = merges.column(what), merges.column(per)
     good = counts > 0
     values = amounts[good] / counts[good]
-    return _line(name, colour, *averaged(where[good], values, _MOST_BINS))
+    return line(name, colour, *averaged(where[good], values, _MOST_BINS))
 
   def weights(self) -> Chart:
     """Each island's share of the weights of merges, stacked."""
@@ -247,7 +248,7 @@ class Charts:
     for m, island in self._view.islands.items():
       sums = self._sums(island.weights.series, "amount")
       share = sums / np.maximum(total, 1)
-      lines.append(_line(f"island {m}", self._colours[m], self._edges, share))
+      lines.append(line(f"island {m}", self._colours[m], self._edges, share))
     return self._time("share of a merge", lines, min=0, max=1, stack=True)
 
   def timeline(self, incidents: Sequence[incidents_lib.Incident]) -> Chart:

@@ -156,15 +156,6 @@ def facts(pairs: Iterable[tuple[str, object]]) -> str:
   return "<dl>" + "".join(items) + "</dl>"
 
 
-def legend(lines: Iterable[tuple[str, str]]) -> str:
-  """Returns what lines are of, by colour."""
-  items = [
-    f'<span><i style="background:{text(colour)}"></i>{text(label)}</span>'
-    for colour, label in lines
-  ]
-  return '<div class="legend">' + "".join(items) + "</div>"
-
-
 def dot(colour: str) -> str:
   """Returns a spot of colour, to stand before a name."""
   return f'<span class="dot" style="background:{text(colour)}"></span>'

@@ -3,7 +3,7 @@
 import pathlib
 
 from diloco import errors
-from diloco.report import canvas, charts, page, summary
+from diloco.report import charts, page, summary
 from diloco.workbench import compare, compare_command, pictures, results
 
 _AXES = 2  # figures that are axes of their own
@@ -55,9 +55,10 @@ def _results(comparison: compare.Comparison) -> list[str]:
   height = 1.1 + 0.3 * len(comparison.groups)
   panels = [
     page.panel(
-      canvas.picture(5.6, height, f"{title} of each group")(
-        pictures.draw_results
-      )(comparison, key),
+      pictures.image(
+        *(5.6, height, f"{title} of each group"),
+        *(pictures.draw_results, comparison, key),
+      ),
       title,
       "Dots: runs. Diamond: their mean. Line: where it lies with 95 %.",
     )
@@ -68,51 +69,51 @@ def _results(comparison: compare.Comparison) -> list[str]:
 
 
 def _curves(comparison: compare.Comparison) -> list[str]:
+  groups = comparison.groups
   found = [
-    (number, pictures.curves(entry.place))
-    for number, group in enumerate(comparison.groups)
+    (
+      f"{group.label}, seed {entry.seed}",
+      charts.island_colour(number, len(groups)),
+      pictures.curves(entry.place),
+    )
+    for number, group in enumerate(groups)
     for entry in group.entries
     if entry.task != compare.SIMULATION
   ]
   if not found:
     return []
-  groups = len(comparison.groups)
-  legend = page.legend(
-    (charts.island_colour(number, groups), group.label)
-    for number, group in enumerate(comparison.groups)
-  )
   parts = []
   for kind, title in (
     ("heldout", "Held-out loss of the global parameters"),
     ("trained", "Loss of the islands"),
   ):
     panels = []
-    for against in pictures.AXES:
-      lines = [(number, c[kind, against]) for number, c in found]
-      drawn = canvas.picture(5.6, 3.5, f"{title} against {against}")(
-        pictures.draw_curves
-      )
-      panels.append(
-        page.panel(
-          drawn(lines, groups, against) + legend,
-          f"{title}, against {against}",
-        )
-      )
+    for against, unit in pictures.AXES.items():
+      chart = {
+        "x": {"label": against, "unit": unit},
+        "y": {"label": "bits per token", "clip": 0.96},
+        "lines": [
+          charts.line(name, colour, *of[kind, against])
+          for name, colour, of in found
+        ],
+        "seams": [],
+      }
+      told = f"{title}, against {against}"
+      panels.append(page.panel(charts.html(chart, told), told))
     parts.append(page.pair(*panels))
-  return parts
+  return [*parts, charts.script()]
 
 
 def _parallel(comparison: compare.Comparison) -> list[str]:
   if not (comparison.fields and comparison.shown):
     return []
-  keys = comparison.shown[:_AXES]
-  drawn = canvas.picture(11.4, 3.8, "A line for each run through all axes")(
-    pictures.draw_parallel
+  image = pictures.image(
+    *(11.4, 3.8, "A line for each run through all axes"),
+    *(pictures.draw_parallel, comparison, comparison.shown[:_AXES]),
   )
-  svg = drawn(comparison, keys)
   return [
     page.panel(
-      f'<div class="scroll"><div style="min-width:720px">{svg}</div></div>',
+      f'<div class="scroll"><div style="min-width:720px">{image}</div></div>',
       "All at once",
       "A line for each run: through what differs, to what came out. Its colour"
       " is its height on the last axis.",

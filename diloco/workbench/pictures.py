@@ -1,19 +1,33 @@
 """Pictures of a comparison: results, curves, and all axes at once."""
 
+import base64
+import html
+import io
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib import axes as axes_lib
-from matplotlib import colors, ticker
+from matplotlib import colors, figure, ticker
 
-from diloco.report import canvas, charts, clock, figures, totals
+from diloco.report import charts, clock, figures, totals
 from diloco.workbench import compare, frozen, results
 
-AXES = ("tokens", "seconds")
+AXES = {"tokens": "count", "seconds": ""}  # and their units
 
+_INK = "#18202b"
+_STYLE = {
+  "svg.hashsalt": "diloco",
+  "font.size": 9.5,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.axisbelow": True,
+  "axes.grid": True,
+  "grid.alpha": 0.13,
+}
 _LINE_POINTS = 160
 _UNITS = np.array([[1], [math.log(2)]])  # nats to bits
 _LABEL = 44  # letters
@@ -24,6 +38,30 @@ _SHADES = colors.LinearSegmentedColormap.from_list(
 _APART = 0.05  # of an axis, between two values that can be read
 _TICKS = 6  # values that an axis shows one by one
 _WIDE = 30.0  # highest over lowest, from which on an axis is logarithmic
+
+
+def image(
+  width: float,
+  height: float,
+  caption: str,
+  draw: Callable[..., None],
+  *args: Any,
+) -> str:
+  """Returns an HTML image of what a function draws on axes; sizes in inches.
+
+  The caption says in words what is to be seen, for those who cannot see it.
+  """
+  with matplotlib.rc_context(_STYLE):
+    made = figure.Figure(figsize=(width, height), layout="constrained")
+    draw(made.add_subplot(), *args)
+    file = io.BytesIO()
+    made.savefig(file, format="svg", metadata={"Date": None})
+  data = base64.b64encode(file.getvalue()).decode()
+  label = html.escape(caption, quote=True)
+  return (
+    f'<img alt="{label}" style="width:100%;background:#fff" '
+    f'src="data:image/svg+xml;base64,{data}">'
+  )
 
 
 def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
@@ -60,32 +98,6 @@ def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
 def short(label: str) -> str:
   """A label that leaves room for a picture."""
   return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}…"
-
-
-def draw_curves(
-  axes: axes_lib.Axes,
-  found: Sequence[tuple[int, np.ndarray]],
-  groups: int,
-  label: str,
-) -> None:
-  """Draws lines, [2, n] with the number of their group, over each other."""
-  for number, (x, y) in found:
-    axes.plot(
-      *(x, y, "o-" if len(x) < 40 else "-"),
-      color=charts.island_colour(number, groups),
-      linewidth=1.2,
-      markersize=2.6,
-      alpha=0.8,
-    )
-  canvas.keep_in_sight(
-    axes, np.concatenate([[], *(line[1] for _, line in found)])
-  )
-  axes.set_xlim(left=0)
-  axes.set_xlabel(label)
-  axes.set_ylabel("bits per token")
-  axes.xaxis.set_major_formatter(
-    ticker.FuncFormatter(lambda value, _: figures.count(value))
-  )
 
 
 def draw_results(
@@ -135,7 +147,7 @@ def draw_parallel(
     colour = colors.to_hex(_SHADES(line[-1]))
     axes.plot(line, color=colour, linewidth=1.4, alpha=0.8)
   for place, (_, values) in enumerate(columns):
-    axes.axvline(place, color=canvas.INK, linewidth=0.8)
+    axes.axvline(place, color=_INK, linewidth=0.8)
     told = dict(zip(heights[place], values, strict=True))
     if len(told) > _TICKS and all(map(_is_number, values)):
       told = {height: told[height] for height in (min(told), max(told))}
