@@ -115,10 +115,8 @@ def load_config(
   config = read_config(place)
   if method:
     config.method = method
-  if config.get("method", "decoupled") != "decoupled":
-    config = ml_collections.ConfigDict(methods.completed(config))
-  _complete(config, config_lib.RunConfig().to_dict())
-  return config
+  whole = methods.completed(config)
+  return _filled(typed.build(config_lib.RunConfig, whole, "config"))
 
 
 def read_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
@@ -147,33 +145,18 @@ def read_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   return config
 
 
-def _complete(config: Any, defaults: Mapping[str, Any]) -> None:
-  """Sets what is not set, so that every field can be overridden."""
-  if isinstance(config, ml_collections.ConfigDict):
-    with config.ignore_type():  # an int where a float belongs
-      _set_missing(config, defaults)
-  elif isinstance(config, dict):
-    _set_missing(config, defaults)
-
-
-def _set_missing(config: Any, defaults: Mapping[str, Any]) -> None:
-  for name, default in defaults.items():
-    if isinstance(default, list):
-      default = tuple(default)
-    elif default is None:  # only truth values may be left open
-      default = ml_collections.config_dict.placeholder(bool)
-    if name not in config:
-      config[name] = {} if isinstance(default, Mapping) else default
-    if isinstance(default, Mapping):
-      _complete(config[name], default)
-    elif isinstance(default, float) and type(config[name]) is int:
-      config[name] = float(config[name])  # or a fraction would be refused
-    elif type(default) is int and isinstance(config[name], str | float):
-      with contextlib.suppress(ValueError):  # it is refused by name later
-        config[name] = typed.whole(config[name])
-    elif isinstance(default, tuple) and isinstance(config[name], list | tuple):
-      for item in config[name] if default else ():
-        _complete(item, default[0])
+def _filled(config: config_lib.RunConfig) -> ml_collections.ConfigDict:
+  """All fields, as flags can set them: with tuples, and what may be open."""
+  values = config.to_dict()
+  for name, group in values.items():
+    for field, value in group.items() if isinstance(group, dict) else ():
+      if isinstance(value, list):
+        group[field] = tuple(value)
+      elif value is None:  # only truth values may be left open
+        group[field] = ml_collections.config_dict.placeholder(bool)
+    if isinstance(group, list):
+      values[name] = tuple(group)
+  return ml_collections.ConfigDict(values)
 
 
 def override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:

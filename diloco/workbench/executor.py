@@ -8,8 +8,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -25,43 +23,69 @@ _LEAVE_SECS = 10.0  # for a process that has written its outcome
 
 
 class Executor(abc.ABC):
-  """Runs points, each by `worker`, which writes what became of it."""
+  """Runs points on an engine, each by `worker`, which writes its outcome."""
 
-  def __init__(self, workdir: pathlib.Path):
-    """Args: the sweep's directory."""
-    self._workdir = workdir
-    self._running: dict[str, tuple[base.Handle, Any]] = {}  # with its cores
+  def __init__(self, workdir: pathlib.Path, engine: base.Engine):
+    """Takes the sweep's directory, and where points run."""
+    self._workdir, self._engine = workdir, engine
+    # With the cores, or how many, that each has.
+    self._running: dict[str, tuple[base.Handle, Any]] = {}
+    self._left = engine.survivors()  # of a sweep that was killed
 
   @abc.abstractmethod
+  def _room(self, cores: int) -> Any:
+    """So many cores, at most all there are, or how many; None: not now."""
+
   def adopt(self, name: str) -> bool:
     """Takes over a point of a sweep that was killed; False: nobody does it."""
+    if found := self._left.pop(name, None):
+      self._running[name] = found.handle, found.facts["cores"]
+    return name in self._running
 
-  @abc.abstractmethod
   def start(self, name: str, cores: int) -> bool:
     """Begins a point; False while there is no room for it."""
+    taken = self._room(cores)
+    if taken is None:
+      return False
+    # All points share what XLA compiled.
+    cache = str(self._workdir / "compilation_cache")
+    handle = self._engine.start(
+      base.Launch(
+        name,
+        worker.__name__,
+        [str(self._workdir), name, json.dumps(taken), os.getcwd()],
+        self._log(name),
+        {"JAX_COMPILATION_CACHE_DIR": cache, **process.ISLAND_ENV},
+        facts={
+          **{"incarnation": time.time_ns() // 10**6, "cores": taken},
+          "cpus": taken if isinstance(taken, int) else len(taken),
+        },
+      )
+    )
+    self._running[name] = handle, taken
+    return True
 
   def running(self) -> Sequence[str]:
     """Names of the points that run, or wait for their turn."""
     return list(self._running)
 
-  @abc.abstractmethod
   def ended(self) -> dict[str, str]:
     """Points that ended since the last call, and how; "": begin it again."""
+    found = {}
+    for name, (handle, _) in list(self._running.items()):
+      if cause := handle.cause_of_death():
+        del self._running[name]
+        again = cause in (_BUSY, "node lost")
+        found[name] = "" if again else self._told(name, cause)
+    return found
 
-  @abc.abstractmethod
   def stop(self) -> None:
     """Asks all to save and end; asked again, to end at once."""
+    for handle, _ in self._running.values():
+      handle.signal(signal.SIGTERM)
 
   def close(self) -> None:  # noqa: B027
     """Lets go of what it holds; points go on."""
-
-  def _arguments(self, name: str, cores: Sequence[int] | int) -> list[str]:
-    return [str(self._workdir), name, json.dumps(cores), os.getcwd()]
-
-  def _env(self) -> dict[str, str]:
-    # All points share what XLA compiled.
-    cache = str(self._workdir / "compilation_cache")
-    return {"JAX_COMPILATION_CACHE_DIR": cache, **process.ISLAND_ENV}
 
   def _log(self, name: str) -> pathlib.Path:
     return self._workdir / "points" / f"{name}.log"
@@ -78,59 +102,23 @@ class Local(Executor):
 
   def __init__(self, workdir: pathlib.Path, cores: Sequence[int]):
     """Args: the sweep's directory, and the cores that it may use."""
-    super().__init__(workdir)
-    self._cores = len(cores)
-    self._free = list(cores)
+    super().__init__(workdir, process_engine.ProcessEngine(workdir))
+    self._cores = list(cores)
 
-  def adopt(self, name: str) -> bool:
-    """Takes over a point of a sweep that was killed."""
-    found = worker.holder(self._workdir, name)
-    if found is None:
-      return False
-    handle = process_engine.AttachedHandle(found["pid"], found["ticks"])
-    taken = [core for core in self._free if core in found["cores"]]
-    self._free = [core for core in self._free if core not in taken]
-    self._running[name] = handle, taken
-    return True
-
-  def start(self, name: str, cores: int) -> bool:
-    """Begins a point on so many cores, at most all there are."""
-    number = min(cores, self._cores)
-    if len(self._free) < number:
-      return False
-    taken, self._free = self._free[:number], self._free[number:]
-    with self._log(name).open("ab") as log:
-      started = subprocess.Popen(
-        [
-          *(sys.executable, "-m", worker.__name__),
-          *self._arguments(name, taken),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env={**self._env(), **os.environ},
-        start_new_session=True,
-      )
-    self._running[name] = process_engine.ProcessHandle(started), taken
-    return True
+  def _room(self, cores: int) -> Any:
+    used = {core for _, taken in self._running.values() for core in taken}
+    free = [core for core in self._cores if core not in used]
+    number = min(cores, len(self._cores))
+    return free[:number] if len(free) >= number else None
 
   def ended(self) -> dict[str, str]:
-    """Points that ended since the last call, and how; "": begin it again."""
-    found = {}
-    for name, (handle, cores) in list(self._running.items()):
-      if cause := handle.cause_of_death():
-        self._free = sorted([*self._free, *cores])
-        del self._running[name]
-        if cause != _BUSY:
-          found[name] = self._told(name, cause)
-        elif not self.adopt(name):
-          found[name] = ""
-    return found
-
-  def stop(self) -> None:
-    """Ends all, in order; at once if called again."""
-    for handle, _ in self._running.values():
-      handle.signal(signal.SIGTERM)
+    """As of any, but for points that somebody else turned out to do."""
+    found = super().ended()
+    if "" in found.values():
+      self._left = self._engine.survivors()
+    return {
+      n: cause for n, cause in found.items() if cause or not self.adopt(n)
+    }
 
 
 def on_ray(address: str) -> config_lib.RunConfig:
@@ -148,58 +136,28 @@ class Ray(Executor):
   A node that is lost takes its points with it; they begin again elsewhere.
   """
 
+  _engine: ray.Engine
+
   def __init__(self, workdir: pathlib.Path, config: config_lib.RunConfig):
     """Takes the sweep's directory, and `on_ray` of the cluster."""
-    super().__init__(workdir)
-    self._engine = ray.Engine(workdir, config)
-    self._left: dict[str, base.Survivor] = {}  # by a sweep that was killed
-    for name, found in self._engine.survivors().items():
+    super().__init__(workdir, ray.Engine(workdir, config))
+    for name, found in list(self._left.items()):
       if frozen.outcome(workdir, name):
         found.handle.wait(_LEAVE_SECS)  # then Ray has its room back
-      else:
-        self._left[name] = found
+        del self._left[name]
 
-  def adopt(self, name: str) -> bool:
-    """Takes over a point of a sweep that was killed."""
-    if found := self._left.pop(name, None):
-      self._running[name] = found.handle, found.facts["cpus"]
-    return name in self._running
-
-  def start(self, name: str, cores: int) -> bool:
-    """Begins a point on a node that has so many cores, or all of the largest.
+  def _room(self, cores: int) -> Any:
+    """What a node has, or the largest all of; where Ray takes them at once.
 
     Points of which Ray would have to keep many waiting stay here.
     """
     nodes = [int(node.get("CPU", 0)) for node in cluster.nodes()]
     number = min(cores, max(nodes, default=1))
     taken = sum(cpus for _, cpus in self._running.values())
-    if self._running and taken + number > sum(nodes):
-      return False
-    handle = self._engine.start(
-      base.Launch(
-        name,
-        worker.__name__,
-        self._arguments(name, number),
-        self._log(name),
-        self._env(),
-        facts={"incarnation": time.time_ns() // 10**6, "cpus": number},
-      )
-    )
-    self._running[name] = handle, number
-    return True
-
-  def ended(self) -> dict[str, str]:
-    """Points that ended since the last call, and how; "": begin it again."""
-    found = {}
-    for name, (handle, _) in list(self._running.items()):
-      if cause := handle.cause_of_death():
-        del self._running[name]
-        again = cause in (_BUSY, "node lost")
-        found[name] = "" if again else self._told(name, cause)
-    return found
+    return None if self._running and taken + number > sum(nodes) else number
 
   def stop(self) -> None:
-    """Ends all, in order; at once if called again, or where none has begun."""
+    """As of any, and at once where a point has not begun."""
     for name, (handle, _) in self._running.items():
       begun = worker.begun(self._workdir, name, handle.pid)
       handle.signal(signal.SIGTERM if begun else signal.SIGKILL)

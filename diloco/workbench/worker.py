@@ -2,7 +2,7 @@
 
 `python -m diloco.workbench.worker WORKDIR NAME CORES FOLDER` is all that runs a
 point, wherever it is called. The point's lock goes with this process: a sweep
-that was killed leaves its points running, and the next one finds them by it.
+that was killed leaves its points running, and nobody else begins them.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diloco import errors, process
-from diloco.report import liveness
 from diloco.workbench import frozen
 
 EXIT_BUSY = 75  # somebody else does this point
@@ -41,25 +40,12 @@ def main(argv: Sequence[str]) -> int:
     cores = _free_cores(cores)
   if cores:
     os.sched_setaffinity(0, cores)  # before JAX sizes its pools
-  with process.private_files(), _own(workdir, name, cores, life) as mine:
+  with process.private_files(), _own(workdir, name, life) as mine:
     if not mine:
       return EXIT_BUSY
     facts = _done(workdir, name)
     frozen.set_outcome(workdir, name, facts)
     return 0 if facts["status"] == "finished" else process.EXIT_FAILED
-
-
-def holder(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
-  """Returns the process that does a point, its pid, start ticks and cores."""
-  path = _lock(workdir, name)
-  with contextlib.suppress(OSError, ValueError), path.open("r+") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      found = json.loads(path.read_text())
-      alive = liveness.start_ticks(found["pid"]) == found["ticks"]
-      return found if alive else None
-  return None
 
 
 def begun(workdir: pathlib.Path, name: str, life: int) -> bool:
@@ -91,22 +77,15 @@ def _free_cores(number: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _own(
-  workdir: pathlib.Path, name: str, cores: Sequence[int], life: int | None
-) -> Iterator[bool]:
+def _own(workdir: pathlib.Path, name: str, life: int | None) -> Iterator[bool]:
   with _lock(workdir, name).open("a+") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
       yield False
       return
-    pid = os.getpid()
-    facts = {
-      **{"pid": pid, "ticks": liveness.start_ticks(pid)},
-      **{"cores": cores, "life": life},
-    }
     file.truncate(0)
-    file.write(json.dumps(facts))
+    file.write(json.dumps({"pid": os.getpid(), "life": life}))
     file.flush()
     yield True
 

@@ -1,6 +1,7 @@
 """A real cluster, with roles that only say they live, and points of sweeps."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -34,6 +35,15 @@ with open(sys.argv[1] + "/lives", "a", buffering=1) as lives:
     print(os.environ["DILOCO_LIFE"], file=lives)
     time.sleep(0.02)
 """
+
+
+def holder(workdir, name):
+  """The living process that has taken a point's lock."""
+  try:
+    facts = json.loads((workdir / "points" / f"{name}.lock").read_text())
+  except (OSError, ValueError):
+    return None
+  return facts if liveness.start_ticks(facts["pid"]) else None
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +202,7 @@ class Sweep:
     }
 
   def long_pid(self):
-    found = self.dir.exists() and worker.holder(self.dir, "long")
+    found = self.dir.exists() and holder(self.dir, "long")
     return found["pid"] if found else None
 
 
@@ -232,11 +242,11 @@ def test_point_of_a_lost_node_is_begun_again(nodes, tmp_path):
   with contextlib.closing(made):
     assert all(made.start(name, 1) for name in "abc")
     deadline = time.monotonic() + _SECS
-    while not all(worker.holder(workdir, name) for name in "abc"):
+    while not all(holder(workdir, name) for name in "abc"):
       assert time.monotonic() < deadline
       time.sleep(0.05)
     # The head has room for two.
-    pids = {name: worker.holder(workdir, name)["pid"] for name in "abc"}
+    pids = {name: holder(workdir, name)["pid"] for name in "abc"}
     places = {name: nodes.daemons.index(_daemon(pids[name])) for name in pids}
     name = max(pids, key=places.get)
     nodes.do("add", **_NODE)

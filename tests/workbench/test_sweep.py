@@ -14,7 +14,7 @@ import pytest
 
 from diloco import cli
 from diloco.report import liveness
-from diloco.workbench import executor, frozen, worker
+from diloco.workbench import executor, frozen
 from diloco.workbench import table as table_lib
 
 SWEEP = """
@@ -58,6 +58,15 @@ def outcomes(workdir):
   }
 
 
+def holder(workdir, name):
+  """The living process that has taken a point's lock."""
+  try:
+    facts = json.loads((workdir / "points" / f"{name}.lock").read_text())
+  except (OSError, ValueError):
+    return None
+  return facts if liveness.start_ticks(facts["pid"]) else None
+
+
 def table(workdir):
   return pandas.read_csv(workdir / "table.csv", index_col="name")
 
@@ -70,9 +79,9 @@ def test_killed_sweep_goes_on_and_does_no_point_twice(capsys, tmp_path):
     wait_for(lambda: len(outcomes(workdir)) >= 2)
     first.kill()
   names = [point.name for point in frozen.read(workdir).points]
-  left = [name for name in names if worker.holder(workdir, name)]
+  left = [name for name in names if holder(workdir, name)]
   for name in left:  # killed in the middle, if it still was
-    if facts := worker.holder(workdir, name):
+    if facts := holder(workdir, name):
       os.kill(facts["pid"], signal.SIGKILL)
   before = outcomes(workdir)
   assert 2 <= len(before) < 8
@@ -106,7 +115,7 @@ def running(tmp_path):
   frozen.write(workdir, frozen.build(*_built(write(tmp_path, LONG))))
   first = executor.Local(workdir, [0])
   assert first.start("days=30,seeds=50000", 1)
-  facts = wait_for(lambda: worker.holder(workdir, "days=30,seeds=50000"))
+  facts = wait_for(lambda: holder(workdir, "days=30,seeds=50000"))
   yield workdir, first, facts["pid"]
   os.kill(facts["pid"], signal.SIGKILL)
   assert wait_for(first.ended)
@@ -171,7 +180,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(capsys, tmp_path):
     command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   ) as first:
     name = "days=30,seeds=50000"
-    facts = wait_for(lambda: workdir.exists() and worker.holder(workdir, name))
+    facts = wait_for(lambda: workdir.exists() and holder(workdir, name))
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
   assert first.returncode == 0
