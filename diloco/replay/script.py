@@ -6,7 +6,7 @@ it did between which steps, in the order of its tape; inner steps fill the gaps.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class LifeId(NamedTuple):
@@ -196,3 +196,33 @@ class Return:
 
 
 Making = Initial | Merge | Return
+
+
+_KINDS: Mapping[str, Any] = {
+  kind.__name__: kind
+  for kind in (
+    *(LifeId, StateId, Settings, Beginning),
+    *(Publish, Adopt, Rebase, Mend, Poison, Save, Lend),
+  )
+}
+
+
+def to_json(value: Any) -> Any:
+  """What a worker is told, as plain values: of ours a name and the fields."""
+  fields = value
+  if dataclasses.is_dataclass(value):
+    fields = vars(value).values()
+  elif not isinstance(value, tuple | list):
+    return value
+  name = type(value).__name__
+  return [*([name] if name in _KINDS else []), *map(to_json, fields)]
+
+
+def from_json(value: Any) -> Any:
+  """The value of `to_json`; lists are tuples."""
+  if not isinstance(value, list):
+    return value
+  fields = tuple(map(from_json, value))
+  if fields and isinstance(fields[0], str) and fields[0] in _KINDS:
+    return _KINDS[fields[0]](*fields[1:])
+  return fields

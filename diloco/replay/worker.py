@@ -1,15 +1,15 @@
 """Processes that live islands' lives again: one for lives alike, one busy.
 
 `python -m diloco.replay.worker` holds what each island held, less its threads,
-and does what it is told on its standard input, a pickle a command, each
-answered by one. Tensors go through a scratch store.
+and does what it is told on its standard input, one JSON line a command, each
+answered by one line. Tensors go through a scratch store.
 """
 
 import dataclasses
+import json
 import logging
 import os
 import pathlib
-import pickle
 import subprocess
 import sys
 from collections.abc import Hashable
@@ -64,10 +64,11 @@ class Worker:
         stdout=subprocess.PIPE,
         stderr=log,
         env=surroundings.environ(settings.environ),
+        text=True,
       )
     os.sched_setaffinity(self._process.pid, cores)
     # It leaves with the first command, should the process be dead by then.
-    self._first = pickle.dumps((run_dir, scratch, settings))
+    self._first = _line(str(run_dir), str(scratch), settings)
 
   def ask(self, life: script.LifeId, do: str, *args: Any) -> Any:
     """Has a method of `performer.Performer` called; returns what it did.
@@ -77,12 +78,13 @@ class Worker:
     """
     assert self._process.stdin and self._process.stdout
     try:
-      command, self._first = self._first + pickle.dumps((life, do, args)), b""
+      command, self._first = self._first + _line(life, do, args), ""
       self._process.stdin.write(command)
       self._process.stdin.flush()
-      answer, why = pickle.load(self._process.stdout)
-    except (BrokenPipeError, EOFError):
-      answer, why = None, self._last_words()
+      line = self._process.stdout.readline()
+    except BrokenPipeError:
+      line = ""
+    answer, why = json.loads(line) if line else (None, self._last_words())
     if why:
       raise errors.UserError(f"replay of {life}", why, f"see {self._log}")
     return answer
@@ -101,14 +103,19 @@ class Worker:
     self._process.communicate()
 
 
+def _line(*values: Any) -> str:
+  return json.dumps(script.to_json(values)) + "\n"
+
+
 def main() -> int:
   """Answers commands until there are none; returns the exit code."""
   logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
   # What a library prints must not get among the answers.
-  answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+  answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-  commands = sys.stdin.buffer
-  run_dir, scratch, settings = pickle.load(commands)
+  commands = (script.from_json(json.loads(line)) for line in sys.stdin)
+  *places, settings = next(commands)
+  run_dir, scratch = map(pathlib.Path, places)
   # JAX reads its environment once, which is in place by now.
   from diloco.islands import compilation
   from diloco.replay import performer
@@ -120,11 +127,7 @@ def main() -> int:
   topology = tuple(int(n) for n in settings.topology.split("x"))
   original = store.SnapshotStore(process.store_url(run_dir))
   lives: dict[script.LifeId, performer.Performer] = {}
-  while True:
-    try:
-      life, do, args = pickle.load(commands)
-    except EOFError:
-      return 0
+  for life, do, args in commands:
     if life not in lives:
       lives[life] = performer.Performer(
         config, life, topology, scratch, original, settings.present
@@ -134,10 +137,11 @@ def main() -> int:
       answer = getattr(lives[life], do)(*args)
     except (errors.UserError, errors.CorruptSnapshotError) as error:
       why = str(error)
-    pickle.dump((answer, why), answers)
+    answers.write(_line(answer, why))
     answers.flush()
     if do == "close":
       del lives[life]
+  return 0
 
 
 if __name__ == "__main__":

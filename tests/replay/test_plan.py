@@ -1,5 +1,7 @@
 """From a tape to a plan, with tapes written by hand."""
 
+import json
+
 import pytest
 from run_tape import A, B, RunTape, two_islands
 
@@ -224,3 +226,21 @@ def test_state_that_was_never_saved_is_refused():
   tape.merge(3, (key, 1.0))
   with pytest.raises(errors.UserError, match=r"that island 0\.2 took"):
     tape.plan()
+
+
+@pytest.mark.parametrize(
+  "told",
+  [
+    script.LifeId(0, 1),
+    script.Publish(8, 0, 1, 4, "key", True),
+    script.Adopt(8, 0, 2, 4, 6, True, 3, ((1, 2),)),
+    script.Mend(8, script.StateId(0, 1, 4, 2)),
+    script.Save(8, script.StateId(0, 1, 8, 1)),
+    script.Settings("2x4", (0, 1), {"XLA_FLAGS": "--x"}, {}, 1000, (0, 2)),
+    script.Beginning(4, (1, 0), (4, 2), None, script.StateId(1, 1, 4)),
+    (script.Rebase(8, 1), script.Lend(8, script.StateId(0, 1, 8))),
+  ],
+)
+def test_what_workers_are_told_travels_as_json(told):
+  again = script.from_json(json.loads(json.dumps(script.to_json(told))))
+  assert again == told and type(again) is type(told)
