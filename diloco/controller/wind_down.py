@@ -63,7 +63,7 @@ class WindDown:
     deadline = fleet.now + self._times.drain_secs
     while fleet.now < deadline and fleet.ready_islands:
       for role in filter(fleet.is_ready, fleet.islands):
-        answers = yield from self._ask([role], "evaluate", **args)
+        answers = yield from self._ask([role], "evaluate", True, **args)
         found = answers.get(role) or {"error": f"{role} gave no answer"}
         if "error" not in found:
           return found

@@ -321,7 +321,9 @@ class IslandCore:
         actions += self._due(due)
     if board is not None and board.open_rounds and self._follow:
       actions += self._follow_rounds(board.open_rounds)
-    if stepped and self._wait_secs:
+    if self._wait_secs and (
+      stepped or any(type(action) is Publish for action in actions)
+    ):
       self._held_until = event.now + self._wait_secs
     return actions
 

@@ -1,7 +1,6 @@
 """Held-out loss of local or global parameters, on an island's own mesh."""
 
 import functools
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,14 +10,10 @@ import jax
 import numpy as np
 
 from diloco import timing, workers
-from diloco.islands import heartbeat, inner_step, protocol
+from diloco.islands import heartbeat, inner_step, protocol, runner
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import operations, store
 from diloco.tasks import task as task_lib
-
-logger = logging.getLogger(__name__)
-
-_READ_ATTEMPTS = 5
 
 
 def held_out_loss(
@@ -111,70 +106,45 @@ class Evaluator:
     with self._progress.may_take(self._compile_secs):
       return self._learner.tree.eval_fn(params, placed)
 
-  def read(self, wanted: Callable[[], bool] = lambda: True) -> Found:
-    """Reads the newest global versions, as long as they are wanted.
-
-    Any thread may.
+  def read(self) -> Found:
+    """Reads the newest global versions.
 
     Raises:
       CorruptSnapshotError: a global version cannot be read, however often.
       OSError: the store cannot be reached.
     """
-    tensors: dict[str, jax.Array] = {}
-    versions = []
-    for fragment in range(self._learner.plan.num_fragments):
-      found = self._newest(fragment, wanted)
-      versions.append(found.head.version)
-      tensors |= found.content
+    return operations.perform(self.reading(lambda: True), self.execute)
+
+  def reading(self, wanted: Callable[[], bool]) -> operations.Script[Found]:
+    """As `read`, and as long as they are wanted; any thread may."""
+    num_fragments = self._learner.plan.num_fragments
+    found = yield from protocol.fetch_all(
+      num_fragments, self._retry_secs, wanted
+    )
+    tensors = {k: v for one in found for k, v in one.content.items()}
+    versions = [one.head.version for one in found]
     return Found(self._learner.swap.assemble(tensors), versions)
 
-  def _newest(
-    self, fragment: int, wanted: Callable[[], bool]
-  ) -> protocol.Fetched:
-    for _ in range(_READ_ATTEMPTS - 1):
-      try:
-        return self._fetcher.newest(fragment)
-      except operations.FAILURES as error:
-        logger.warning("read_failed fragment=%d error=%s", fragment, error)
-        if not wanted():
-          raise
-        self._sleep(self._retry_secs)
-    return self._fetcher.newest(fragment)
+  def execute(self, operation: operations.Operation | float) -> Any:
+    """Does one operation, or pause, of `reading`."""
+    if isinstance(operation, float):
+      return self._sleep(operation)
+    return self._fetcher.execute(operation)
 
 
-class Reading:
-  """Global versions that are read in the background, while training goes on.
-
-  A store that answers nobody makes an island wait for nothing: what it cannot
-  read is a figure it cannot tell.
-  """
+class Reading(runner.Reading):
+  """See there; in a thread."""
 
   def __init__(self, evaluator: Evaluator, threads: workers.Threads):
     """Begins."""
-    self._evaluator = evaluator
-    self._wanted = True
-    self._found: Found | Exception | None = None
-    self._worker = threads.once("evaluation", self._read)
-
-  def _read(self) -> None:
-    try:
-      self._found = self._evaluator.read(lambda: self._wanted)
-    except operations.FAILURES as error:
-      self._found = error
+    super().__init__(evaluator.reading)
+    self._worker = threads.once(
+      "evaluation",
+      lambda: operations.perform(self.reading(), evaluator.execute),
+    )
 
   @property
   def done(self) -> bool:
-    """Whether there is something to take; raises what nobody expected."""
+    """See base; raises what nobody expected."""
     self._worker.check()
-    return self._found is not None
-
-  def take(self) -> Found:
-    """What was read, once it is done; raises as `Evaluator.read` does."""
-    if isinstance(self._found, Exception):
-      raise self._found
-    assert self._found is not None
-    return self._found
-
-  def give_up(self) -> None:
-    """Nobody will take it; the store is not tried again."""
-    self._wanted = False
+    return super().done

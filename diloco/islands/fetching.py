@@ -11,7 +11,7 @@ import numpy as np
 from diloco import errors
 from diloco.fragments import codec as codec_lib
 from diloco.fragments import partition
-from diloco.islands import protocol, shards
+from diloco.islands import shards
 from diloco.snapshots import digest, keys, operations, records, store
 from diloco.snapshots import layout as layouts
 
@@ -40,20 +40,6 @@ class Fetcher:
   def hold(self, fragment: int, digest: str, values: Values) -> None:
     """What is new is enough from now on; it must not be donated."""
     self._held[fragment] = digest, values
-
-  def newest(self, fragment: int) -> protocol.Fetched:
-    """Reads a fragment's newest version.
-
-    Raises:
-      CorruptSnapshotError: it is damaged, or its head is lost.
-      OSError: the store could not be reached.
-    """
-    found = operations.perform(protocol.fetch(fragment, -1), self.execute)
-    if found is None:
-      raise errors.CorruptSnapshotError(
-        f"the head of fragment {fragment} is lost"
-      )
-    return found
 
   def execute(self, operation: operations.Operation) -> Any:
     """Does one operation of a procedure that reads global versions."""

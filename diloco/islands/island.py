@@ -357,6 +357,11 @@ class Island:
     self._exchange.between_steps()
     self.progress.moved()
 
+  def idling(self) -> operations.Script[None]:
+    """See `look`."""
+    yield from ()
+    self.look()
+
   def drain(self, timeout_secs: float) -> dict[str, Any]:
     """Publishes all progress, at a standstill; `flushed` if it was in time."""
     return self.perform(self.draining(timeout_secs))
@@ -442,6 +447,11 @@ class Island:
       "durable": durable,
       "secs": self._clock() - started,
     }
+
+  def saving(self, *, wait: bool) -> operations.Script[dict[str, Any]]:
+    """See `checkpoint`."""
+    yield from ()
+    return self.checkpoint(wait=wait)
 
   def poison(self, fragment: int) -> dict[str, Any]:
     """Makes a fragment's values not finite: a fault to be healed from."""

@@ -19,6 +19,7 @@ from diloco.snapshots import checkpoint, cuts, keys, operations, records
 logger = logging.getLogger(__name__)
 
 _RETRY_SECS = 0.2
+_READ_ATTEMPTS = 5  # of one version that is to be evaluated
 
 # Made once: procedures are run a million times in simulations.
 _AFTER_COMMIT_RECORD = operations.Point("after_commit_record")
@@ -116,6 +117,37 @@ def fetch(
       tried = head.payload
       continue
     return Fetched(head, content)
+
+
+def fetch_all(
+  num_fragments: int, retry_secs: float, wanted: Callable[[], bool]
+) -> operations.Script[list[Fetched]]:
+  """Fetches all newest versions, to be evaluated, as long as they are wanted.
+
+  Raises:
+    CorruptSnapshotError: one cannot be read, however often it is tried.
+    OSError: the store cannot be reached.
+  """
+  versions: list[Fetched] = []
+  failures = 0  # of the version that is next
+  while len(versions) < num_fragments:
+    fragment = len(versions)
+    try:
+      found = yield from fetch(fragment, -1)
+      if found is None:
+        raise errors.CorruptSnapshotError(
+          f"the head of fragment {fragment} is lost"
+        )
+    except operations.FAILURES as error:
+      logger.warning("read_failed fragment=%d error=%s", fragment, error)
+      failures += 1
+      if failures == _READ_ATTEMPTS or not wanted():
+        raise
+      yield retry_secs
+      continue
+    versions.append(found)
+    failures = 0
+  return versions
 
 
 def survey(

@@ -33,6 +33,7 @@ _SLACK_SECS = 2.0  # until one that hangs must be dead
 _POINT = operations.Point("order")
 _NEVER = 1e9
 _LOST = 0.02  # share of programs that go, or whose answer goes, with a channel
+_EVALUATIONS = 8  # in a budget
 _SEQUENCES = 1_000_000  # of programs, for each controller
 _UNSEEN = (
   *(orders.Record, orders.Say, orders.Point),
@@ -53,6 +54,7 @@ class Controller:
     self._returns = schedule.within
     self._gives_up = schedule.restarts > 0
     self._ends = schedule.ends
+    self._counts = self._gives_up or world.budget > 0
     self._hears = (
       self._supervises or self._returns or self._gives_up or self._ends
     )
@@ -62,7 +64,11 @@ class Controller:
         times, hang_secs=_NEVER, start_secs=_NEVER, lease_ttl_secs=_NEVER
       )
     config = _config(
-      schedule.islands, schedule.standby, schedule.restarts, schedule.quorum
+      schedule.islands,
+      schedule.standby,
+      schedule.restarts,
+      schedule.quorum,
+      world.budget,
     )
     self.core = core_lib.ControllerCore(
       config, times, 1, first_seq=life.incarnation * _SEQUENCES
@@ -108,8 +114,11 @@ class Controller:
         self._interrupts -= 1
         yield from self._tell(orders.Interrupted())
       yield from self._tell(orders.Tick())
+      if self._ends and not self.core.supplying:
+        session_end.begin(self.world)
+        self.world.evaluations.begin(self.life)
       if self._ends and self.core.outcome is not None:
-        self.world.ending.end()
+        self.world.ending.end(self.core.outcome)
         return self.kernel.kill(self.life, session_end.LEFT)
       if self._deaths:
         continue
@@ -129,6 +138,7 @@ class Controller:
     """A role has done a program."""
     name, number = life.role.name, life.incarnation
     self._answers.append(orders.Done(name, seq, result, number))
+    self._heard[life] = self._blamed[life] = self.kernel.now
 
   def died(self, life: kernel_lib.Life, cause: str) -> None:
     """A role's process has ended."""
@@ -173,9 +183,9 @@ class Controller:
   def _status(self, life: kernel_lib.Life) -> orders.Status:
     name, shell = life.role.name, life.shell
     step = merges = 0
-    if self._gives_up and name[0] != "i":
+    if self._counts and name[0] != "i":
       merges = shell.num_merges
-    elif self._gives_up and shell.present:
+    elif name[0] == "i" and self._counts and shell.present:
       step = shell.core.step
     self.world.checker.deaths.told(life, merges or step)
     seen = self._returns and name[0] != "i"
@@ -243,6 +253,7 @@ class Controller:
     life = self._whom(program.peer)
     if life is None or not self._ends:
       return
+    self.world.evaluations.sent(program)
     lost = self.random() < _LOST
     if lost:
       self.world.checker.seen["lost_channels"] += 1
@@ -339,12 +350,13 @@ class _NobodyWishes:
 
 @functools.cache
 def _config(
-  islands: int, standby: bool, restarts: int, quorum: int
+  islands: int, standby: bool, restarts: int, quorum: int, budget: int
 ) -> config_lib.RunConfig:
-  """A run that never ends by itself; 0 restarts give nobody up."""
+  """Without a budget it never ends by itself; 0 restarts give nobody up."""
   return config_lib.from_mapping(
     {
-      "total_tokens": 10**15,
+      "total_tokens": budget or 10**15,
+      "programs": {"eval_every_tokens": budget // _EVALUATIONS},
       "fleet": {"slices": [{}] * islands},
       "sync": {"quorum": quorum if restarts else 1},
       "controller": {

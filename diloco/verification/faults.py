@@ -43,6 +43,12 @@ OUTLIERS = "outliers"  # from then on everybody's progress is so much longer
 # So long after the user has ended the session.
 KILL_ENDING = "kill_ending"
 
+# Whoever is asked for the last evaluation, the n-th time anybody is.
+KILL_ASKED = "kill_asked"  # so many seconds later
+PAUSE_ASKED = "pause_asked"
+CUT_ASKED = "cut_asked"  # it cannot reach the store
+SLOW_ASKED = "slow_asked"  # its next operation takes so long
+
 # At a time, to a fragment's newest version, if the run can go back to a cut
 # without it; that happens `secs` later, and until then the fragment stands.
 HEAD_CORRUPT = "head_corrupt"  # its head does not match its checksum
@@ -86,6 +92,7 @@ SPOILING = (
   HEAD_SWAPPED,
 )
 OUTLYING = (OUTLIER, OUTLIERS)
+OF_THE_ASKED = (KILL_ASKED, PAUSE_ASKED, CUT_ASKED, SLOW_ASKED)
 # What can strike between two operations.
 AT_POINT = (KILL_BEFORE, KILL_AFTER, STOP)
 # What no store is allowed to do: some of the guarantees end here.
@@ -109,6 +116,8 @@ class Fault(NamedTuple):
     if self.kind in AT_OPERATION:
       at = f"operation {self.at:.0f}"
       at += f" or later, a change of {self.near}" if self.near else ""
+    elif self.kind in OF_THE_ASKED:
+      at = f"asking no. {self.at:.0f}"
     elif self.kind == KILL_ENDING:
       at = f"{self.at:.3f} s after the end began"
     lasting = f" for {self.secs:.3f} s" if self.secs else ""
@@ -436,3 +445,26 @@ def draw_ending(rng: random.Random, roles: Sequence[str]) -> tuple[Fault, ...]:
     )
     for _ in range(1 + int(3 * uniform()))
   )
+
+
+def draw_asked(rng: random.Random, supervised: bool) -> tuple[Fault, ...]:
+  """Draws what meets those who are asked for the last evaluation.
+
+  Args:
+    rng: source of randomness.
+    supervised: whether the controller kills who is silent for long; if nobody
+      does, nobody is.
+  """
+  uniform = rng.random
+  found: list[Fault] = []
+  if uniform() < 0.3:
+    return ()
+  for number in range(1, 2 + int(3 * uniform())):
+    kind = OF_THE_ASKED[int(uniform() * len(OF_THE_ASKED))]
+    most = 0.5 if kind == KILL_ASKED else 100.0
+    if kind == PAUSE_ASKED and not supervised:
+      most = 5.0
+    found.append(
+      Fault(kind, "", float(number), round(most * uniform() ** 2, 3))
+    )
+  return tuple(found)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco.islands import core as core_lib
@@ -65,7 +65,7 @@ class Island(hands.Hands):
     self.request: records.PeerRequest | None = None
     self.moments_finite = True
     self.epoch = self.cut = 0
-    self.inbox = session_end.Inbox(world, life)
+    self.inbox = session_end.Channel(world, life)
     self.adopter: kernel_lib.Thread | None = None
     self.publisher: kernel_lib.Thread | None = None
     self.saving: kernel_lib.Thread | None = None
@@ -82,31 +82,43 @@ class Island(hands.Hands):
 
   def steps(self) -> kernel_lib.Script:
     """The main thread."""
-    world, random = self.world, self.random
-    state, between_steps = self.core, self.between_steps
-    waits = world.schedule.wait_secs > 0
+    world = self.world
+    if world.schedule.ends:
+      if (yield from session_end.obey(self)):
+        return self.kernel.kill(self.life, session_end.LEFT)
+    else:
+      yield from self.training(math.inf, lambda: world.draining)
+    yield from session_end.drain(self)
+    while True:
+      yield 2.0
+      self.between_steps(self.core.step)
+
+  def training(
+    self, num_steps: float, interrupted: Callable[[], bool]
+  ) -> kernel_lib.Script:
+    """Trains for so many steps, or until it is interrupted."""
+    random, state, between_steps = self.random, self.core, self.between_steps
+    waits = self.world.schedule.wait_secs > 0
     shortest, spread = 0.9 * self.step_secs, 0.2 * self.step_secs
-    while not world.draining:
+    last = state.step + num_steps
+    while state.step < last:
       yield shortest + spread * random()
       if waits:
         delays.check_wait(self)
       between_steps(state.step + 1)
       if waits:
-        yield from self._wait_for_answers()
-      while self.inbox and not world.draining:
-        if (yield from session_end.obey(self)):
-          return self.kernel.kill(self.life, session_end.LEFT)
-        yield from self._wait_for_answers()
-    yield from session_end.drain(self)
-    while True:
-      yield 2.0
-      self.between_steps(state.step)
+        yield from self.wait_for_answers(interrupted)
+      if interrupted():
+        break
 
-  def _wait_for_answers(self) -> kernel_lib.Script:
+  def wait_for_answers(
+    self, interrupted: Callable[[], bool]
+  ) -> kernel_lib.Script:
+    """Waits, as a synchronous method does, until the next step may begin."""
     return self.wait(
       self.clock,
       lambda: self.between_steps(self.core.step),
-      lambda: self.world.draining or self.inbox.preempted,
+      interrupted,
       _ANSWER_POLL_SECS,
     )
 

@@ -52,6 +52,9 @@ class Schedule:
   # Whether the user ends the session once the rounds are done, in order, and
   # goes on with the run in another.
   ends: bool = False
+  # Inner steps, of all islands, after which the session ends by itself instead,
+  # with a last evaluation; 0 for never.
+  budget: int = 0
   # In a row, after which the controller gives a role up; 0 for never.
   restarts: int = 0
   faults: tuple[faults_lib.Fault, ...] = ()  # what goes wrong
@@ -118,7 +121,7 @@ def _checked(schedule: Schedule) -> Schedule:
     spoiling = fault.kind in faults_lib.SPOILING
     known = fault.kind in (
       *(*faults_lib.AT_OPERATION, *faults_lib.AT_TIME),
-      faults_lib.KILL_ENDING,
+      *(faults_lib.KILL_ENDING, *faults_lib.OF_THE_ASKED),
     )
     if not (known or spoiling) or fault.role not in schedule.targets:
       raise ValueError(f"unknown fault or role in {fault}")
@@ -139,6 +142,8 @@ def _checked(schedule: Schedule) -> Schedule:
     raise ValueError("restarts and set_back exclude each other")
   if schedule.ends and (schedule.restarts or schedule.set_back):
     raise ValueError("ends excludes restarts and set_back")
+  if schedule.budget and not schedule.ends:
+    raise ValueError("budget needs ends")
   if schedule.within and (schedule.resumers > 1 or not schedule.set_back):
     raise ValueError("within needs set_back, and one resumer")
   if schedule.fragments > schedule.sync_every:
@@ -243,4 +248,14 @@ def draw(
     drawn += faults_lib.draw_ending(rng, base.roles)
   rng = random.Random(seed + (1 << 46))
   drawn += faults_lib.draw_near(rng, base.roles, base.cuts > 0)
+  rng = random.Random(seed + (1 << 47))
+  free = free and not base.ends
+  if may_return and free and rng.random() < 0.05:
+    # In rounds like those that are wanted, or before they are done.
+    steps = 20 * islands * sync_every / base.fragments
+    base = base.replace(
+      ends=True, budget=int(steps * (0.4 + 0.6 * rng.random()))
+    )
+    drawn += faults_lib.draw_ending(rng, base.roles)
+    drawn += faults_lib.draw_asked(rng, base.supervised)
   return dataclasses.replace(base, merge=method, faults=drawn)

@@ -18,6 +18,7 @@ from diloco.syncer import core, grace, quorum
 from diloco.verification import (
   controller_role,
   delays,
+  evaluations,
   faults,
   faulty_store,
   invariants,
@@ -158,6 +159,8 @@ class World:
     self.spoiled = ""  # key or payload of a newest version that is
     self.refused = ""  # why the run cannot go back
     self.ending: session_end.Ending | None = None
+    self.budget = self.schedule.budget  # of this session; 0 for endless
+    self.evaluations = evaluations.Evaluations(self)
     self.told: tuple[Any, ...] = ()  # of a return to a cut that is not over
     self.start(self.controller)  # which starts the others
 
@@ -176,7 +179,7 @@ class World:
     for fault in self.schedule.faults:
       if fault.kind in faults.AT_OPERATION:
         strikes.setdefault(fault.role, []).append(fault)
-      elif fault.kind != faults.KILL_ENDING:
+      elif fault.kind not in (faults.KILL_ENDING, *faults.OF_THE_ASKED):
         self.kernel.at(fault.at, self._begin(fault))
     for name, found in strikes.items():
       role = self.by_name[name]
@@ -271,11 +274,12 @@ class World:
       if spoils:
         rollback.spoil(self, fault)
       else:
-        self._happen(fault)
+        self.happen(fault)
 
     return begin
 
-  def _happen(self, fault: faults.Fault) -> None:
+  def happen(self, fault: faults.Fault) -> None:
+    """Lets a fault of time begin."""
     kernel, kind = self.kernel, fault.kind
     role = self.by_name.get(fault.role)
     life = role.life if role else None

@@ -15,7 +15,7 @@ from diloco.islands import (
   fetching,
   heartbeat,
   placement,
-  programs,
+  runner,
 )
 from diloco.snapshots import arrays, keys, operations
 
@@ -150,11 +150,10 @@ def test_island_that_cannot_evaluate_says_so_and_lives(failure):
   def evaluate(**_):
     raise failure
 
-  runner = programs.ProgramRunner(
+  programs = runner.ProgramRunner(
     types.SimpleNamespace(evaluate=evaluate),
     types.SimpleNamespace(send=sent.append),
-    config_lib.RunConfig(),
   )
   program = {"name": "evaluate", "args": {"target": "global", "num_batches": 1}}
-  result = operations.perform(runner._run_program(program), None)
+  result = operations.perform(programs._run_program(program), None)
   assert result == {"error": f"{type(failure).__name__}: {failure}"}

@@ -11,7 +11,7 @@ import pytest
 from island_builder import make_config, make_island, running_syncer
 
 from diloco import errors, process
-from diloco.islands import hands, programs, recovery
+from diloco.islands import hands, recovery, runner
 from diloco.islands import island as island_lib
 from diloco.snapshots import checkpoint, keys, operations, records, store
 from diloco.syncer import round_merge
@@ -230,8 +230,8 @@ def test_island_that_has_nothing_to_do_moves_its_progress_too(
   config = make_config(tmp_path)
   island = make_island(config, run_dir)
   channel = Channel()
-  runner = programs.ProgramRunner(island, channel, config)
-  thread = threading.Thread(target=lambda: island.perform(runner.running()))
+  programs = runner.ProgramRunner(island, channel)
+  thread = threading.Thread(target=lambda: island.perform(programs.running()))
   thread.start()
   try:
     _wait_for(lambda: island.progress.standing[0] > 3)

@@ -27,14 +27,14 @@ def _board(versions, **rounds):
   return core.Board(versions, {int(p[1:]): i for p, i in rounds.items()})
 
 
-def _waiting(**fields):
+def _waiting(*, step=0, follow=False, **fields):
   """An island that waits for answers at every second step, for 3 s."""
   return core.IslandCore(
     schedule.Schedule(2, 1),
     0,
     "overwrite",
-    follow=False,
-    step=0,
+    follow=follow,
+    step=step,
     origins=[core.Origin(0, 0)],
     wait_secs=3.0,
     **fields,
@@ -58,6 +58,14 @@ def test_next_step_waits_for_the_answer_but_not_for_ever():
   assert state.holds(20.1)
   state.handle(core.Stepped(4, ready, now=20.2))
   assert not state.holds(20.2)
+
+
+def test_first_step_of_a_life_waits_for_what_it_published_before_it():
+  state = _waiting(step=1, follow=True)
+  board = _board([0], p0=[1])
+  followed = state.handle(core.Stepped(1, board=board, now=10.0))
+  assert [type(action) for action in followed] == [core.Publish]
+  assert state.holds(12.9) and not state.holds(13.0)
 
 
 def test_island_that_waits_for_its_own_answer_takes_no_other():

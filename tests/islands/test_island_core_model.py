@@ -165,14 +165,15 @@ class Model:
         one.newest = max(one.newest, version)
     if moved:
       actions += self.due()
-      if self.settings["wait_secs"]:
-        self.until = event.now + self.settings["wait_secs"]
     if event.board and self.settings["follow"]:
       for p, islands in event.board.open_rounds.items():
         one = self.fragments[p]
         current = not one.sent and one.newest == one.base
         if _ISLAND not in islands and current and self.has_news(one):
           actions.append(self.publish(p, "follow"))
+    spoke = any(isinstance(action, core.Publish) for action in actions)
+    if self.settings["wait_secs"] and (moved or spoke):
+      self.until = event.now + self.settings["wait_secs"]
     return actions
 
   def due(self):

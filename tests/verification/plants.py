@@ -22,6 +22,7 @@ from diloco.islands import (
   hands,
   outbox,
   peer_protocol,
+  runner,
   saving,
   watching,
 )
@@ -143,6 +144,30 @@ PLANTS: dict[str, Plant] = {
     wind_down.WindDown,
     "_ask_islands",
     wrong_control.not_saved_at_the_end,
+  ),
+  "last_evaluation_not_asked": Plant(
+    "a session ends without a last evaluation",
+    wind_down.WindDown,
+    "_final_eval",
+    wrong_control.last_evaluation_not_asked,
+  ),
+  "first_one_evaluates": Plant(
+    "only one island is asked for the last evaluation",
+    wind_down.WindDown,
+    "_final_eval",
+    wrong_control.first_one_evaluates,
+  ),
+  "lost_evaluation_forgotten": Plant(
+    "a last evaluation that went with a channel is not asked for again",
+    wind_down.WindDown,
+    "_ask",
+    wrong_control.lost_evaluation_forgotten,
+  ),
+  "first_figure_kept": Plant(
+    "an island answers with an earlier evaluation",
+    runner.ProgramRunner,
+    "_evaluate",
+    wrong_control.first_figure_kept,
   ),
   "leader_leaves_first": Plant(
     "the leader leaves before those that wait for its lease",

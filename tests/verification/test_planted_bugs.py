@@ -446,7 +446,47 @@ def sessions_that_end():
     )
 
 
+def budgets_that_are_spent():
+  for seed in range(1, 60):
+    yield schedules.Schedule(
+      seed,
+      rounds=5,
+      islands=2,
+      fragments=2,
+      sync_every=3,
+      ends=True,
+      budget=20 + seed % 30,
+    )
+
+
+def evaluations_whose_island(kind, secs):
+  for schedule in budgets_that_are_spent():
+    struck = faults.Fault(kind, "", 1.0, secs)
+    yield schedule.replace(supervised=schedule.seed % 2 > 0, faults=(struck,))
+
+
+def evaluations_whose_island_dies():
+  return evaluations_whose_island(faults.KILL_ASKED, 0.1)
+
+
+def evaluations_that_wait_for_the_store_for_long():
+  slow = faults.Fault(faults.SLOW_ASKED, "", 1.0, 100.0)
+  for seed in (2, 6, 22, 23, 24, 26):  # some of them lose a channel then
+    yield schedules.Schedule(
+      *(seed, 5, 2),
+      sync_every=3,
+      supervised=True,
+      ends=True,
+      budget=40,
+      faults=(slow,),
+    )
+
+
 SWEEPS = {
+  "last_evaluation_not_asked": budgets_that_are_spent,
+  "first_figure_kept": budgets_that_are_spent,
+  "first_one_evaluates": evaluations_whose_island_dies,
+  "lost_evaluation_forgotten": evaluations_that_wait_for_the_store_for_long,
   "drained_unpublished": sessions_that_end,
   "leader_not_asked": sessions_that_end,
   "lost_program_forgotten": sessions_that_end,

@@ -58,6 +58,7 @@ def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
     *faults.AT_OPERATION,
     *faults.AT_TIME,
     *faults.SPOILING,
+    *faults.OF_THE_ASKED,
     "kill_before@mid_fence",
     "kill_before@order",
     "kill_after@CompareAndSet",
@@ -111,6 +112,21 @@ FOUND = {
     '[["fail_after","syncer",1.0,0.0,"cuts/"],'
     '["fail_after","syncer",1.0,0.0,"cuts/"]]}',
     "set_back",
+  ),
+  # The island that evaluated last hung until it was killed, and the channel of
+  # the next one was away for a moment: nobody was asked again.
+  "last evaluation lost with a channel": (
+    '{"seed":2,"rounds":5,"islands":2,"sync_every":3,"supervised":true,'
+    '"ends":true,"budget":40,"faults":[["slow_asked","",1.0,100.0,""]]}',
+    "evaluated",
+  ),
+  # An island published before it was sent to train, and did not wait.
+  "publication before the first step": (
+    '{"seed":17457,"rounds":1,"islands":2,"fragments":1,"sync_every":2,'
+    '"quorum":2,"merge":"mean","grace":"0.2","wait_secs":1.8199999999999998,'
+    '"standby":false,"ends":true,"faults":['
+    '["kill_after","island-1",19.0,0.0,""]]}',
+    "ended",
   ),
   # The checker asked for rows up to 0 of an island that was still stopped.
   "island that ends at step 0": (

@@ -95,6 +95,51 @@ def not_saved_at_the_end(ask):
   return wrong
 
 
+def last_evaluation_not_asked(final_eval):
+  """It is said to be impossible at once."""
+
+  def wrong(self):
+    yield from ()
+    return {"error": "nobody was asked"}
+
+  return wrong
+
+
+def first_one_evaluates(final_eval):
+  """If the first island that is asked fails, nobody else is."""
+
+  def wrong(self: wind_down.WindDown):
+    role = next(iter(self._fleet.ready_islands), None)
+    if role is None:
+      return {"error": "nobody is there"}
+    args = {"target": "global", "num_batches": 1}
+    answers = yield from self._ask([role], "evaluate", **args)
+    return answers.get(role) or {"error": "it gave no answer"}
+
+  return wrong
+
+
+def lost_evaluation_forgotten(ask):
+  """Whose channel was away for a moment is taken for one that failed."""
+
+  def wrong(self, roles, name, patient=False, /, **args):
+    patient = patient and name != "evaluate"
+    return (yield from ask(self, roles, name, patient, **args))
+
+  return wrong
+
+
+def first_figure_kept(evaluate):
+  """An island answers with what it evaluated first."""
+
+  def wrong(self, args):
+    if not hasattr(self, "figure"):
+      self.figure = evaluate(self, args)
+    return self.figure
+
+  return wrong
+
+
 def leader_leaves_first(stop):
   """Seats are told to stop in the order of the fleet, the leader among them."""
 

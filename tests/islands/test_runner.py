@@ -5,8 +5,7 @@ import types
 
 import pytest
 
-from diloco import config as config_lib
-from diloco.islands import programs
+from diloco.islands import runner
 from diloco.snapshots import operations
 
 STOP = {"type": "program", "seq": 99, "name": "stop", "args": {}}
@@ -71,14 +70,17 @@ class Island:
     self.done.append(f"train {self.step - begun}")
     return {"step": self.step}
 
-  def look(self):
+  def idling(self):
+    yield 0.0
     self.done.append("look")
 
-  def drain(self, timeout_secs):
+  def draining(self, timeout_secs):
+    yield 0.0
     self.done.append(f"drain {timeout_secs:g}")
     return {"flushed": True}
 
-  def checkpoint(self, *, wait):
+  def saving(self, *, wait):
+    yield 0.0
     self.done.append(f"checkpoint {wait}")
     return {"durable": wait}
 
@@ -110,8 +112,8 @@ def island():
 
 
 def run(island, channel):
-  runner = programs.ProgramRunner(island, channel, config_lib.RunConfig())
-  return operations.perform(runner.running(), lambda pause: None)
+  programs = runner.ProgramRunner(island, channel)
+  return operations.perform(programs.running(), lambda pause: None)
 
 
 def test_last_window_is_repeated_until_something_else_is_asked(island):
