@@ -20,7 +20,7 @@ from diloco import errors, logbook, process, timing
 from diloco.controller import restorer, roles, tenure
 from diloco.fragments import partition
 from diloco.snapshots import keys, operations, records, store
-from diloco.tape import events, fates, folding, history, reader, recorder
+from diloco.tape import events, evidence, fates, history, reader, recorder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _set_back(
     found.plan,
     list,  # no role of it can be one of this directory
     roles.draw_incarnation(run_dir, "controller"),
-    known=_unresolved(run_dir, found.plan),
+    known=_unresolved(run_dir),
     token=token,
   )
   for number in told:
@@ -243,13 +243,9 @@ def _torn(found: Found, why: str) -> errors.UserError:
   )
 
 
-def _unresolved(
-  run_dir: pathlib.Path, plan: partition.FragmentPlan
-) -> dict[str, history.Contribution]:
+def _unresolved(run_dir: pathlib.Path) -> dict[str, evidence.Contribution]:
   """What the tapes say was published, and not what became of it."""
-  told = history.History(
-    reader.stream(run_dir), plan.num_fragments, folding.fold, folding.LIMIT
-  )
+  told = history.read(reader.stream(run_dir))
   return {
     str(item.key): item
     for facts in told.fragments.values()

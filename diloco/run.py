@@ -40,7 +40,7 @@ from diloco.controller.engines import ray as ray_engine
 from diloco.fragments import partition
 from diloco.inline import engine as inline_engine
 from diloco.islands import bootstrap, compilation, devices, trial
-from diloco.report import html, live, liveness, summary
+from diloco.report import html, live, liveness, summary, totals
 from diloco.snapshots import locations, portable, store
 from diloco.tape import events, reader
 from diloco.tasks import registry
@@ -485,15 +485,18 @@ def _kept(
 
 
 def _conclude(run_dir: pathlib.Path) -> tuple[dict[str, Any], pathlib.Path]:
+  reading = totals.begin(run_dir)
   size = sum(path.stat().st_size for path in run_dir.glob("*/*.jsonl"))
+  if reading.past is not None:
+    size -= reading.follower.num_bytes
   if size > _LONG_RECORD_BYTES:
     logger.warning(
-      "reading a record of %d MB for summary and report, a minute for every few"
-      " hundred; Ctrl-C leaves them to 'diloco report %s'",
+      "reading %d MB of the record for summary and report, a minute for every"
+      " few hundred; Ctrl-C leaves them to 'diloco report %s'",
       size / 1e6,
       run_dir,
     )
-  run = summary.load(run_dir)
+  run = summary.load(run_dir, reading)
   summary.set_aside(run_dir, run)
   facts = summary.write_summary(run_dir, run)
   return facts, html.write_report(run_dir, run)

@@ -22,7 +22,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
-from diloco.tape import events, history, recorder
+from diloco.tape import events, evidence, recorder
 
 LAST = "last"
 
@@ -85,7 +85,7 @@ class Restorer:
     plan: partition.FragmentPlan,
     end_roles: Callable[[], list[str]],
     incarnation: int,
-    known: Mapping[str, history.Contribution] | None = None,
+    known: Mapping[str, evidence.Contribution] | None = None,
     token: int = 0,
   ):
     """Touches nothing yet.
@@ -258,7 +258,7 @@ class Restorer:
 def _tell_discarded(
   tape: recorder.Recorder,
   name: str,
-  record: records.Contribution | history.Contribution | None,
+  record: records.Contribution | evidence.Contribution | None,
   reason: str = "before_restore",
 ) -> None:
   fragment, island, incarnation, step = map(int, name.split("."))

@@ -83,7 +83,7 @@ class LiveView:
     self._stream = stream or sys.stderr
     self._reading = totals.begin(run_dir)
     self._view = self._reading.view
-    self._view.update(self._reading.follower.news())
+    self._reading.take(self._reading.follower.news())
     self._due = self._line_due = self._exposed_due = 0.0
     self._exposed_secs = exposed_secs
     self._printed = self._failure = ""
@@ -131,7 +131,7 @@ class LiveView:
     if not self._view.config:
       self._view.config = view_lib.read_config(self._run_dir)
     record = self._reading.follower.poll()
-    self._view.update(record)
+    self._reading.take(record)
     totals.keep(self._run_dir, self._reading)
     if self._exposed_secs and now >= self._exposed_due:
       self._exposed_due = now + self._exposed_secs

@@ -24,7 +24,7 @@ def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
     UserError: there is no such directory.
   """
   alive = liveness.controller_alive(run_dir)
-  view = totals.catch_up(run_dir)
+  view = totals.catch_up(run_dir).view
   if not alive:
     view.sessions.abandoned()
   return status_of(view, alive, time.time())
@@ -34,7 +34,7 @@ def look(
   run_dir: str | os.PathLike[str], reading: totals.Reading
 ) -> dict[str, Any]:
   """As `status`, of a run that is on, from where earlier looks have read to."""
-  reading.view.update(reading.follower.news())
+  reading.take(reading.follower.news())
   alive = liveness.controller_alive(run_dir)
   return status_of(reading.view, alive, time.time())
 

@@ -14,7 +14,6 @@ from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
 from diloco.report import view as view_lib
 from diloco.tape import ledger as ledger_lib
-from diloco.tape import reader
 
 FILE_NAME = "summary.json"
 
@@ -29,13 +28,17 @@ class Run:
   incidents: list[incidents_lib.Incident]
 
 
-def load(run_dir: str | os.PathLike[str]) -> Run:
-  """Reads a run and balances its books."""
-  view, record = totals.catch_up(run_dir), reader.stream(run_dir)
+def load(
+  run_dir: str | os.PathLike[str], reading: totals.Reading | None = None
+) -> Run:
+  """Reads a run, from where it was read to, and balances its books."""
+  reading = totals.catch_up(run_dir, reading)
+  past = reading.whole_history()
+  totals.keep(run_dir, reading)
+  view = reading.view
   if not liveness.controller_alive(run_dir):
     view.sessions.abandoned()
-  ledger = ledger_lib.compute(record, view.num_fragments, view.every)
-  view.read_again(record)
+  ledger = ledger_lib.balance(past, view.num_fragments, view.every)
   goodput = goodput_lib.goodput(view, ledger.lost_spans, ledger.num_fragments)
   return Run(view, ledger, goodput, incidents_lib.find(view))
 

@@ -1,15 +1,17 @@
-"""Running totals of a run, kept beside its tapes: what a view is so far.
+"""Running totals of a run, kept beside its tapes.
 
 Reading the record of a month takes long; its totals are small. So whoever has
-read on for a while leaves the view behind, with how far each file was read, in
-`tape/totals.json`, and the next reader goes on from there. Nothing depends on
-it: without it, or if it is damaged or not of these files, all is read again.
+read on for a while leaves the view and the ledger's history behind, with how
+far each file was read, in `tape/totals.json`, and the next reader goes on from
+there. Nothing depends on it: without it, or if it is damaged, not of these
+files or of another version of the code, all is read again.
 """
 
 import array
 import base64
 import collections
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -19,34 +21,76 @@ from typing import Any
 
 from diloco.report import island_view, series, sessions
 from diloco.report import view as view_lib
-from diloco.tape import reader, recorder
+from diloco.tape import (
+  evidence,
+  fates,
+  folding,
+  history,
+  painting,
+  reader,
+  recorder,
+  schema,
+)
 
 FILE_NAME = "totals.json"
-_FORMAT = "diloco-totals-4"
 _EVERY_BYTES = 8 << 20  # of the record, from one time they are kept to the next
 _TAIL_BYTES = 256
 
-# Tuples of these kinds, and objects with attributes.
-_TUPLES = {
-  kind.__name__: kind for kind in (view_lib.Eval, island_view.RecentStep)
-}
-_OBJECTS: dict[str, type[Any]] = {
-  kind.__name__: kind
-  for kind in (
-    *(view_lib.RunView, view_lib.Merges, island_view.IslandView),
-    *(island_view.Life, series.Series, series.Amounts),
-    *(sessions.Sessions, sessions.Session),
-  )
-}
+_MODULES = (
+  *(view_lib, island_view, series, sessions, reader, schema),
+  *(history, evidence, folding, fates, painting),
+)
+
+
+def _named(*kinds: type[Any]) -> dict[str, type[Any]]:
+  return {f"{kind.__module__}.{kind.__qualname__}": kind for kind in kinds}
+
+
+_TUPLES = _named(
+  *(view_lib.Eval, island_view.RecentStep),
+  *(evidence.Contribution, evidence.Merge, evidence.Loss),
+  painting.LifeSpan,
+)
+_OBJECTS = _named(
+  *(view_lib.RunView, view_lib.Merges, island_view.IslandView),
+  *(island_view.Life, series.Series, series.Amounts),
+  *(sessions.Sessions, sessions.Session, history.History),
+  *(evidence.Life, evidence.Folded, evidence.FragmentHistory),
+  evidence.StepLog,
+)
 
 
 @dataclasses.dataclass
 class Reading:
-  """A view, and where to read on."""
+  """A view, and where to read on.
 
-  view: view_lib.RunView  # of all lines that the follower has returned
-  follower: reader.Follower  # of the run's record
-  kept_bytes: int = 0  # how much of the record the kept totals are of
+  Attributes:
+    view: of all lines that the follower has returned.
+    follower: of the run's record.
+    past: of the same lines, for the ledger; None once it was reopened.
+    kept_bytes: how much of the record the kept totals are of.
+    run_dir: of the run.
+  """
+
+  view: view_lib.RunView
+  follower: reader.Follower
+  past: history.History | None
+  kept_bytes: int
+  run_dir: pathlib.Path
+
+  def take(self, record: reader.Record) -> None:
+    """Takes what the follower has returned."""
+    self.view.update(record, self.past)
+    if self.past is not None and self.past.reopened:
+      self.past = None
+
+  def whole_history(self) -> history.History:
+    """Returns the history; reads all again if it was reopened."""
+    if self.past is None:
+      position = self.follower.position
+      self.past = history.read(reader.stream(self.run_dir, until=position))
+      self.kept_bytes = 0
+    return self.past
 
 
 def begin(run_dir: str | os.PathLike[str]) -> Reading:
@@ -54,18 +98,26 @@ def begin(run_dir: str | os.PathLike[str]) -> Reading:
   try:
     reading = _restore(pathlib.Path(run_dir))
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
-    reading = Reading(view_lib.RunView(), reader.Follower(run_dir))
+    reading = Reading(
+      view_lib.RunView(),
+      reader.Follower(run_dir),
+      history.History(),
+      kept_bytes=0,
+      run_dir=pathlib.Path(run_dir),
+    )
   reading.view.config = view_lib.read_config(run_dir)
   return reading
 
 
-def catch_up(run_dir: str | os.PathLike[str]) -> view_lib.RunView:
-  """Returns the view of all there is, and keeps it if that was much."""
+def catch_up(
+  run_dir: str | os.PathLike[str], reading: Reading | None = None
+) -> Reading:
+  """Returns a reading of all there is, and keeps it if that was much."""
   reader.check_directory(run_dir)
-  reading = begin(run_dir)
-  reading.view.update(reading.follower.news())
+  reading = reading or begin(run_dir)
+  reading.take(reading.follower.news())
   keep(run_dir, reading)
-  return reading.view
+  return reading
 
 
 def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
@@ -81,10 +133,11 @@ def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
       "position": position,
       "tails": {name: _tail(root / name, p[0]) for name, p in position.items()},
       "view": _encoded(reading.view),
+      "past": _encoded(reading.past),
     }
   )
   content = json.dumps(
-    {"format": _FORMAT, "crc32": zlib.crc32(body.encode()), "body": body}
+    {"code": _code(), "crc32": zlib.crc32(body.encode()), "body": body}
   )
   path = root / recorder.TAPE_DIR / FILE_NAME
   temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -100,21 +153,23 @@ def _restore(root: pathlib.Path) -> Reading:
   path = root / recorder.TAPE_DIR / FILE_NAME
   content = json.loads(path.read_text())
   text = content["body"]
-  known = content["format"], content["crc32"]
-  if known != (_FORMAT, zlib.crc32(text.encode())):
-    raise ValueError("not of this format, or damaged")
+  known = content["code"], content["crc32"]
+  if known != (_code(), zlib.crc32(text.encode())):
+    raise ValueError("of another version, or damaged")
   body = json.loads(text)
   for name, (offset, *_) in body["position"].items():
     if _tail(root / name, offset) != body["tails"][name]:
       raise ValueError(f"{name} is not the file that was read")
-  view = _decoded(body["view"])
-  island = island_view.IslandView(0)
-  pairs = [(one, island) for one in view.islands.values()]
-  for made, new in [(view, view_lib.RunView()), *pairs]:
-    if vars(made).keys() != vars(new).keys():
-      raise ValueError("another version kept it")
+  view, past = _decoded(body["view"]), _decoded(body["past"])
   follower = reader.Follower(root, body["position"])
-  return Reading(view, follower, follower.num_bytes)
+  return Reading(view, follower, past, follower.num_bytes, root)
+
+
+@functools.cache
+def _code() -> int:
+  """Checksum of the code that totals are made by."""
+  files = [pathlib.Path(str(module.__file__)) for module in _MODULES]
+  return zlib.crc32(b"".join(path.read_bytes() for path in files))
 
 
 def _tail(path: pathlib.Path, offset: int) -> int:
@@ -130,8 +185,9 @@ def _tail(path: pathlib.Path, offset: int) -> int:
 
 def _encoded(value: Any) -> Any:
   """Plain JSON values; what JSON does not have becomes ["kind", content]."""
-  name = type(value).__name__
-  if name in _TUPLES or isinstance(value, tuple):
+  kind = type(value)
+  name = f"{kind.__module__}.{kind.__qualname__}"
+  if name in _TUPLES:
     return [name, [_encoded(item) for item in value]]
   if name in _OBJECTS:
     return [name, {k: _encoded(v) for k, v in vars(value).items()}]
@@ -140,13 +196,13 @@ def _encoded(value: Any) -> Any:
       return ["array", base64.b64encode(value.tobytes()).decode()]
     case collections.deque():
       return ["deque", [value.maxlen, [_encoded(item) for item in value]]]
-    case list():
-      return ["list", [_encoded(item) for item in value]]
+    case list() | tuple() | set() if kind.__name__ in _PLAIN:
+      return [kind.__name__, [_encoded(item) for item in value]]
     case pathlib.Path():
       return ["path", os.fspath(value)]
     case dict():  # a Counter too
       pairs = [[_encoded(k), _encoded(v)] for k, v in value.items()]
-      return [name, pairs]
+      return [kind.__name__, pairs]
   assert value is None or isinstance(value, str | int | float), value
   return value
 
@@ -175,6 +231,7 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
   ),
   "list": lambda content: list(map(_decoded, content)),
   "tuple": lambda content: tuple(map(_decoded, content)),
+  "set": lambda content: set(map(_decoded, content)),
   "path": pathlib.Path,
   "dict": _pairs,
   "Counter": lambda pairs: collections.Counter(_pairs(pairs)),

@@ -163,22 +163,19 @@ class RunView:
       events.STORE_REQUESTS: self._store_requests,
     }
 
-  def update(self, record: reader.Record) -> None:
-    """Takes the lines written since the last call."""
+  def update(
+    self, record: reader.Record, past: history.History | None = None
+  ) -> None:
+    """Takes the lines written since the last call, and so does `past`."""
     handlers = self._handlers()
-    for line in record.events:
-      if handler := handlers.get(line["event"]):
+    for line, island in reader.together(record):
+      if past is not None:
+        past.take(line, island)
+      if island is not None:
+        self._island(island).log(line)
+      elif handler := handlers.get(line["event"]):
         handler(line)
       self._heard(line["wall_secs"])
-    for island, lines in record.metrics.items():
-      view = self._island(island)
-      for line in lines:
-        view.log(line)
-        self._heard(line["wall_secs"])
-    self.read_again(record)
-
-  def read_again(self, record: reader.Record) -> None:
-    """Takes what reading the same files once more has shown of them."""
     self.made_from |= record.sound
     for problem in record.problems:
       self._broken[problem.path] = str(problem)

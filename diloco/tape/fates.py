@@ -29,8 +29,7 @@ import collections
 import itertools
 from collections.abc import Iterable
 
-from diloco.tape import history as history_lib
-from diloco.tape import painting
+from diloco.tape import evidence, painting
 
 UNACCOUNTED = painting.UNPAINTED
 MERGED = "merged"
@@ -43,14 +42,14 @@ REPEATED = "repeated"
 QUARANTINED = "quarantined"
 ROLLED_BACK = "rolled_back"
 
-_Item = history_lib.Contribution | history_lib.Loss
+_Item = evidence.Contribution | evidence.Loss
 
 
 class Canvas:
   """The steps of one island and fragment, painted with their fates."""
 
   def __init__(
-    self, lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+    self, lives: list[evidence.Life], facts: evidence.FragmentHistory
   ):
     self._lives = lives
     self._facts = facts
@@ -113,7 +112,7 @@ class Canvas:
           " called repeated, yet no earlier one published them"
         )
 
-  def _never_published(self, life: history_lib.Life) -> list[painting.Span]:
+  def _never_published(self, life: evidence.Life) -> list[painting.Span]:
     """Rows a life did again for a publication that does not exist."""
     repeated = _repeated(life, self._facts)
     if not repeated:
@@ -127,7 +126,7 @@ class Canvas:
 
 
 def _coats(
-  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+  lives: list[evidence.Life], facts: evidence.FragmentHistory
 ) -> list[tuple[str, list[painting.LifeSpan]]]:
   """Returns fates and their step ranges, the weakest evidence first."""
   # The record of a discarded contribution may be unreadable to the syncer; the
@@ -155,7 +154,7 @@ def _coats(
 
 
 def _final(
-  spans: Iterable[painting.LifeSpan], lives: Iterable[history_lib.Life]
+  spans: Iterable[painting.LifeSpan], lives: Iterable[evidence.Life]
 ) -> list[painting.Span]:
   """Rows of what was done, but for those that later ones of `lives` read."""
   return [
@@ -177,7 +176,7 @@ def _life_span(item: _Item) -> painting.LifeSpan:
 
 
 def _repeated(
-  life: history_lib.Life, facts: history_lib.FragmentHistory
+  life: evidence.Life, facts: evidence.FragmentHistory
 ) -> list[painting.Span]:
   """Returns what a life did again, of what it was to do again."""
   return [
@@ -187,7 +186,7 @@ def _repeated(
   ]
 
 
-def _settled(facts: history_lib.FragmentHistory) -> Iterable[_Item]:
+def _settled(facts: evidence.FragmentHistory) -> Iterable[_Item]:
   """Yields all that is told of, but for what is on its way."""
   yield from facts.published.values()
   yield from (merge.contribution for merge in facts.merged)
@@ -198,7 +197,7 @@ def _settled(facts: history_lib.FragmentHistory) -> Iterable[_Item]:
   yield from facts.quarantined
 
 
-def resolved(facts: history_lib.FragmentHistory) -> set[object]:
+def resolved(facts: evidence.FragmentHistory) -> set[object]:
   """Returns keys of publications that wait for no merge any more."""
   keys = {item.key for item in facts.rolled_back} - facts.reinjected
   keys.update(merge.contribution.key for merge in facts.merged)
@@ -207,8 +206,8 @@ def resolved(facts: history_lib.FragmentHistory) -> set[object]:
 
 
 def never_told(
-  lives: list[history_lib.Life],
-  facts: history_lib.FragmentHistory,
+  lives: list[evidence.Life],
+  facts: evidence.FragmentHistory,
   until: int | None = None,
 ) -> Iterable[str]:
   """Yields merged contributions that no tape says were published.
@@ -234,10 +233,10 @@ def never_told(
       yield f"{what} were never published"
 
 
-def _waiting(facts: history_lib.FragmentHistory) -> list[painting.LifeSpan]:
+def _waiting(facts: evidence.FragmentHistory) -> list[painting.LifeSpan]:
   """Returns publications that may still be merged."""
   over = resolved(facts)
-  latest: dict[int, history_lib.Contribution] = {}
+  latest: dict[int, evidence.Contribution] = {}
   for item in facts.published.values():
     before = latest.get(item.first_step)
     if before is None or (item.incarnation, item.step) >= (
@@ -248,15 +247,13 @@ def _waiting(facts: history_lib.FragmentHistory) -> list[painting.LifeSpan]:
   return [_life_span(i) for i in latest.values() if i.key not in over]
 
 
-def _unpublished_fate(
-  life: history_lib.Life, lives: list[history_lib.Life]
-) -> str:
+def _unpublished_fate(life: evidence.Life, lives: list[evidence.Life]) -> str:
   replaced = life is not lives[-1] or (life.died and not life.stopped)
   return LOST_WITH_ISLAND if replaced else PENDING
 
 
 def _submitted(
-  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+  lives: list[evidence.Life], facts: evidence.FragmentHistory
 ) -> list[tuple[str, list[painting.LifeSpan]]]:
   """Returns what each life handed to its publisher."""
   spans = collections.defaultdict[int, list[painting.LifeSpan]](list)
@@ -269,14 +266,14 @@ def _submitted(
 
 
 def _unpublished(
-  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+  lives: list[evidence.Life], facts: evidence.FragmentHistory
 ) -> list[tuple[str, list[painting.LifeSpan]]]:
   """Returns what each life did not publish, and why, one after another.
 
   A life that restored progress has it to publish, whatever became of it in
   the life that is over.
   """
-  told = _told(lives, facts)
+  ends = told(lives, facts)
   losses = (
     (PUBLISH_DROPPED, facts.dropped),
     (OVERWRITTEN, facts.overwritten),
@@ -285,9 +282,9 @@ def _unpublished(
   coats = []
   for life in lives:
     fate = _unpublished_fate(life, lives)
-    if life.end > told[life.incarnation]:
+    if life.end > ends[life.incarnation]:
       tail = painting.LifeSpan(
-        life.incarnation, told[life.incarnation], life.end
+        life.incarnation, ends[life.incarnation], life.end
       )
       coats.append((fate, [tail]))
     repeated = [
@@ -303,15 +300,15 @@ def _unpublished(
   return coats
 
 
-def _told(
-  lives: list[history_lib.Life], facts: history_lib.FragmentHistory
+def told(
+  lives: list[evidence.Life], facts: evidence.FragmentHistory
 ) -> dict[int, int]:
   """By incarnation, the last step whose fate in that life is told of."""
-  told = {
+  ends = {
     life.incarnation: facts.unsent.get(life.incarnation, life.start)
     for life in lives
   }
   for item in _settled(facts):
-    if item.step > told.get(item.incarnation, item.step):
-      told[item.incarnation] = item.step
-  return told
+    if item.step > ends.get(item.incarnation, item.step):
+      ends[item.incarnation] = item.step
+  return ends

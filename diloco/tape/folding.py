@@ -10,8 +10,7 @@ counted and let go; what is told later is about the part above.
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from diloco.tape import fates
-from diloco.tape import history as history_lib
+from diloco.tape import evidence, fates
 
 IN_VAIN = (fates.LOST_WITH_ISLAND, fates.REPEATED, fates.ROLLED_BACK)
 LIMIT = 512  # facts of an island's fragment, from which on it is tried
@@ -19,8 +18,8 @@ _AGAIN = 1.5  # times as many, if it could not be done
 
 
 def fold(
-  lives: list[history_lib.Life],
-  facts: history_lib.FragmentHistory,
+  lives: list[evidence.Life],
+  facts: evidence.FragmentHistory,
   limit: int,
   newest: int,
 ) -> None:
@@ -33,16 +32,15 @@ def fold(
     newest: the incarnation that tells now; earlier ones have told all.
   """
   size = facts.size
-  seam = _seam(facts, limit, newest)
+  told = fates.told(lives, facts)
+  seam = _seam(facts, min(limit, told.get(newest, limit)), newest)
   if seam is None or not _settle(lives, facts, seam):
     facts.fold_at = int(size * _AGAIN)
     return
   facts.fold_at = max(LIMIT, int(facts.size * _AGAIN))
 
 
-def above(
-  lives: Iterable[history_lib.Life], row: int
-) -> list[history_lib.Life]:
+def above(lives: Iterable[evidence.Life], row: int) -> list[evidence.Life]:
   """Returns the lives with what they did up to a row cut off."""
   return [
     dataclasses.replace(
@@ -53,7 +51,7 @@ def above(
 
 
 def _seam(
-  facts: history_lib.FragmentHistory, limit: int, newest: int
+  facts: evidence.FragmentHistory, limit: int, newest: int
 ) -> int | None:
   """Returns the last row that nothing told of reaches across, if any.
 
@@ -86,8 +84,8 @@ def _seam(
 
 
 def _items(
-  facts: history_lib.FragmentHistory,
-) -> Iterator[history_lib.Contribution | history_lib.Loss]:
+  facts: evidence.FragmentHistory,
+) -> Iterator[evidence.Contribution | evidence.Loss]:
   yield from facts.published.values()
   yield from (merge.contribution for merge in facts.merged)
   for _, item in facts.discarded:
@@ -98,8 +96,8 @@ def _items(
 
 
 def _settle(
-  lives: list[history_lib.Life],
-  facts: history_lib.FragmentHistory,
+  lives: list[evidence.Life],
+  facts: evidence.FragmentHistory,
   seam: int,
 ) -> bool:
   """Counts all up to the seam and lets it go; False if it has no fate yet."""
@@ -109,18 +107,22 @@ def _settle(
     )
     for life in above(lives, facts.folded.row)
   ]
-  canvas = fates.Canvas(below, facts.part(0, seam))
-  counts = canvas.counts()
-  if fates.UNACCOUNTED in counts or fates.PENDING in counts:
+  told = fates.told(lives, facts)  # by what is above, too
+  unsent = {life: min(step, seam) for life, step in told.items()}
+  part = dataclasses.replace(facts.part(0, seam), unsent=unsent)
+  canvas = fates.Canvas(below, part)
+  counts, rows = canvas.counts(), canvas.rows()
+  if {fates.UNACCOUNTED, fates.PENDING} & {*counts, *rows}:
     return False
   folded = facts.folded
   folded.counts += counts
-  for fate, spans in canvas.rows().items():
+  for fate, spans in rows.items():
     folded.rows[fate] += sum(last - first for first, last in spans)
   for fate in IN_VAIN:
     folded.in_vain += canvas.spans(fate)
   folded.violations += canvas.violations()
   folded.violations += fates.never_told(lives, facts, seam)
+  folded.version = max([folded.version, *(m.version for m in part.merged)])
   folded.row = seam
   facts.keep_above(seam, lives)
   return True

@@ -1,269 +1,166 @@
 """What the tapes say about each trained step, sorted for the ledger.
 
-A *life* is one incarnation of an island and the steps it trained. A later life
-may begin below the end of an earlier one and do those steps again. A
-*contribution* is a step range of one island and fragment that was published.
-Ranges are (first_step, step], open on the left, as on the tape.
+Lines are taken as they come, and what is settled is summed up meanwhile
+(`diloco.tape.folding`), so that a history is small and can be kept and gone on
+with. A follower cannot look ahead: something may be told later of rows that are
+summed up. Then the history is *reopened* and worth nothing, and `read` makes
+another, which looks first where lives begin and what returns to cuts take back.
 """
 
-import collections
-import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+import zlib
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
-from diloco.tape import events, reader
+from diloco.tape import events, evidence, folding, reader
 
 _FAR = 1 << 62
 _OF_LIVES = (
   *(events.STARTED, events.ISLAND_DIED, events.STOPPED, events.RESTORED),
 )
-_KNOWN_VERSIONS = 1024  # of a fragment; the newest may be told again
-Fold = Callable[[list["Life"], "FragmentHistory", int, int], None]
-
-
-class Contribution(NamedTuple):
-  """A step range that was offered to the syncer."""
-
-  key: object
-  incarnation: int
-  first_step: int
-  step: int
-  c_tokens: int | None
-
-
-class Merge(NamedTuple):
-  """A contribution that entered a global version."""
-
-  version: int
-  contribution: Contribution
-
-
-class Loss(NamedTuple):
-  """A step range an island says it gave up."""
-
-  incarnation: int
-  first_step: int
-  step: int
-
-
-@dataclasses.dataclass
-class Life:
-  """One incarnation of an island: it trained (start, end]."""
-
-  incarnation: int
-  start: int
-  tokens_per_step: int
-  end: int
-  died: bool = False
-  stopped: bool = False
-
-
-@dataclasses.dataclass
-class Folded:
-  """What is settled for good, up to a row; see `diloco.tape.folding`.
-
-  Attributes:
-    row: the last one.
-    counts: fragment-tokens by fate.
-    rows: number of rows by fate.
-    in_vain: what was trained in vain, by the life that did it.
-    violations: what was wrong with it.
-  """
-
-  row: int = 0
-  counts: Counter[str] = dataclasses.field(default_factory=Counter)
-  rows: Counter[str] = dataclasses.field(default_factory=Counter)
-  in_vain: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-  violations: list[str] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass
-class FragmentHistory:
-  """All that happened to one fragment of one island and is not folded.
-
-  Attributes:
-    published: contributions by key, in the island's order.
-    merged: contributions with the version they entered.
-    discarded: reasons and contributions, in the syncer's order.
-    rolled_back: contributions of versions that a return to a cut took back.
-    reinjected: keys of contributions that wait again since such a return.
-    overwritten: steps given up by adopting a version.
-    quarantined: steps given up when the island was told of an offence.
-    repeated: steps an incarnation was to do again, if it lived so long, that
-      belong to a publication of an earlier one.
-    dropped: steps whose publication the island dropped.
-    submitted: steps on their way to publication.
-    unsent: by incarnation, the step after which its progress is unpublished;
-      at most where it started, if it restored progress.
-    told: by incarnation, the last step it said to be published.
-    handed: by incarnation, the last step it handed out or said to be settled.
-    folded: what was settled for good and is summed up.
-    fold_at: the size from which on more is to be folded.
-  """
-
-  published: dict[object, Contribution] = dataclasses.field(
-    default_factory=dict
-  )
-  merged: list[Merge] = dataclasses.field(default_factory=list)
-  discarded: list[tuple[str, Contribution]] = dataclasses.field(
-    default_factory=list
-  )
-  rolled_back: list[Contribution] = dataclasses.field(default_factory=list)
-  reinjected: set[object] = dataclasses.field(default_factory=set)
-  overwritten: list[Loss] = dataclasses.field(default_factory=list)
-  quarantined: list[Loss] = dataclasses.field(default_factory=list)
-  repeated: list[Loss] = dataclasses.field(default_factory=list)
-  dropped: list[Loss] = dataclasses.field(default_factory=list)
-  submitted: list[Loss] = dataclasses.field(default_factory=list)
-  unsent: dict[int, int] = dataclasses.field(default_factory=dict)
-  told: dict[int, int] = dataclasses.field(default_factory=dict)
-  handed: dict[int, int] = dataclasses.field(default_factory=dict)
-  folded: Folded = dataclasses.field(default_factory=Folded)
-  fold_at: int = 0
-
-  @property
-  def losses(self) -> tuple[list[Loss], ...]:
-    """All lists of step ranges that islands told of."""
-    return (
-      *(self.overwritten, self.quarantined, self.repeated),
-      *(self.dropped, self.submitted),
-    )
-
-  @property
-  def size(self) -> int:
-    """Number of facts."""
-    others = (self.published, self.merged, self.discarded, self.rolled_back)
-    return sum(map(len, (*others, *self.losses)))
-
-  def part(self, first: int, last: int) -> "FragmentHistory":
-    """Returns what is told of rows (first, last]; nothing reaches across."""
-
-    def inside(item: Contribution | Loss) -> bool:
-      return item.first_step >= first and item.step <= last
-
-    return dataclasses.replace(
-      self,
-      published={k: i for k, i in self.published.items() if inside(i)},
-      merged=[m for m in self.merged if inside(m.contribution)],
-      discarded=[
-        (reason, item)
-        for reason, item in self.discarded
-        if inside(self.published.get(item.key, item))
-      ],
-      rolled_back=[i for i in self.rolled_back if inside(i)],
-      overwritten=[i for i in self.overwritten if inside(i)],
-      quarantined=[i for i in self.quarantined if inside(i)],
-      repeated=[i for i in self.repeated if inside(i)],
-      dropped=[i for i in self.dropped if inside(i)],
-      submitted=[i for i in self.submitted if inside(i)],
-      unsent={i: min(step, last) for i, step in self.unsent.items()},
-    )
-
-  def keep_above(self, row: int, lives: Iterable[Life]) -> None:
-    """Lets go of what is told of rows up to `row`."""
-    unsent = {
-      life.incarnation: max(row, self.unsent.get(life.incarnation, life.start))
-      for life in lives
-    }
-    rest = self.part(row, _FAR)
-    for field in dataclasses.fields(self):
-      setattr(self, field.name, getattr(rest, field.name))
-    self.unsent = unsent
+_KNOWN_VERSIONS = 256  # of a fragment; the newest may be told again
+_CUTS = 2  # a run can be set back to the last ones
+_WAITING = 8  # times `folding.LIMIT` facts that wait for a cut after them
 
 
 class History:
-  """The record of a run by island and fragment."""
+  """The record of a run by island and fragment.
 
-  def __init__(
-    self,
-    record: reader.Record,
-    num_fragments: int = 1,
-    fold: Fold | None = None,
-    fold_at: int = 0,
-  ):
-    """Sorts the record.
+  Attributes:
+    lives: by island and incarnation, also those that only others told of yet.
+    fragments: facts by island and fragment.
+    logs: by island, of the steps it logged.
+    broken: rules that lines of the tapes broke, in words.
+    reopened: something was told of rows that are summed up.
+  """
 
-    Args:
-      record: all tapes and metric logs of a run.
-      num_fragments: P, or fewer; the tape may show more.
-      fold: is called with lives and facts of an island's fragment when they
-        have become many: `folding.fold`.
-      fold_at: how many that is.
-    """
-    self.violations: list[str] = []
-    self.num_fragments = num_fragments
-    self.lives: dict[int, dict[int, Life]] = collections.defaultdict(dict)
-    self.fragments: dict[tuple[int, int], FragmentHistory] = (
-      collections.defaultdict(FragmentHistory)
-    )
-    self._fold, self._fold_at = fold, fold_at
-    # By fragment, hashes of the keys of its last versions.
-    self._versions: dict[int, dict[int, int]] = collections.defaultdict(dict)
+  def __init__(self) -> None:
+    """Knows nothing yet."""
+    self.lives: dict[int, dict[int, evidence.Life]] = {}
+    self.fragments: dict[tuple[int, int], evidence.FragmentHistory] = {}
+    self.logs: dict[int, evidence.StepLog] = {}
+    self.broken: list[str] = []
+    self.reopened = False
+    # By fragment, checksums of the keys of its last versions.
+    self._versions: dict[int, dict[int, int]] = {}
     self._begun: dict[int, int] = {}  # by island, the incarnation that tells
+    self._settled: dict[int, int] = {}  # by island, last row that is summed up
     self._returns: list[list[tuple[int, int]]] = []  # by fragment, from, to
-    self._reinjected: set[object] = set()
-    handlers = {
-      events.SUBMITTED: self._submitted,
-      events.PUBLISHED: self._published,
-      events.PUBLISH_DROPPED: self._submitted,
-      events.ADOPTED: self._adopted,
-      events.RESYNCED: self._resynced,
-      events.EVALUATED: self._evaluated,
-      events.SAVING: self._reached,
-      events.CHECKPOINTED: self._reached,
-      events.REBASED: self._reached,
-      events.MERGED: self._merged,
-      events.DISCARDED: self._discarded,
-    }
-    self._collect_lives(reader.select(record.events, _OF_LIVES))
-    for island, lines in record.metrics.items():
-      self._extend_by_metrics(island, lines)
-    for line in record.events:
-      if line["event"] == events.STARTED:
-        self._begun[island_of(line)] = line["incarnation"]
-      elif handler := handlers.get(line["event"]):
-        handler(line)
-    for island, fragment in self.fragments:
-      self.lives[island]  # an island known by its contributions alone
-      self.num_fragments = max(self.num_fragments, fragment + 1)
+    self._reinjected: set[str] = set()
+    self._cuts: dict[int, list[int]] = {}  # the last ones, versions
 
-  def _collect_lives(self, lines: Iterable[reader.Line]) -> None:
-    """Finds all lives first: roles are not ordered among each other."""
-    ended = []
-    for line in lines:
-      if line["event"] == events.STARTED:
-        lives = self.lives[island_of(line)]
-        incarnation = line["incarnation"]
-        lives[incarnation] = Life(
-          incarnation, line["step"], line["tokens_per_step"], line["step"]
-        )
-        for fragment, step in enumerate(line.get("unsent_from_step") or ()):
-          facts = self._facts(island_of(line), fragment)
-          facts.unsent[incarnation] = min(step, line["step"])
-          self._mute(line, fragment, step)
-      elif line["event"] == events.RESTORED:
-        spans = zip(line["version_from"], line["version_to"], strict=True)
-        self._returns.append(list(spans))
-        self._reinjected.update(line.get("reinjected") or ())
-      else:
-        ended.append(line)
-    for facts in self.fragments.values():
-      facts.reinjected = self._reinjected
-    for line in ended:
-      died = line["event"] == events.ISLAND_DIED
-      key = "island_incarnation" if died else "incarnation"
-      life = self.lives[island_of(line)].get(line[key])
-      if life and died:
-        life.died = True
-      elif life:
-        life.stopped = True
-        life.end = max(life.end, line["step"])
+  def take(self, line: reader.Line, island: int | None = None) -> None:
+    """Takes the next line of a tape, or of an island's metric log."""
+    if island is None:
+      if handler := self._HANDLERS.get(line["event"]):
+        handler(self, line)
+      return
+    incarnation, step = line["incarnation"], line["step"]
+    if island not in self.logs:
+      self.logs[island] = evidence.StepLog()
+    self.logs[island].take(incarnation, step)
+    self._extend(island, incarnation, step)
+
+  def foresee(self, record: reader.Record) -> None:
+    """Takes all lives and returns to cuts of a record that is to be taken."""
+    for line in reader.select(record.events, _OF_LIVES):
+      self.take(line)
+    self._begun.clear()
+
+  def lives_of(self, island: int) -> list[evidence.Life]:
+    """Returns the lives of an island, in order."""
+    lives = sorted(self.lives.get(island, {}).items())
+    return [life for _, life in lives if life.begun]
+
+  @property
+  def islands(self) -> list[int]:
+    """All islands that are told of."""
+    return sorted({*self.lives, *(island for island, _ in self.fragments)})
+
+  @property
+  def num_fragments(self) -> int:
+    """P, as far as was told."""
+    return 1 + max((fragment for _, fragment in self.fragments), default=-1)
+
+  @property
+  def violations(self) -> list[str]:
+    """What must not be, and is not of one fragment alone."""
+    return [
+      *(
+        f"island {island}: {text}"
+        for island, log in sorted(self.logs.items())
+        for text in log.violations(self.lives[island])
+      ),
+      *self.broken,
+    ]
+
+  def _life(self, island: int, incarnation: int) -> evidence.Life:
+    lives = self.lives.setdefault(island, {})
+    if incarnation not in lives:
+      lives[incarnation] = evidence.Life(incarnation, 0, 0, 0, begun=False)
+    return lives[incarnation]
+
+  def _facts(self, island: int, fragment: int) -> evidence.FragmentHistory:
+    facts = self.fragments.get((island, fragment))
+    if facts is None:
+      facts = evidence.FragmentHistory(reinjected=set(self._reinjected))
+      self.fragments[island, fragment] = facts
+    return facts
 
   def _extend(self, island: int, incarnation: int, step: int) -> None:
-    life = self.lives[island].get(incarnation)
-    if life and step > life.end:
+    life = self._life(island, incarnation)
+    if step > life.end:
+      if life.begun and life.end < self._settled.get(island, 0):
+        self.reopened = True
       life.end = step
+
+  def _started(self, line: reader.Line) -> None:
+    island, incarnation = island_of(line), line["incarnation"]
+    life = self._life(island, incarnation)
+    self._begun[island] = incarnation
+    if life.begun:  # foreseen
+      return
+    life.begun, life.start = True, line["step"]
+    life.tokens_per_step = line["tokens_per_step"]
+    life.end = max(life.end, life.start)
+    for fragment, step in enumerate(line.get("unsent_from_step") or ()):
+      facts = self._facts(island, fragment)
+      facts.unsent[incarnation] = min(step, line["step"])
+      self._mute(line, fragment, step)
+    for (other, _), facts in self.fragments.items():
+      unsent = facts.unsent.get(incarnation, life.start)
+      if other == island and unsent < facts.folded.row:
+        self.reopened = True
+
+  def _died(self, line: reader.Line) -> None:
+    self._life(line["island"], line["island_incarnation"]).died = True
+
+  def _stopped(self, line: reader.Line) -> None:
+    self._life(island_of(line), line["incarnation"]).stopped = True
+    self._reached(line)
+
+  def _restored(self, line: reader.Line) -> None:
+    pairs = zip(line["version_from"], line["version_to"], strict=True)
+    spans = list(pairs)
+    if spans in self._returns:  # told again, or foreseen
+      return
+    self._returns.append(spans)
+    keys = set(line.get("reinjected") or ())
+    self._reinjected |= keys
+    cut = line.get("cut")
+    self._cuts = {
+      n: v for n, v in self._cuts.items() if cut is None or n <= cut
+    }
+    for (_, fragment), facts in self.fragments.items():
+      facts.reinjected |= keys
+      if fragment < len(spans):
+        facts.roll_back(*spans[fragment])
+        if facts.folded.version > spans[fragment][0]:
+          self.reopened = True
+
+  def _cut_completed(self, line: reader.Line) -> None:
+    self._cuts[line["cut"]] = line.get("versions") or []
+    for number in sorted(self._cuts)[:-_CUTS]:
+      del self._cuts[number]
 
   def _published(self, line: reader.Line) -> None:
     island, incarnation = island_of(line), line["incarnation"]
@@ -271,15 +168,16 @@ class History:
     facts = self._facts(island, line["fragment"])
     facts.told[incarnation] = max(item.step, facts.told.get(incarnation, 0))
     _hand(facts, incarnation, item.step)
+    self.reopened |= item.first_step < facts.folded.row
     if item.step > facts.folded.row:
       facts.published[item.key] = item
     self._extend(island, incarnation, item.step)
 
   def _submitted(self, line: reader.Line) -> None:
-    loss = Loss(line["incarnation"], line["first_step"], line["step"])
+    loss = evidence.Loss(line["incarnation"], line["first_step"], line["step"])
     facts = self._facts(island_of(line), line["fragment"])
     dropped = line["event"] == events.PUBLISH_DROPPED
-    _append(facts.dropped if dropped else facts.submitted, facts, loss)
+    self._append(facts.dropped if dropped else facts.submitted, facts, loss)
     self._extend(island_of(line), loss.incarnation, loss.step)
 
   def _adopted(self, line: reader.Line) -> None:
@@ -298,8 +196,8 @@ class History:
     self,
     line: reader.Line,
     item: reader.Line,
-    facts: FragmentHistory,
-    losses: list[Loss],
+    facts: evidence.FragmentHistory,
+    losses: list[evidence.Loss],
   ) -> None:
     """Takes what a fragment loses by a version that was swapped in."""
     if (until := item.get("muted_until")) is not None:
@@ -307,15 +205,15 @@ class History:
     first, last = item.get("lost_from_step"), item.get("lost_to_step")
     if first is None or last is None or first >= last:
       return
-    _append(losses, facts, Loss(line["incarnation"], first, last))
+    self._append(losses, facts, evidence.Loss(line["incarnation"], first, last))
     self._extend(island_of(line), line["incarnation"], last)
 
   def _mute(self, line: reader.Line, fragment: int, until: int) -> None:
     step = line.get("step")
     if step is not None and until > step:
-      loss = Loss(line["incarnation"], step, until)
+      loss = evidence.Loss(line["incarnation"], step, until)
       facts = self._facts(island_of(line), fragment)
-      _append(facts.repeated, facts, loss)
+      self._append(facts.repeated, facts, loss)
 
   def _reached(self, line: reader.Line) -> None:
     self._extend(island_of(line), line["incarnation"], line["step"])
@@ -324,18 +222,32 @@ class History:
     if is_island(line):
       self._reached(line)
 
+  def _append(
+    self,
+    losses: list[evidence.Loss],
+    facts: evidence.FragmentHistory,
+    loss: evidence.Loss,
+  ) -> None:
+    """Adds a step range, less what is summed up."""
+    _hand(facts, loss.incarnation, loss.step)
+    row = facts.folded.row
+    self.reopened |= loss.first_step < row
+    if loss.step > row:
+      losses.append(loss._replace(first_step=max(loss.first_step, row)))
+
   def _merged(self, line: reader.Line) -> None:
     fragment, version = line["fragment"], line["version"]
     items = [
       (c["island"], _contribution(c, c["incarnation"]))
       for c in line["contributions"]
     ]
-    keys = hash(frozenset([item.key for _, item in items]))
-    versions = self._versions[fragment]
+    told = repr(sorted(str(item.key) for _, item in items))
+    keys = zlib.crc32(told.encode())
+    versions = self._versions.setdefault(fragment, {})
     known = versions.get(version)
     if known is not None:  # told again, by a syncer that took over
       if known != keys:
-        self.violations.append(
+        self.broken.append(
           f"fragment {fragment}: version {version} was committed twice, from"
           " different contributions"
         )
@@ -350,7 +262,8 @@ class History:
     for island, item in items:
       facts = self._facts(island, fragment)
       if item.first_step < facts.folded.row:
-        self.violations.append(
+        self.reopened = True
+        self.broken.append(
           f"island {island}, fragment {fragment}: steps ({item.first_step},"
           f" {item.step}] merged in version {version}, after all up to"
           f" {facts.folded.row} had a fate"
@@ -358,7 +271,7 @@ class History:
       elif undone:
         facts.rolled_back.append(item)
       else:
-        facts.merged.append(Merge(version, item))
+        facts.merged.append(evidence.Merge(version, item))
       self._extend(island, item.incarnation, item.step)
       self._fold_if_many(island, fragment, facts)
 
@@ -368,82 +281,72 @@ class History:
     return any(first < version < last for first, last in spans)
 
   def _fold_if_many(
-    self, island: int, fragment: int, facts: FragmentHistory
+    self, island: int, fragment: int, facts: evidence.FragmentHistory
   ) -> None:
-    if self._fold is None or facts.size < max(facts.fold_at, self._fold_at):
+    if facts.size < max(facts.fold_at, folding.LIMIT):
       return
     newest = self._begun.get(island, 0)
-    lives = [life for _, life in sorted(self.lives[island].items())]
+    lives = self.lives_of(island)
     later = [life for life in lives if life.incarnation > newest]
     starts = [
       min(life.start, facts.unsent.get(life.incarnation, life.start))
       for life in later
     ]
-    self._fold(lives, facts, min(starts, default=_FAR), newest)
-
-  def _facts(self, island: int, fragment: int) -> FragmentHistory:
-    facts = self.fragments.get((island, fragment))
-    if facts is None:
-      facts = FragmentHistory(reinjected=self._reinjected)
-      self.fragments[island, fragment] = facts
-    return facts
+    limit = min(starts, default=_FAR)
+    if self._cuts and facts.size < _WAITING * folding.LIMIT:
+      versions = self._cuts[min(self._cuts)]
+      if fragment < len(versions):
+        limit = min(limit, facts.merged_until(versions[fragment]))
+    folding.fold(lives, facts, limit, newest)
+    settled = self._settled.get(island, 0)
+    self._settled[island] = max(settled, facts.folded.row)
 
   def _discarded(self, line: reader.Line) -> None:
     item = _contribution(line, line["island_incarnation"])
     facts = self._facts(line["island"], line["fragment"])
     reason = line["reason"].partition(":")[0]  # details follow a colon
-    if item.step > facts.folded.row or item.key in facts.published:
+    row = facts.folded.row
+    self.reopened |= item.first_step < row and item.key not in facts.published
+    if item.step > row or item.key in facts.published:
       facts.discarded.append((reason, item))
     self._extend(line["island"], item.incarnation, item.step)
 
-  def _extend_by_metrics(
-    self, island: int, lines: Iterable[reader.Line]
-  ) -> None:
-    latest: dict[int, int] = {}
-    repeated: dict[int, int] = {}
-    undead: dict[int, tuple[int, int]] = {}
-    newest = 0
-    lives = self.lives[island]
+  _HANDLERS: ClassVar[
+    Mapping[str, Callable[["History", reader.Line], None]]
+  ] = {
+    events.STARTED: _started,
+    events.ISLAND_DIED: _died,
+    events.STOPPED: _stopped,
+    events.RESTORED: _restored,
+    events.CUT_COMPLETED: _cut_completed,
+    events.SUBMITTED: _submitted,
+    events.PUBLISHED: _published,
+    events.PUBLISH_DROPPED: _submitted,
+    events.ADOPTED: _adopted,
+    events.RESYNCED: _resynced,
+    events.EVALUATED: _evaluated,
+    events.SAVING: _reached,
+    events.CHECKPOINTED: _reached,
+    events.REBASED: _reached,
+    events.MERGED: _merged,
+    events.DISCARDED: _discarded,
+  }
+
+
+def read(record: reader.Record) -> History:
+  """Returns the history of a record that can be read twice, whatever it is."""
+  history = History()
+  history.foresee(record)
+  for island, lines in record.metrics.items():
     for line in lines:
-      incarnation, step = line["incarnation"], line["step"]
-      if incarnation < newest:  # the file has lines in the order of writing
-        undead[incarnation] = step, newest
-      newest = max(newest, incarnation)
-      before = latest.get(incarnation)
-      if before is None:
-        life = lives.get(incarnation)
-        before = life.start if life else step - 1
-      if step <= before:
-        repeated[incarnation] = step
-      latest[incarnation] = max(before, step)
-    for incarnation, step in latest.items():
-      if incarnation in lives:
-        self._extend(island, incarnation, step)
-      else:
-        self.violations.append(
-          f"island {island}: incarnation {incarnation} logged steps but its"
-          " tape has no 'started' line; they are not counted"
-        )
-    for incarnation, (step, later) in undead.items():
-      self.violations.append(
-        f"island {island}: incarnations {incarnation} and {later} overlap: the"
-        f" first trained step {step} when the other had begun"
-      )
-    for incarnation, step in repeated.items():
-      self.violations.append(
-        f"island {island}: incarnation {incarnation} logged step {step} again"
-      )
+      history.take(line, island)
+  for line in record.events:
+    history.take(line)
+  history.reopened = False
+  return history
 
 
-def _append(losses: list[Loss], facts: FragmentHistory, loss: Loss) -> None:
-  """Adds a step range, less what is settled for good."""
-  _hand(facts, loss.incarnation, loss.step)
-  if loss.step > facts.folded.row:
-    first = max(loss.first_step, facts.folded.row)
-    losses.append(loss._replace(first_step=first))
-
-
-def _hand(facts: FragmentHistory, incarnation: int, step: int) -> None:
+def _hand(facts: evidence.FragmentHistory, incarnation: int, step: int) -> None:
   facts.handed[incarnation] = max(step, facts.handed.get(incarnation, 0))
 
 
@@ -459,7 +362,9 @@ def island_of(line: reader.Line) -> int:
   return int(line["role"].removeprefix("island-"))
 
 
-def _contribution(line: reader.Line, incarnation: int) -> Contribution:
+def _contribution(line: reader.Line, incarnation: int) -> evidence.Contribution:
   first, step = line["first_step"], line["step"]
   key = line.get("key") or (incarnation, first, step)
-  return Contribution(key, incarnation, first, step, line.get("c_tokens"))
+  return evidence.Contribution(
+    key, incarnation, first, step, line.get("c_tokens")
+  )

@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
 
-from diloco.tape import fates, folding, painting, reader
+from diloco.tape import evidence, fates, folding, painting, reader
 from diloco.tape import history as history_lib
 
 _MAX_VIOLATIONS = 100
@@ -112,22 +112,27 @@ def compute(
     num_fragments: P, for a record too short to show every fragment.
     every: H, to find islands that do not publish; 0 if it is not known.
   """
-  history = history_lib.History(
-    record, num_fragments, folding.fold, folding.LIMIT
-  )
-  violations = list(history.violations)
+  return balance(history_lib.read(record), num_fragments, every)
+
+
+def balance(
+  history: history_lib.History, num_fragments: int = 1, every: int = 0
+) -> Ledger:
+  """As `compute`, of a history that was taken line by line."""
+  num_fragments = max(num_fragments, history.num_fragments)
+  violations = history.violations
   totals, folded_rows = collections.Counter[str](), collections.Counter[str]()
   islands: dict[int, int] = {}
   lost: dict[int, list[painting.LifeSpan]] = {}
   rows: dict[int, list[dict[str, list[painting.Span]]]] = {}
   silent: list[str] = []
-  for island in sorted(history.lives):
-    lives = [life for _, life in sorted(history.lives[island].items())]
+  for island in history.islands:
+    lives = history.lives_of(island)
     violations += _skipped(island, lives)
     counts = collections.Counter[str]()
-    for fragment in range(history.num_fragments):
+    for fragment in range(num_fragments):
       facts = history.fragments.get(
-        (island, fragment), history_lib.FragmentHistory()
+        (island, fragment), evidence.FragmentHistory()
       )
       folded = facts.folded
       canvas = fates.Canvas(folding.above(lives, folded.row), facts)
@@ -144,13 +149,13 @@ def compute(
       never, late = _overdue(lives, facts, _PATIENCE * every)
       violations += [f"{where}: {text}" for text in never]
       silent += [f"{where}: {text}" for text in late]
-    islands[island] = sum(counts.values()) // history.num_fragments
+    islands[island] = sum(counts.values()) // num_fragments
     totals += counts
   if len(violations) > _MAX_VIOLATIONS:
     more = len(violations) - _MAX_VIOLATIONS
     violations = [*violations[:_MAX_VIOLATIONS], f"and {more} more"]
   return Ledger(
-    num_fragments=history.num_fragments,
+    num_fragments=num_fragments,
     trained=totals.total(),
     merged=totals.pop(fates.MERGED, 0),
     pending=totals.pop(fates.PENDING, 0),
@@ -166,8 +171,8 @@ def compute(
 
 
 def _overdue(
-  lives: list[history_lib.Life],
-  facts: history_lib.FragmentHistory,
+  lives: list[evidence.Life],
+  facts: evidence.FragmentHistory,
   allowed: int,
 ) -> tuple[list[str], list[str]]:
   """Tells of lives that kept more than `allowed` steps to themselves.
@@ -188,7 +193,7 @@ def _overdue(
   return never, late
 
 
-def _skipped(island: int, lives: list[history_lib.Life]) -> Iterable[str]:
+def _skipped(island: int, lives: list[evidence.Life]) -> Iterable[str]:
   """Yields rows that were passed over: no life did their steps."""
   reached = 0
   for life in sorted(lives, key=lambda life: (life.start, life.end)):

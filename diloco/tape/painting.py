@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diloco.tape import history as history_lib
+from diloco.tape import evidence
 
 UNPAINTED = "unaccounted"
 Span = tuple[int, int]  # steps (first, last], open on the left
@@ -28,13 +28,13 @@ class LifeSpan(NamedTuple):
 class Axis:
   """All that was done on one line: the lives of an island end to end."""
 
-  def __init__(self, lives: Sequence[history_lib.Life]):
+  def __init__(self, lives: Sequence[evidence.Life]):
     self._lives = lives
     lengths = [life.end - life.start for life in lives]
     self._begins = [0, *itertools.accumulate(lengths)]
     self._index = {life.incarnation: i for i, life in enumerate(lives)}
 
-  def span(self, life: history_lib.Life) -> Span:
+  def span(self, life: evidence.Life) -> Span:
     """Returns where a life lies."""
     begin = self._begins[self._index[life.incarnation]]
     return begin, begin + life.end - life.start

@@ -96,26 +96,35 @@ def read(run_dir: str | os.PathLike[str], *, strict: bool = False) -> Whole:
 
 
 def stream(
-  run_dir: str | os.PathLike[str], only_role: str | None = None
+  run_dir: str | os.PathLike[str],
+  only_role: str | None = None,
+  until: Mapping[str, list[Any]] | None = None,
 ) -> Record:
   """Returns all that is written by now, to be read as often as one likes.
 
   `events` and `metrics` read the files anew each time they are iterated over,
   always up to the same ends; `problems` has what the iterations so far came
-  upon. With `only_role` there are its tapes alone, and no metrics.
+  upon. With `only_role` there are its tapes alone, and no metrics; with
+  `until`, all that a follower at that position has returned.
 
   Raises:
     UserError: `run_dir` is no directory.
   """
   root = check_directory(run_dir)
   found = _Found()
+
+  def end_of(path: pathlib.Path) -> int:
+    if until is None:
+      return _size(path)
+    return int(until.get(_name(path), [0])[0])
+
   tapes = [
-    (path, role, incarnation, _size(path))
+    (path, role, incarnation, end_of(path))
     for path, role, incarnation in _tapes(root)
     if only_role in (None, role)
   ]
   logs = [] if only_role else _metric_logs(root)
-  metrics = {island: (path, _size(path)) for path, island in logs}
+  metrics = {island: (path, end_of(path)) for path, island in logs}
 
   def events(needles: tuple[bytes, ...]) -> Iterator[Line]:
     roles: dict[str, list[Iterator[Line]]] = {}
@@ -184,7 +193,7 @@ class Follower:
   def __init__(
     self,
     run_dir: str | os.PathLike[str],
-    position: Mapping[str, list[int]] | None = None,
+    position: Mapping[str, list[Any]] | None = None,
   ):
     """Starts before the first line of every file, or at an earlier `position`.
 
@@ -195,10 +204,13 @@ class Follower:
     self._files: dict[pathlib.Path, _File] = {}
 
   @property
-  def position(self) -> dict[str, list[int]]:
-    """How far each file is read: by name, bytes, lines, broken lines."""
+  def position(self) -> dict[str, list[Any]]:
+    """How far each file is read, by name.
+
+    Bytes, lines, how many are broken, number of the first and what it lacks.
+    """
     read = {
-      file.name: [file.offset, file.count, file.broken]
+      file.name: [file.offset, file.count, file.broken, *file.first]
       for file in self._files.values()
     }
     return self._position | read
@@ -206,7 +218,7 @@ class Follower:
   @property
   def num_bytes(self) -> int:
     """How much is read, of all files."""
-    return sum(offset for offset, _, _ in self.position.values())
+    return sum(offset for offset, *_ in self.position.values())
 
   def poll(self) -> Whole:
     """Returns what was written since the last poll, as lists."""
@@ -233,8 +245,9 @@ class Follower:
     return Record(lines, metrics, found.problems, found.sound)
 
   def _add(self, file: "_File") -> None:
-    position = self._position.get(file.name, (0, 0, 0))
-    file.offset, file.count, file.broken = position
+    if place := self._position.get(file.name):
+      file.offset, file.count, file.broken, *first = place
+      file.first = (first[0], first[1])
     self._files[file.path] = file
 
 
@@ -246,6 +259,15 @@ def interleave(roles: Iterable[Iterable[Line]]) -> Iterator[Line]:
   """
   keyed = map(_keyed, roles, itertools.count())
   return (line for _, _, line in heapq.merge(*keyed))
+
+
+def together(record: Record) -> Iterator[tuple[Line, int | None]]:
+  """Yields all lines by wall time, those of a metric log with its island."""
+  logs = list(record.metrics)
+  lines = [record.events, *record.metrics.values()]
+  keyed = map(_keyed, lines, itertools.count())
+  for _, (place, _), line in heapq.merge(*keyed):
+    yield line, logs[place - 1] if place else None
 
 
 def _keyed(
@@ -302,6 +324,10 @@ def _metric_file(path: pathlib.Path) -> "_File":
   return _File(path, "step", schema.fault_of_metric)
 
 
+def _name(path: pathlib.Path) -> str:
+  return f"{path.parent.name}/{path.name}"
+
+
 def _size(path: pathlib.Path) -> int:
   try:
     return os.stat(path).st_size
@@ -314,13 +340,13 @@ class _File:
 
   def __init__(self, path: pathlib.Path, needed: str, fault: Fault):
     self.path = path
-    self.name = f"{path.parent.name}/{path.name}"
+    self.name = _name(path)
     self.offset = 0
     self.count = 0  # lines before the offset
     self.broken = 0  # of them
     self._needed = needed
     self._fault = fault
-    self._first = (0, "")  # that was broken: number and what is wrong
+    self.first = (0, "")  # that was broken: number and what is wrong
 
   def lines(
     self,
@@ -372,9 +398,9 @@ class _File:
 
   def _tell(self, why: str, found: _Found) -> None:
     self.broken += 1
-    if not self._first[0]:
-      self._first = self.count, why
-    found.broken(BrokenLinesError(self.path, *self._first, self.broken))
+    if not self.first[0]:
+      self.first = self.count, why
+    found.broken(BrokenLinesError(self.path, *self.first, self.broken))
 
   def _parse(self, text: bytes) -> tuple[Line, str]:
     """Returns a line, and what is wrong with it."""

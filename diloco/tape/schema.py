@@ -167,6 +167,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
   events.RUN_FINISHED: {"status": _is_text, "reason": _is_text},
   events.SYNCER_DIED: {"led": _is_flag, "seat": _is_text},
   events.FAULT_INJECTED: {"at_tokens": _is_count},
+  events.CUT_COMPLETED: {"versions": _list_of(_is_count)},
   events.RESTORED: {
     "cut": _is_count,
     "epoch": _is_count,

@@ -71,7 +71,7 @@ def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
     [2, n], where and how many bits per token, by what it is of ("heldout": the
     global parameters; "trained": the islands' own steps) and one of `AXES`.
   """
-  view = totals.catch_up(place)
+  view = totals.catch_up(place).view
   run_clock = clock.RunClock(view)
   steps = [island.steps for island in view.islands.values()]
   walls, losses = (

@@ -65,7 +65,7 @@ def test_status_of_a_dead_run_is_json_and_says_crashed(tmp_path):
 
 def test_island_that_outlives_its_controller_is_not_called_dead(tmp_path):
   plan = run_builder.Plan(finish=False, secs=6.0)
-  view = totals.catch_up(run_builder.simulate(tmp_path, plan))
+  view = totals.catch_up(run_builder.simulate(tmp_path, plan)).view
   end = view.last_wall_secs
   soon = status_lib.status_of(view, alive=False, now=end + 1)
   later = status_lib.status_of(view, alive=False, now=end + 60)
@@ -84,7 +84,7 @@ def test_status_of_a_live_run(tmp_path):
 
 def test_clock_moves_between_two_lines_and_time_left_is_told(tmp_path):
   plan = run_builder.Plan(finish=False, secs=6.0)
-  view = totals.catch_up(run_builder.simulate(tmp_path, plan))
+  view = totals.catch_up(run_builder.simulate(tmp_path, plan)).view
   end = view.last_wall_secs
   soon, later = (
     status_lib.status_of(view, alive=True, now=end + secs) for secs in (1, 3)

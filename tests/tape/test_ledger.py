@@ -7,8 +7,8 @@ import sys
 import pytest
 from tape_builder import TOKENS_PER_STEP, Tapes
 
+from diloco.tape import evidence, history, ledger
 from diloco.tape import fates as fates_lib
-from diloco.tape import history, ledger
 
 
 def _fates(tapes, num_fragments=1):
@@ -757,10 +757,10 @@ def test_muted_island_is_not_called_silent():
 
 
 def _sent(key):
-  return history.Contribution(key, 1, 0, 8, 80)
+  return evidence.Contribution(key, 1, 0, 8, 80)
 
 
-_LOSS = history.Loss(1, 0, 8)
+_LOSS = evidence.Loss(1, 0, 8)
 # What may be told of a step and what it makes of it, the weakest first.
 _EVIDENCE = {
   "submitted": (lambda f: f.submitted.append(_LOSS), "lost_with_island"),
@@ -778,7 +778,7 @@ _EVIDENCE = {
   "rolled back": (lambda f: f.rolled_back.append(_sent("r")), "rolled_back"),
   "published": (lambda f: f.published.update(p=_sent("p")), "pending"),
   "merged": (
-    lambda f: f.merged.append(history.Merge(1, _sent("m"))),
+    lambda f: f.merged.append(evidence.Merge(1, _sent("m"))),
     "merged",
   ),
 }
@@ -788,8 +788,8 @@ _EVIDENCE = {
   ("weak", "strong"), [*itertools.combinations(_EVIDENCE, 2)]
 )
 def test_stronger_evidence_decides_over_weaker(weak, strong):
-  facts = history.FragmentHistory()
+  facts = evidence.FragmentHistory()
   for name in (strong, weak):
     _EVIDENCE[name][0](facts)
-    canvas = fates_lib.Canvas([history.Life(1, 0, 10, 8, died=True)], facts)
+    canvas = fates_lib.Canvas([evidence.Life(1, 0, 10, 8, died=True)], facts)
     assert canvas.counts() == {_EVIDENCE[strong][1]: 80}, name

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from diloco.tape import history, painting
+from diloco.tape import evidence, painting
 
 _END = 12
 
@@ -29,7 +29,7 @@ def test_step_is_of_the_last_life_that_did_it_by_then(rng):
   lives = []
   for number in numbers:
     start, end = _span(rng)
-    lives.append(history.Life(number, start, 10, end))
+    lives.append(evidence.Life(number, start, 10, end))
   axis = painting.Axis(lives)
   for told_by in range(1, 8):
     spans = [painting.LifeSpan(told_by, *_span(rng)) for _ in range(2)]

@@ -89,10 +89,10 @@ def test_first_of_several_broken_lines_is_named_and_all_are_counted(tmp_path):
   assert "line 2 (one of 2 broken lines)" in str(problem)
   assert "no JSON object" in str(problem) and problem.count == 2
   assert record.sound == {"tape/syncer-0001.jsonl": 2}
-  # Who goes on from here knows of them, and names one that it saw itself.
+  # Who goes on from here knows of them.
   _tape(tmp_path, "syncer", 1, _event("d", 4), b"[\n")
   record = reader.Follower(tmp_path, follower.position).poll()
-  assert "line 6 (one of 3 broken lines)" in str(record.problems[0])
+  assert "line 2 (one of 3 broken lines)" in str(record.problems[0])
   assert record.sound == {"tape/syncer-0001.jsonl": 3}
 
 
