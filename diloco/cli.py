@@ -12,8 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-import ml_collections
-
 import diloco
 from diloco import arguments, errors, process
 from diloco.commands import table
@@ -85,8 +83,7 @@ def resume(args: argparse.Namespace) -> int:
   # Imported here so that other commands start without JAX.
   from diloco import launch
 
-  values = ml_collections.ConfigDict(config.to_dict())
-  launch.override(values, args.overrides)
+  values = launch.overridden(config, args.overrides)
   return launch.run(values, args.dir, as_json=args.json, cut=args.cut)
 
 
@@ -101,8 +98,7 @@ def _resume_at(url: str, args: argparse.Namespace) -> int:
       "add --workdir=NEW, or name the directory where the run was begun",
     )
   found = moving.look(url, args.workdir, args.task)
-  values = ml_collections.ConfigDict(found.config.to_dict())
-  launch.override(values, args.overrides)
+  values = launch.overridden(found.config, args.overrides)
   cut = moving.bring(found, args.workdir, args.cut)
   return launch.run(values, args.workdir, as_json=args.json, cut=cut)
 
@@ -112,8 +108,7 @@ def change(args: argparse.Namespace) -> int:
   from diloco import launch
   from diloco.controller import change as change_lib
 
-  values = ml_collections.ConfigDict(process.read_config(args.dir).to_dict())
-  launch.override(values, args.overrides)
+  values = launch.overridden(process.read_config(args.dir), args.overrides)
   changes = change_lib.request(args.dir, values)
   arguments.answer(args, changes)
   for name, (before, after) in changes.items():

@@ -184,6 +184,15 @@ def override(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     )
 
 
+def overridden(
+  config: config_lib.RunConfig, argv: Sequence[str]
+) -> ml_collections.ConfigDict:
+  """A run's configuration with every --config.FIELD=VALUE; see `override`."""
+  values = ml_collections.ConfigDict(config.to_dict())
+  override(values, argv)
+  return values
+
+
 def _with_digits(
   config: ml_collections.ConfigDict, argv: Sequence[str]
 ) -> Iterator[str]:

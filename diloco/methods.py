@@ -25,8 +25,6 @@ Asynchronous Local-SGD, arXiv 2401.09135; Decoupled DiLoCo, arXiv 2604.21428.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_collections
-
 from diloco import errors, typed
 
 METHODS = (
@@ -124,7 +122,7 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
   Raises:
     UserError: the method is unknown, or a given field contradicts it.
   """
-  if isinstance(values, ml_collections.ConfigDict):
+  if typed.is_config_dict(values):
     values = {name: values[name] for name in values}
   if not isinstance(values, Mapping) or "method" not in values:
     return values  # whether it is a configuration at all, others say

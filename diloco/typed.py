@@ -10,11 +10,10 @@ import decimal
 import difflib
 import math
 import reprlib
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
-
-import ml_collections
 
 from diloco import errors
 
@@ -39,7 +38,7 @@ def show(value: Any) -> str:
   """Any value at all, on one short line."""
   if type(value) is int and value.bit_length() > _DIGITS:
     return f"an integer of {value.bit_length()} bits"
-  if isinstance(value, ml_collections.ConfigDict):
+  if is_config_dict(value):
     return show(_as_dict(value))
   try:
     return " ".join(_FLAT.repr(plain(value)).split())
@@ -47,7 +46,13 @@ def show(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _as_dict(values: ml_collections.ConfigDict) -> dict[str, Any]:
+def is_config_dict(value: Any) -> bool:
+  """Whether it is one of ml_collections, which most processes do without."""
+  found = sys.modules.get("ml_collections")
+  return found is not None and isinstance(value, found.ConfigDict)
+
+
+def _as_dict(values: Any) -> dict[str, Any]:
   return {name: values[name] for name in values}
 
 
@@ -94,7 +99,7 @@ def build(kind: type[T], values: Any, where: str) -> T:
   Raises:
     UserError: a field is unknown or missing, or its value has another type.
   """
-  if isinstance(values, ml_collections.ConfigDict):
+  if is_config_dict(values):
     values = _as_dict(values)
   if isinstance(values, kind):
     # Whoever built it has not been through this module.
@@ -156,7 +161,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
       return value
   elif origin is Mapping:
     expected = "a group of options"
-    if isinstance(value, Mapping | ml_collections.ConfigDict):
+    if isinstance(value, Mapping) or is_config_dict(value):
       return _convert_json(value, where, depth=0)
   else:
     expected = _KINDS[hint]
@@ -176,7 +181,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 def _convert_json(value: Any, where: str, depth: int) -> Any:
   """Task options are free, but must survive config.json unchanged."""
-  if isinstance(value, ml_collections.ConfigDict):
+  if is_config_dict(value):
     value = _as_dict(value)
   if isinstance(value, Mapping) and depth < _MAX_DEPTH:
     for name in value:
@@ -208,7 +213,7 @@ def plain(value: Any) -> Any:
   """Dataclasses, mappings and tuples as plain JSON values."""
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     return plain(dataclasses.asdict(value))
-  if isinstance(value, ml_collections.ConfigDict):
+  if is_config_dict(value):
     return plain(_as_dict(value))
   if isinstance(value, Mapping):
     return {str(k): plain(v) for k, v in value.items()}

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from diloco import errors
 from diloco.fragments import partition
@@ -84,8 +83,15 @@ def _residuals_of(
   return found
 
 
+def checkpointer() -> Any:
+  """Orbax's writer and reader; who only looks at a task does without Orbax."""
+  import orbax.checkpoint as ocp
+
+  return ocp.StandardCheckpointer()
+
+
 def write(
-  writer: ocp.StandardCheckpointer,
+  writer: Any,
   path: pathlib.Path,
   snapshot: learner_lib.Snapshot,
   plan: partition.FragmentPlan,
@@ -175,7 +181,7 @@ def _read(path: pathlib.Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
     )
     for name, x in wanted.items()
   }
-  reader = ocp.StandardCheckpointer()
+  reader = checkpointer()
   try:
     with _ORBAX:
       found: dict[str, Any] = reader.restore(path / checkpoint.ARRAYS, abstract)

@@ -16,8 +16,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import xla_bridge
-from jax.extend import core
+from jax._src import (
+  core,  # that of jax.extend, which would load Pallas
+  xla_bridge,
+)
 
 from diloco.islands import surroundings
 

@@ -9,8 +9,6 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-import orbax.checkpoint as ocp
-
 from diloco.islands import checkpoints, publisher, saving
 from diloco.snapshots import checkpoint, cuts, operations, states
 from diloco.tape import events
@@ -34,7 +32,7 @@ class Saver(saving.Saves):
     self._plan = setting.learner.plan
     self._tape = setting.tape
     self._clock = threads.clock
-    self._writer = ocp.StandardCheckpointer()
+    self._writer = checkpoints.checkpointer()
     threads.at_death(self._writer.close)
     self._saved: set[int] = set()  # serials of complete checkpoints
     self._started = 0.0

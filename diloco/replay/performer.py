@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Sequence
 
 import jax
-import orbax.checkpoint as ocp
 
 from diloco import config as config_lib
 from diloco import errors
@@ -67,7 +66,7 @@ class Performer:
       original, self._trainer, given=bool(config.init_from)
     )
     self._bases: list[int] = []
-    self._writer = ocp.StandardCheckpointer()
+    self._writer = checkpoints.checkpointer()
 
   def initial(self, fragment: int) -> None:
     """Writes the initial parameters of a fragment as its version 0."""

@@ -5,14 +5,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import errors, own_file
-from diloco.tasks import language_model, replicated, task, vision
+from diloco.tasks import replicated, task
 
-_TASKS: dict[str, tuple[type, Callable[[Any], task.Task]]] = {
-  "language_model": (
-    language_model.LanguageModelConfig,
-    language_model.LanguageModel,
-  ),
-  "vision": (vision.VisionConfig, vision.Vision),
+_Maker = tuple[type, Callable[[Any], task.Task]]  # of its options, and of it
+
+
+def _language_model() -> _Maker:
+  from diloco.tasks import language_model
+
+  return language_model.LanguageModelConfig, language_model.LanguageModel
+
+
+def _vision() -> _Maker:
+  from diloco.tasks import vision
+
+  return vision.VisionConfig, vision.Vision
+
+
+# Flax and Grain take a third of a second, and a task of the user's may do
+# without.
+_TASKS: dict[str, Callable[[], _Maker]] = {
+  "language_model": _language_model,
+  "vision": _vision,
 }
 # Of one whose steps are a loop's; the other parts are tried with it.
 _REQUIRED = (
@@ -49,7 +63,7 @@ def _make(name: str, options: Mapping[str, Any]) -> task.Task:
       f"{own_file.nearest(name, _TASKS)}, or name your own as"
       " 'package.module:Factory'",
     )
-  config_class, build = _TASKS[name]
+  config_class, build = _TASKS[name]()
   fields = [field.name for field in dataclasses.fields(config_class)]
   for option in options:
     if option not in fields:

@@ -11,8 +11,6 @@ import pathlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import ml_collections
-
 from diloco import errors, logbook, process
 from diloco.report import (
   explain_text,
@@ -26,6 +24,7 @@ from diloco.snapshots import versions as versions_lib
 from diloco.tape import events, explain, reader, schema
 
 if TYPE_CHECKING:
+  import ml_collections
   import pandas as pd
 
 KINDS = frozenset(v for name, v in vars(events).items() if name.isupper())
@@ -59,8 +58,10 @@ class Run:
     return f"{self.settings.name} ({self.dir.resolve().name})"
 
   @property
-  def config(self) -> ml_collections.ConfigDict:
+  def config(self) -> "ml_collections.ConfigDict":
     """A copy of the whole configuration, such as to start another run from."""
+    import ml_collections
+
     return ml_collections.ConfigDict(self.settings.to_dict())
 
   @property

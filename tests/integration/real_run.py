@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import time
 
 import psutil
 
+from diloco import cli
 from diloco.chaos import campaign
 from diloco.report import summary
 from diloco.tape import reader
@@ -27,18 +29,21 @@ def get_config(variant=""):
 """
 
 
+def command(*words):
+  """Does a command in this process; returns (exit code, stdout, stderr)."""
+  out, err = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    code = cli.main([*map(str, words)])
+  return code, out.getvalue(), err.getvalue()
+
+
 class Run:
   """A run directory and the command that trains in it."""
 
   def __init__(self, tmp_path: pathlib.Path, **overrides):
     self.dir = tmp_path / "run"
     self.config = tmp_path / "config.py"
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    for i in range(40):
-      text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
-      (corpus / f"{i}.txt").write_text(text)
-    self.values = _values(corpus) | overrides
+    self.values = _VALUES | overrides
     self.write_config()
     self.process = None
     self._follower = reader.Follower(self.dir)
@@ -62,13 +67,8 @@ class Run:
     return self.start_command("train", config, workdir, *flags)
 
   def command(self, name, *flags):
-    """Does something with the run, to the end."""
-    return subprocess.run(
-      [*_COMMAND, name, str(self.dir), *flags],
-      capture_output=True,
-      text=True,
-      timeout=240,
-    )
+    """Does something with the run, to the end; see `command`."""
+    return command(name, self.dir, *flags)
 
   def start_command(self, *words):
     """Starts a command that takes the run over, in the way of `start`."""
@@ -186,24 +186,30 @@ def fleet(pace_step_secs):
   }
 
 
-def _values(corpus):
-  return {
-    "total_tokens": 32_000,
-    "task": {
-      "name": "language_model",
-      # That of campaigns, so that what is compiled serves both.
-      "options": campaign.MODEL
-      | {"data_glob": str(corpus / "*.txt"), "heldout_fraction": 0.2},
-    },
-    "fleet": fleet(0.04),
-    "sync": {"num_fragments": 4, "every": 8},
-    "outer": {"learning_rate": 1.0, "momentum": 0.0},
-    "programs": {
-      "window_steps": 8,
-      "eval_every_tokens": 10_000,
-      "eval_batches": 1,
-      "final_eval_batches": 4,
-      "checkpoint_every_steps": 40,
-    },
-    "controller": {"restart_base_secs": 0.1},
-  }
+def language_model(folder):
+  """The task of a run whose model matters, with a corpus in this folder."""
+  corpus = folder / "corpus"
+  corpus.mkdir()
+  for i in range(40):
+    text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
+    (corpus / f"{i}.txt").write_text(text)
+  read = {"data_glob": str(corpus / "*.txt"), "heldout_fraction": 0.2}
+  # That of campaigns, so that what is compiled serves both.
+  return {"name": "language_model", "options": campaign.MODEL | read}
+
+
+_VALUES = {
+  "total_tokens": 32_000,
+  "task": {"name": "tests.integration.bowl:make", "options": {}},
+  "fleet": fleet(0.04),
+  "sync": {"num_fragments": 4, "every": 8},
+  "outer": {"learning_rate": 1.0, "momentum": 0.0},
+  "programs": {
+    "window_steps": 8,
+    "eval_every_tokens": 10_000,
+    "eval_batches": 1,
+    "final_eval_batches": 4,
+    "checkpoint_every_steps": 40,
+  },
+  "controller": {"restart_base_secs": 0.1},
+}

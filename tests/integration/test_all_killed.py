@@ -72,7 +72,7 @@ def damaged(run):
   step = run.steps(0)
   run.wait_for(lambda: run.steps(0) > step + 10)
   run.wait_for(lambda: run.events("not_restored"))
-  run.status = json.loads(run.command("status", "--json").stdout)
+  run.status = json.loads(run.command("status", "--json")[1])
   run.kill_everything()
   return run
 
@@ -82,11 +82,11 @@ def test_damage_stops_one_fragment_is_told_and_not_resumed_without_a_cut(
 ):
   (told,) = damaged.status["damaged"]
   assert "fragment 1 stands still" in told and "the run has no cut" in told
-  done = damaged.command("resume")
-  assert done.returncode == 2
-  assert done.stderr.count("\n") == 1 and "fragment 1" in done.stderr
-  assert damaged.command("resume", "--cut=3").returncode == 2
-  assert damaged.command("cut").returncode == 2
+  code, _, err = damaged.command("resume")
+  assert code == 2
+  assert err.count("\n") == 1 and "fragment 1" in err
+  assert damaged.command("resume", "--cut=3")[0] == 2
+  assert damaged.command("cut")[0] == 2
   snapshots = store.SnapshotStore((damaged.dir / "snapshots").as_uri())
   assert snapshots.read(keys.EPOCH, records.Epoch).epoch == 0
 

@@ -21,12 +21,15 @@ def moved(far_s3, tmp_path_factory):
     patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
     with real_run.Run(
       root,
+      task=real_run.language_model(root),
       store=url,
       total_tokens=real_run.ENDLESS,
       programs={"checkpoint_every_steps": 40, "cut_every_secs": 3.0},
     ) as run:
       run.url = url
       run.start()
+      # To look into the store costs more than to look beside it.
+      run.wait_for(lambda: run.events("cut_completed"))
       run.wait_for(lambda: cuts_told(url))
       run.process.kill()  # its roles go on for a while
       run.while_alive = resumed(url, root / "too-soon")

@@ -1,7 +1,5 @@
 """A real run in which processes were killed, and replays of it."""
 
-import contextlib
-import io
 import itertools
 import json
 import math
@@ -10,23 +8,14 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from real_run import ENDLESS, Run
+import real_run
 
-from diloco import cli, process
+from diloco import process
 from diloco.islands import inner_step
 from diloco.snapshots import keys, records, store
 from diloco.tape import reader
 from diloco.tasks import registry
 from diloco.workbench import session
-
-
-def diloco(*words):
-  """Does a command in this process; returns (exit code, stdout, stderr)."""
-  out, err = io.StringIO(), io.StringIO()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    code = cli.main([*map(str, words)])
-  return code, out.getvalue(), err.getvalue()
-
 
 CHANGES = {"outer.learning_rate": (0.9, 0.8), "sync.every": (8, 6)}
 
@@ -75,10 +64,11 @@ def run(tmp_path_factory):
   """
   folder = tmp_path_factory.mktemp("replay")
   given = folder / "given.npz"
-  run = Run(
+  run = real_run.Run(
     folder,
+    task=real_run.language_model(folder),
     init_from=str(given),
-    total_tokens=ENDLESS,
+    total_tokens=real_run.ENDLESS,
     sync={
       **{"num_fragments": 4, "every": 8, "split_tensors": True},
       **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
@@ -179,7 +169,7 @@ def test_run_with_kills_replays_to_the_same_bits(run_dir):
   died = {e["island_incarnation"] for e in events(run_dir, "island_died")}
   tokens = {e["token"] for e in events(run_dir, "merged")}
   assert died == {1} and len(tokens) >= 2, "nobody was killed"
-  code, out, err = diloco("replay", run_dir, "--json")
+  code, out, err = real_run.command("replay", run_dir, "--json")
   assert code == 0, err
   outcome = json.loads(out)
   merged = {(e["fragment"], e["version"]) for e in events(run_dir, "merged")}
@@ -227,7 +217,7 @@ def test_changed_weight_is_caught_at_its_version(run_dir, tampered):
 
   copy = tampered(edit)
   until = f"--until_version={victim['version']}"
-  code, out, _ = diloco("replay", copy, "--json", until)
+  code, out, _ = real_run.command("replay", copy, "--json", until)
   difference = json.loads(out)["difference"]
   assert code == 1
   assert (difference["fragment"], difference["version"]) == where
@@ -245,7 +235,7 @@ def test_broken_middle_is_named_and_nothing_is_replayed(run_dir, tampered):
   lines[4] = lines[4][:10]
   path.write_text("\n".join(lines) + "\n")
   for command in (("replay",), ("explain", "--fragment=0", "--version=1")):
-    code, out, err = diloco(*command, copy)
+    code, out, err = real_run.command(*command, copy)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1 and f"{path}, line 5" in err
 
@@ -253,7 +243,7 @@ def test_broken_middle_is_named_and_nothing_is_replayed(run_dir, tampered):
 def test_rounds_of_a_real_run_are_explained(run_dir):
   line = events(run_dir, "merged")[3]
   words = f"--fragment={line['fragment']}", f"--version={line['version']}"
-  code, out, err = diloco("explain", run_dir, *words, "--json")
+  code, out, err = real_run.command("explain", run_dir, *words, "--json")
   assert code == 0, err
   facts = json.loads(out)
   assert facts["digest"] == line["digest"]
@@ -261,5 +251,5 @@ def test_rounds_of_a_real_run_are_explained(run_dir):
     c["key"] for c in line["contributions"]
   ]
   assert sum(p["share"] for p in facts["parts"]) == pytest.approx(1)
-  code, out, _ = diloco("explain", run_dir, *words)
+  code, out, _ = real_run.command("explain", run_dir, *words)
   assert code == 0 and "closed because" in out

@@ -83,13 +83,12 @@ import pathlib
 import sys
 import threading
 
-from diloco.tasks import registry
+from tests.integration import bowl
 
 
 def make(options):
-  options = dict(options)
-  flag = pathlib.Path(options.pop("flag"))
-  task = registry.make_task("language_model", options)
+  flag = pathlib.Path(options["flag"])
+  task = bowl.Bowl()
   batches = task.batches
 
   def hanging(split, **share):
@@ -113,7 +112,7 @@ def test_hung_islands_are_started_again_and_a_second_interrupt_kills_at_once(
     total_tokens=real_run.ENDLESS,
     controller={"restart_base_secs": 0.1, "hang_secs": 3.0},
   )
-  options = run.values["task"]["options"] | {"flag": str(tmp_path / "hung")}
+  options = {"flag": str(tmp_path / "hung")}
   run.values["task"] = {"name": "hanging:make", "options": options}
   run.write_config()
   run.start()

@@ -32,8 +32,10 @@ def adopted_by_both(run):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   """The run once all was seen; `told` is what its command gave."""
+  folder = tmp_path_factory.mktemp("unequal")
   with real_run.Run(
-    tmp_path_factory.mktemp("unequal"),
+    folder,
+    task=real_run.language_model(folder),
     total_tokens=real_run.ENDLESS,
     fleet={
       "slices": (

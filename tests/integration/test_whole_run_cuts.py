@@ -67,10 +67,11 @@ def run(tmp_path_factory):
 
 
 def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(run):
-  assert run.cut.returncode == 0, run.cut.stderr
-  facts = json.loads(run.cut.stdout)
+  code, out, err = run.cut
+  assert code == 0, err
+  facts = json.loads(out)
   assert facts["status"] == "complete"
-  assert run.cut.stderr.splitlines()[0] == f"cut {facts['cut']} requested"
+  assert err.splitlines()[0] == f"cut {facts['cut']} requested"
   _, _, err = run.first
   told = f"restored cut {facts['cut']} ("
   assert sum(told in x for x in err.splitlines()) == 1

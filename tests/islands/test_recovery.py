@@ -419,7 +419,7 @@ def test_restored_state_steps_on_to_the_same_bits(
   expected = step_on(first)
   positions = [core.Position(0, 0, 0)] * 4
   path = tmp_path / "000000003.0001.000001"
-  writer = checkpoints.ocp.StandardCheckpointer()
+  writer = checkpoints.checkpointer()
   who = {"island": 0, "incarnation": 1, "serial": 1, "epoch": 0, "cut": 0}
   marker = checkpoints.write(
     writer, path, snapshot, first.plan, positions, **who
