@@ -143,16 +143,19 @@ def ls(args: argparse.Namespace) -> int:
 def status(args: argparse.Namespace) -> int:
   """Shows a run; returns the exit code."""
   from diloco import logbook
-  from diloco.report import live
+  from diloco.report import live, roster
   from diloco.report import status as status_lib
 
   process.read_config(args.dir)
   if args.watch:
     live.watch(args.dir, logbook.refresher(args.dir))
-  elif args.json:
-    arguments.answer(args, status_lib.status(args.dir))
+    return 0
+  roles = roster.look(args.dir)
+  if args.json:
+    arguments.answer(args, status_lib.status(args.dir) | {"roles": roles})
   else:
     live.render_status(args.dir)
+    print(roster.show(roles))
   return 0
 
 
@@ -178,7 +181,7 @@ def report(args: argparse.Namespace) -> int:
 
 def explain(args: argparse.Namespace) -> int:
   """Tells why a round closed; returns the exit code."""
-  from diloco.report import explain_text
+  from diloco.report import explain_text, roster
   from diloco.tape import explain as explain_lib
   from diloco.tape import reader
 
@@ -186,7 +189,9 @@ def explain(args: argparse.Namespace) -> int:
   record = reader.read(args.dir, strict=True)
   facts = explain_lib.explain(record, args.fragment, args.version)
   text = explain_text.render(facts, config.sync)
-  arguments.answer(args, dataclasses.asdict(facts), text)
+  roles = roster.look(args.dir)
+  told = dataclasses.asdict(facts) | {"roles": roles}
+  arguments.answer(args, told, f"{text}\n\n{roster.show(roles)}".rstrip())
   return 0
 
 

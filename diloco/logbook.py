@@ -311,7 +311,7 @@ def _pieces(keys: Iterable[str]) -> Iterator[tuple[str, int]]:
 def _birth(config: bytes | None) -> object:
   """What tells the runs apart that were at one place one after another."""
   try:
-    return json.loads(config or b"")["directory"]
+    return json.loads(config or b"")["run"]
   except (ValueError, KeyError, TypeError):
     return None
 

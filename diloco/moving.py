@@ -13,13 +13,12 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 
 from diloco import config as config_lib
 from diloco import errors, logbook, process, timing
 from diloco.controller import restorer, roles, tenure
 from diloco.fragments import partition
-from diloco.snapshots import keys, operations, records, store
+from diloco.snapshots import keys, members, operations, records, store
 from diloco.tape import events, evidence, fates, history, reader, recorder
 
 
@@ -31,11 +30,13 @@ class Found:
     url: of the store.
     config: the run's, with that store.
     plan: of its fragments.
+    run: what its members go by; see `process.run_name`.
   """
 
   url: str
   config: config_lib.RunConfig
   plan: partition.FragmentPlan
+  run: str
 
   @property
   def what(self) -> str:
@@ -64,7 +65,12 @@ def look(url: str, run_dir: pathlib.Path, task: str | None) -> Found:
   copy = logbook.fetch(url)
   config = process.read_config(copy)
   process.check_task(config, copy, task)
-  found = Found(url, dataclasses.replace(config, store=url), _plan(url))
+  found = Found(
+    url,
+    dataclasses.replace(config, store=url),
+    _plan(url),
+    process.run_name(copy),
+  )
   if config.engine == "virtual":
     raise errors.UserError(
       found.what,
@@ -116,7 +122,7 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
         mine.home = before  # where it stays, however this fails
         if not whole:
           _set_back(found, run_dir, told, mine.token)
-        process.write_config(found.config, run_dir, run_id)
+        process.write_config(found.config, run_dir, run_id, found.run)
         mine.home = run_id
     except BaseException:
       shutil.rmtree(run_dir, ignore_errors=True)
@@ -131,7 +137,7 @@ def _refuse_living(
   watch: tenure.Watch,
 ) -> None:
   """Watches for signs of life as long as a living role could give none."""
-  first = _signs(snapshots)
+  first = _signs(found, snapshots)
   held = first["controller"]
   assert held is None or isinstance(held, records.Lease)
   free = watch.expired(held, time.monotonic())
@@ -140,7 +146,7 @@ def _refuse_living(
   end = time.monotonic() + secs
   while time.monotonic() < end:
     time.sleep(min(times.heartbeat_secs, 1.0))
-    now = _signs(snapshots)
+    now = _signs(found, snapshots)
     for role in sorted({*first, *now}):
       if first.get(role) != now.get(role):
         raise errors.UserError(
@@ -150,8 +156,12 @@ def _refuse_living(
         )
 
 
-def _signs(snapshots: store.SnapshotStore) -> dict[str, object]:
-  """The last sign of life of every role."""
+def _signs(found: Found, snapshots: store.SnapshotStore) -> dict[str, object]:
+  """The last sign of life of every role, by its name for a user.
+
+  Raises:
+    UserError: roles of another run are in its store.
+  """
   signs: dict[str, object] = {}
   for role, key in (
     ("controller", keys.CONTROLLER_LEASE),
@@ -159,17 +169,11 @@ def _signs(snapshots: store.SnapshotStore) -> dict[str, object]:
   ):
     lease = operations.sound(key, records.Lease)
     signs[role], _ = snapshots.perform(lease)
-  for member in _members(snapshots):
-    signs[f"island {member.island}"] = member
+  everyone = members.of_run(found.run, snapshots.each)
+  for member in snapshots.perform(everyone):
+    where = f"{member.role} on {member.host} (process {member.pid})"
+    signs[where] = member
   return signs
-
-
-def _members(snapshots: store.SnapshotStore) -> Iterator[records.Member]:
-  for name in filter(keys.is_member_name, snapshots.names("members")):
-    key = keys.member_key(int(name))
-    member, _ = snapshots.perform(operations.sound(key, records.Member))
-    if member:
-      yield member
 
 
 def _copy_files(url: str, run_dir: pathlib.Path) -> None:

@@ -89,14 +89,26 @@ def draw_run_id() -> str:
 
 def run_id(run_dir: str | os.PathLike[str]) -> str:
   """What `draw_run_id` drew for a directory; a copy of it has the same."""
+  return _said(run_dir, "id")
+
+
+def run_name(run_dir: str | os.PathLike[str]) -> str:
+  """What the run's members go by: the id of the directory it was begun in."""
+  return _said(run_dir, "run") or run_id(run_dir)
+
+
+def _said(run_dir: str | os.PathLike[str], name: str) -> str:
   for path in _config_paths(run_dir):
     with contextlib.suppress(*UNREADABLE):
-      return str(json.loads(path.read_text())["id"])
+      return str(json.loads(path.read_text())[name])
   return ""
 
 
 def write_config(
-  config: config_lib.RunConfig, run_dir: pathlib.Path, drawn: str = ""
+  config: config_lib.RunConfig,
+  run_dir: pathlib.Path,
+  drawn: str = "",
+  run: str = "",
 ) -> None:
   """Writes a run's config.json and its copy, each whole or not at all.
 
@@ -104,13 +116,16 @@ def write_config(
     config: the run's configuration.
     run_dir: directory of the run.
     drawn: the directory's id; empty keeps the one it has, or draws one.
+    run: what the run is known by, if it was begun elsewhere.
   """
   run_dir.mkdir(parents=True, exist_ok=True)
   fields = config.to_dict()
+  drawn = drawn or run_id(run_dir) or draw_run_id()
   content = {
     "format": FORMAT,
     "directory": directory_id(run_dir),
-    "id": drawn or run_id(run_dir) or draw_run_id(),
+    "id": drawn,
+    "run": run or run_name(run_dir) or drawn,
     "crc32": _checksum(fields),
     "config": fields,
   }
@@ -285,42 +300,6 @@ def was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
       content = json.loads(path.read_text())
       return bool(content["directory"] == directory_id(run_dir))
   return False
-
-
-def processes_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
-  """File that tells which processes a run's controller has started."""
-  return pathlib.Path(run_dir) / "control" / "processes.json"
-
-
-def read_processes(
-  run_dir: str | os.PathLike[str],
-) -> dict[str, dict[str, Any]]:
-  """The newest process of each role: `pid`, `start_ticks` and more.
-
-  Without the file, or with a damaged one, no role is known.
-  """
-  try:
-    content = json.loads(processes_path(run_dir).read_text())
-    return {
-      str(role): {**facts, "pid": int(facts["pid"])}
-      for role, facts in content.items()
-    }
-  except (*UNREADABLE, AttributeError):
-    return {}
-
-
-def is_stranger(run_dir: str | os.PathLike[str], owner: str) -> bool:
-  """Whether what `owner_name` gives is none of a run's processes.
-
-  Where these are not known, nobody is: the file that tells them is a hint.
-  """
-  known = [facts["pid"] for facts in read_processes(run_dir).values()]
-  return bool(known) and owner not in map(owner_name, known)
-
-
-def owner_name(pid: int) -> str:
-  """Name of a process of this machine, for who holds a lease."""
-  return f"{os.uname().nodename}.{pid}"
 
 
 def print_error(error: object) -> None:

@@ -41,7 +41,7 @@ from diloco.fragments import partition
 from diloco.inline import engine as inline_engine
 from diloco.islands import bootstrap, compilation, devices, trial
 from diloco.report import html, live, liveness, summary, totals
-from diloco.snapshots import locations, portable, store
+from diloco.snapshots import locations, members, portable, store
 from diloco.tape import events, reader
 from diloco.tasks import registry
 from diloco.tasks import task as task_lib
@@ -125,8 +125,10 @@ def conduct(
   if resumed:
     restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
-  run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
   run_id = process.run_id(run_dir) or process.draw_run_id()
+  run = process.run_name(run_dir) or run_id
+  snapshots.perform(members.of_run(run, snapshots.each))  # which may refuse
+  run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
   with contextlib.ExitStack() as ending:
     engine = _engine(config, run_dir, task, ending)  # which may refuse
     held = ending.enter_context(_take(snapshots, config, run_dir, run_id))

@@ -70,7 +70,6 @@ class Timing(records.Record):
   start_secs: float  # to import, compile and report ready
   orphan_secs: float  # a role lives so long without controller
   drain_secs: float  # for each of draining, saving and stopping
-  foreign_secs: float  # a lease renewed so long by a stranger is an error
 
   @property
   def deposed_secs(self) -> float:
@@ -131,7 +130,6 @@ def derive(
     start_secs=chosen.start_secs or 3 * chosen.patience_secs,
     orphan_secs=chosen.orphan_secs or chosen.patience_secs,
     drain_secs=chosen.drain_secs or chosen.patience_secs,
-    foreign_secs=max(10 * lease_ttl, 10.0),
   )
   _check_store(timing, chosen, work_secs)
   _check_overrides(timing)

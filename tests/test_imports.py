@@ -22,6 +22,7 @@ REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
 ROLE = PROCESS | STORE
 ROLE |= {"diloco.relay", "diloco.timing", "diloco.pulse", "diloco.workers"}
+ROLE |= {"diloco.heartbeat"}
 CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
   "diloco.errors": set(),
@@ -37,6 +38,8 @@ ALLOWED = {
   "diloco.config_checks": CONFIG,
   "diloco.channel": BASE,
   "diloco.process": CONFIG,
+  "diloco.heartbeat": PROCESS
+  | {"diloco.snapshots", "diloco.workers", "diloco.report.liveness"},
   "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
   "diloco.promises": BASE

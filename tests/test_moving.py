@@ -15,13 +15,12 @@ from diloco.tape import events, reader, recorder
 
 FIELDS = {"outer": {"momentum": 0.9}, "sync": {"num_fragments": 2}}
 MEMBER = records.Member(
-  island=0,
+  role="island-0",
   incarnation=3,
   beat=7,
-  step=40,
-  step_secs=0.1,
-  present=True,
   nonce="of its process",
+  host="far",
+  pid=17,
 )
 
 
@@ -50,7 +49,8 @@ class Lost:
     process.write_config(config, self.dir)
     self.run, self.sent = run_with_a_cut(self.dir, self.url)
     self.store = self.run.store
-    self.store.write(keys.member_key(0), MEMBER)
+    self.member = dataclasses.replace(MEMBER, run=process.run_name(self.dir))
+    self.sign("island-0", 7)
     copies = states.Copies(self.store)
     for island in (0, 1):
       part = self.store.read(keys.cut_part_key(1, island), records.CutPart)
@@ -67,6 +67,10 @@ class Lost:
         c_tokens=800,
         key=keys.contribution_name(fragment, 0, 1, step),
       )
+
+  def sign(self, role, beat, **other):
+    member = dataclasses.replace(self.member, role=role, beat=beat, **other)
+    self.store.write(keys.member_key(role), member)
 
   def tell_cut(self, cut=1):
     self.tape.record(
@@ -139,12 +143,14 @@ def test_life_whose_tape_is_lost_lends_its_number_to_nobody(tmp_path):
   lost.resume()
   newest = roles.newest_tape(lost.new, "island-0")
   assert newest < MEMBER.incarnation
-  assert lost.store.perform(roles.draw_life(0, newest)) > MEMBER.incarnation
+  assert (
+    lost.store.perform(roles.draw_life("island-0", newest)) > MEMBER.incarnation
+  )
 
 
 def tree(snapshots, prefix):
   keys_of = snapshots.keys(prefix)
-  return {key: snapshots.get(f"{prefix}/{key}") for key in keys_of}
+  return {key: snapshots.get(f"{prefix}/{key}".strip("/")) for key in keys_of}
 
 
 @pytest.mark.parametrize(
@@ -177,10 +183,8 @@ def test_move_that_is_interrupted_leaves_the_run_where_it_was(
   assert home and tenure.home(lost.store) == home and not lost.new.exists()
 
 
-def _beat(lost):
-  lost.store.write(
-    keys.member_key(0), dataclasses.replace(MEMBER, beat=MEMBER.beat + 1)
-  )
+def _signs(role):
+  return lambda lost: lost.sign(role, MEMBER.beat + 1)
 
 
 def _renew(lost):
@@ -193,20 +197,43 @@ def _control(lost):
 
 @pytest.mark.parametrize(
   ("live", "who"),
-  [(_beat, "island 0"), (_renew, "syncer"), (_control, "controller")],
+  [
+    (_signs("island-0"), "island-0 on far (process 17)"),
+    (_signs("standby"), "standby on far (process 17)"),
+    (_signs("evaluator"), "evaluator on far (process 17)"),
+    (_renew, "syncer"),
+    (_control, "controller"),
+  ],
 )
 def test_run_that_is_alive_is_refused(tmp_path, monkeypatch, live, who):
   lost = Lost(tmp_path).finish().gone()
   signs = moving._signs
 
-  def and_then(snapshots):
-    found = signs(snapshots)
+  def and_then(*of):
+    found = signs(*of)
     live(lost)
     return found
 
   monkeypatch.setattr(moving, "_signs", and_then)
   assert f"it is alive: its {who} gives" in lost.refusal()
   assert not lost.new.exists()
+
+
+def test_member_of_another_run_is_refused_and_nothing_touched(tmp_path):
+  lost = Lost(tmp_path).finish().gone()
+  lost.sign("standby", 1, run="another")
+  before = tree(lost.store, "")
+  refusal = lost.refusal()
+  assert "standby, life 3 on far," in refusal and "run another," in refusal
+  assert tree(lost.store, "") == before and not lost.new.exists()
+
+
+def test_run_is_known_by_the_directory_it_was_begun_in(tmp_path):
+  lost = Lost(tmp_path).finish().gone()
+  lost.resume()
+  assert (
+    process.run_name(lost.new) == lost.member.run != process.run_id(lost.new)
+  )
 
 
 def test_of_two_who_take_a_run_over_one_does(tmp_path, monkeypatch):

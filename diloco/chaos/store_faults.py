@@ -151,7 +151,7 @@ def _objects(snapshots: pathlib.Path, what: str) -> Iterator[pathlib.Path]:
   if what == "board":
     yield snapshots / keys.BOARD
   elif what == "member":
-    yield from (snapshots / "members").glob("[0-9]*")
+    yield from (snapshots / "members").glob("island-[0-9]*")
   elif what == "record":
     found = (snapshots / "contributions").glob("*")
     yield from filter(lambda p: keys.is_contribution_name(p.name), found)

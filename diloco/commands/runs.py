@@ -127,9 +127,9 @@ LOOK: tuple[entry.Command, ...] = (
     flags=(
       entry.flag(
         "dir",
-        "where to look",
+        "where to look, or the URL of a run's config.store",
         nargs="?",
-        type=pathlib.Path,
+        type=entry.anywhere,
         default=pathlib.Path("runs"),
       ),
     ),

@@ -145,7 +145,7 @@ class Controller:
       self._tell(event)
     self._tenure.check()
     self._announce()
-    self.roles.keep_record()
+    self.roles.tell_address()
     self._tell(orders.Opened(self._tenure.token, self._changed))
 
   def turn(self) -> None:
@@ -226,7 +226,7 @@ class Controller:
       return
     self._hints_due = now + _HINTS_SECS
     process.keep_config(self.run_dir)
-    self.roles.keep_record()
+    self.roles.tell_address()
     if not liveness.controller_alive(self.run_dir):
       logger.warning("address_lost written_again=1")
       self._announce()

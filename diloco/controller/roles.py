@@ -10,14 +10,16 @@ import logging
 import os
 import pathlib
 import signal
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from diloco import config as config_lib
-from diloco import config_changes, errors, process
+from diloco import config_changes, process
 from diloco.controller import fleet, orders, resources
 from diloco.controller.engines import base
-from diloco.snapshots import keys, lease, operations, records, store
+from diloco.report import roster
+from diloco.snapshots import keys, lease, members, operations, records, store
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -54,21 +56,15 @@ def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
   raise AssertionError("numbers do not end")
 
 
-def draw_life(island: int, newest: int) -> operations.Procedure[int]:
-  """Draws the number of an island's next life, which no other anywhere gets.
+def draw_life(role: str, newest: int) -> operations.Procedure[int]:
+  """Draws the number of a role's next life, which no other anywhere gets.
 
-  What a life publishes is named after its number.
-
-  Args:
-    island: whose.
-    newest: a number that is known to be taken.
+  It has the role's place among the members by it, and what it publishes is
+  named after it. `newest` is a number that is known to be taken.
   """
-  try:
-    member, _ = yield operations.Read(keys.member_key(island), records.Member)
-  except errors.CorruptSnapshotError:
-    member = None
+  member, _ = yield from operations.sound(keys.member_key(role), records.Member)
   newest = max(newest, member.incarnation if member else 0)
-  while not (life := (yield from lease.draw(keys.lives_key(island), newest))):
+  while not (life := (yield from lease.draw(keys.lives_key(role), newest))):
     pass
   return int(life)
 
@@ -134,9 +130,13 @@ class Roles:
     """Takes up roles that an earlier controller of this run left alive.
 
     Those that run under another configuration are ended.
+
+    Raises:
+      UserError: roles of another run are in its store.
     """
     attached: list[orders.Begun] = []
     survivors = self._engine.survivors()
+    self._tell_out_of_reach(survivors)
     self._check()
     changed = [
       role
@@ -156,6 +156,18 @@ class Roles:
       life, pid = self._incarnations[role], found.handle.pid
       attached.append(orders.Begun(role, life, pid, taken_up=True))
     return attached
+
+  def _tell_out_of_reach(self, survivors: Container[str]) -> None:
+    """Says who lives elsewhere: their next lives will have them leave."""
+    run, now = process.run_name(self._run_dir), time.time()
+    for member in self._store.perform(members.of_run(run, self._store.each)):
+      alive = roster.state(member, now) == roster.ALIVE
+      if alive and member.role not in survivors:
+        logger.warning(
+          "out_of_reach role=%s life=%d host=%s pid=%d heard_secs=%.1f",
+          *(member.role, member.incarnation, member.host, member.pid),
+          now - member.told_secs,
+        )
 
   def _adopt(self, role: str, found: base.Survivor) -> bool:
     try:
@@ -178,12 +190,11 @@ class Roles:
     Raises:
       OSError: the machine or the store refuses; nothing was started.
     """
-    last = self._incarnations.get(role, 0)
-    if role in self._islands:
-      newest = max(last, newest_tape(self._run_dir, role))
-      last = self._store.perform(draw_life(self._islands[role], newest)) - 1
+    newest = newest_tape(self._run_dir, role)
+    newest = max(newest, self._incarnations.get(role, 0))
+    drawn = self._store.perform(draw_life(role, newest))
     self._check()  # the store may have taken its time
-    incarnation = draw_incarnation(self._run_dir, role, last)
+    incarnation = draw_incarnation(self._run_dir, role, drawn - 1)
     self._incarnations[role] = incarnation
     self._begin_log(role)
     args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
@@ -293,9 +304,9 @@ class Roles:
         logger.error("unkillable role=%s pid=%d", role, handle.pid)
     return sorted({*living, *self._engine.kill_leftovers()})
 
-  def keep_record(self) -> None:
-    """Makes sure that others can read which processes there are."""
-    self._engine.keep_record()
+  def tell_address(self) -> None:
+    """Has all who live know where their controller is; cheap if they do."""
+    self._engine.tell_address()
 
   def kill_stray(self, pid: int) -> None:
     """Ends a process of this run that is not the one known by its role."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from diloco import timing, workers
-from diloco.islands import heartbeat, inner_step, protocol, runner
+from diloco import heartbeat, timing, workers
+from diloco.islands import inner_step, protocol, runner
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import operations, store
 from diloco.tasks import task as task_lib

@@ -21,8 +21,8 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
-from diloco import errors, process, pulse, relay, timing
-from diloco.islands import devices, heartbeat
+from diloco import errors, heartbeat, process, pulse, relay, timing
+from diloco.islands import devices
 from diloco.snapshots import operations, requests, store, versions
 from diloco.tape import events, recorder
 
@@ -78,13 +78,14 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
 
   Raises:
     UserError: the task cannot be made.
+    FencedError: a later life has its place.
   """
   config = process.read_config(run_dir, or_copy=True)
   # It can be asked from now on, however long it takes to load what it needs.
   hello = {"incarnation": incarnation, "ready": True}
   channel = channel_lib.Client(run_dir, ROLE, hello)
   times = timing.derive(config.controller, 0.0)
-  progress = heartbeat.Progress()
+  progress = heartbeat.Progress(lambda: place.check())
   patience = {"extra_secs": _PATIENCE * times.hang_secs}
 
   def report() -> None:
@@ -94,6 +95,12 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
   reports = pulse.Pulse(report, times.heartbeat_secs, "report")
   tape = recorder.Recorder(run_dir, ROLE, incarnation)
   snapshots = store.SnapshotStore(process.store_url(run_dir, config))
+  mine = heartbeat.born(run_dir, ROLE, incarnation)
+  place = heartbeat.Heartbeat(
+    snapshots,
+    lambda: mine,
+    timing.read(snapshots, config.controller).lease_ttl_secs,
+  )
   counter = requests.Counter(snapshots.url)
   requesting = pulse.Pulse(
     lambda: tape.record(events.STORE_REQUESTS, **counter.made()),
@@ -109,7 +116,7 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
   measure = _measure(run_dir, config, progress, pace)
   evaluator = functools.partial(evaluate, snapshots, tape, measure)
   _serve(channel, times.orphan_secs, evaluator, progress)
-  for one in (reports, requesting, channel, tape):
+  for one in (place, reports, requesting, channel, tape):
     one.close()
 
 

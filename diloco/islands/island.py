@@ -11,7 +11,6 @@ Reference: Decoupled DiLoCo, arXiv 2604.21428.
 import dataclasses
 import logging
 import pathlib
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,16 +18,14 @@ from typing import Any, TypeVar
 import jax
 
 from diloco import config as config_lib
-from diloco import config_changes, timing, workers
+from diloco import config_changes, heartbeat, timing, workers
 from diloco.islands import (
   bootstrap,
   evaluation,
   exchange,
   hands,
-  heartbeat,
   inner_step,
   own,
-  protocol,
   publisher,
   recovery,
   step_log,
@@ -36,7 +33,14 @@ from diloco.islands import (
 )
 from diloco.islands import learner as learner_lib
 from diloco.islands import trainer as trainer_lib
-from diloco.snapshots import checkpoint, operations, records, requests, store
+from diloco.snapshots import (
+  checkpoint,
+  members,
+  operations,
+  records,
+  requests,
+  store,
+)
 from diloco.tape import events, recorder
 from diloco.tasks import task as task_lib
 
@@ -109,7 +113,9 @@ class Island:
     self._store = spec.opened or store.SnapshotStore(spec.store_url)
     self.times = timing.read(self._store, config.controller)
     self.progress = heartbeat.Progress(self._check)
-    self._nonce = secrets.token_hex(8)
+    self._born = heartbeat.born(
+      spec.run_dir, f"island-{spec.island}", spec.incarnation, threads
+    )
     self._present = False
     self._check_place: Callable[[], None] = lambda: None  # until it beats
     self.learner: learner_lib.Learner = (
@@ -238,7 +244,7 @@ class Island:
     self._exchange = exchange.Exchange(setting, basis, self._poll_secs)
     self._heartbeat = heartbeat.Heartbeat(
       self._store,
-      lambda beat: self._member(beat, self.step),
+      lambda: self._member(self.step),
       self.times.heartbeat_secs,
       lambda member: self._report(member, self.progress.standing),
       self._threads,
@@ -277,18 +283,15 @@ class Island:
     return max(pause_secs, self.times.round_trip_secs)
 
   def _take_place(self) -> None:
-    """See `protocol.take_place`."""
-    self._store.perform(protocol.take_place(self._member(0, 0)))
+    """See `members.take_place`."""
+    self._store.perform(members.take_place(self._member(0)))
 
-  def _member(self, beat: int, step: int) -> records.Member:
-    return records.Member(
-      island=self._spec.island,
-      incarnation=self._spec.incarnation,
-      beat=beat,
+  def _member(self, step: int) -> records.Member:
+    return dataclasses.replace(
+      self._born,
       step=step,
       step_secs=self._log.step_secs,
       present=self._present,
-      nonce=self._nonce,
     )
 
   def train(

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from diloco import errors
-from diloco.snapshots import keys, operations, records
+from diloco.snapshots import keys, members, operations, records
 
 _READ_ATTEMPTS = 2
 _HEARD_BEATS, _TURN_BEATS, _STEPS = 6, 2, 4
 _LEAST_BYTES_A_SEC = 16 << 20  # of a store that still counts as working
-_MEMBERS = operations.Names("members")
 _REQUESTS = operations.Names(keys.PEER_REQUESTS)
 
 
@@ -57,16 +56,10 @@ def turn_secs(heartbeat_secs: float, num_bytes: int) -> float:
 
 def healthy(island: int) -> operations.Procedure[list[records.Member]]:
   """Gives the other islands that say that they train."""
-  found = []
-  for name in filter(keys.is_member_name, (yield _MEMBERS)):
-    if int(name) == island:
-      continue
-    member, _ = yield from operations.sound(
-      keys.member_key(int(name)), records.Member
-    )
-    if member is not None and member.present:
-      found.append(member)
-  return found
+  others = yield from members.read(
+    lambda name: keys.island_of(name) not in (-1, island)
+  )
+  return [member for member in others if member.present]
 
 
 def call(request: records.PeerRequest) -> operations.Procedure[None]:
@@ -186,11 +179,9 @@ class Listener:
     who = (request.island, request.incarnation)
     first_heard = self._first_heard.setdefault(who, now)
     lower = [
-      name
-      for name in (yield _MEMBERS)
-      if keys.is_member_name(name)
-      and int(name) < self._island
-      and int(name) != request.island
+      number
+      for number in map(keys.island_of, (yield members.NAMES))
+      if 0 <= number < self._island and number != request.island
     ]
     if now < first_heard + self._wait_secs * len(lower):
       return False

@@ -39,44 +39,6 @@ def publish(
   yield _AFTER_COMMIT_RECORD
 
 
-def beat(member: records.Member) -> operations.Procedure[bool]:
-  """Writes a sign of life into an island's place among the members.
-
-  One process has the place: the life with the highest number, and of two with
-  one number (two controllers may have given it out) who came first. The others
-  find out by their next beat, and leave.
-
-  Returns:
-    Whether it was written; if not, somebody else wrote meanwhile.
-
-  Raises:
-    FencedError: another process has the place.
-  """
-  key = keys.member_key(member.island)
-  found, generation = yield from operations.sound(key, records.Member)
-  if (
-    found is not None
-    and found.nonce != member.nonce
-    and found.incarnation >= member.incarnation
-  ):
-    raise errors.FencedError(
-      f"another process is island {member.island}, life {found.incarnation};"
-      f" this one is life {member.incarnation}, and leaves"
-    )
-  written: bool = yield operations.CompareAndSet(key, member, generation)
-  return written
-
-
-def take_place(member: records.Member) -> operations.Procedure[None]:
-  """Has earlier lives leave, before what they have published is read.
-
-  Raises:
-    FencedError: this is not the newest life.
-  """
-  while not (yield from beat(member)):
-    pass
-
-
 class Fetched(NamedTuple):
   """A version, and what was read of its parameters."""
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 
 from diloco import config as config_lib
-from diloco import timing, workers
-from diloco.islands import core, encoding, heartbeat, outbox, protocol
+from diloco import heartbeat, timing, workers
+from diloco.islands import core, encoding, outbox, protocol
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import keys, operations, records, store
 from diloco.tape import events, recorder

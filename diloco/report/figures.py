@@ -1,6 +1,7 @@
 """Numbers as people read them."""
 
 import math
+from collections.abc import Container, Sequence
 
 DASH = "\N{EN DASH}"
 
@@ -66,6 +67,18 @@ def times(value: float | None) -> str:
   if value is None or not math.isfinite(value):
     return DASH
   return f"{value:.3g}\N{MULTIPLICATION SIGN}"
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> str:
+  """Returns rows as aligned text; of columns to the `right` by their ends."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(
+    "  ".join(
+      cell.rjust(width) if i in right else cell.ljust(width)
+      for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ).rstrip()
+    for row in rows
+  )
 
 
 def _scaled(value: float | None, units: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diloco import errors, process
-from diloco.report import figures, liveness, sessions, summary
+from diloco.report import figures, liveness, roster, sessions, summary
 from diloco.tape import events, recorder, schema
 
 _TAIL_BYTES = 1 << 16
@@ -26,8 +26,9 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
   Returns:
     Plain JSON values: `dir`, `name`, `status`, `tokens`, `tokens_budget`,
-    `final_eval_loss` in nats, and `wall_secs`, the wall time of its last line.
-    What is not known is None.
+    `final_eval_loss` in nats, `wall_secs`, the wall time of its last line, and
+    of a run that did not end `roles`, the state of each (see `roster`). What is
+    not known is None.
 
   Raises:
     UserError: there is no such directory.
@@ -51,7 +52,8 @@ def _found(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 def _is_run(folder: pathlib.Path) -> bool:
   try:
-    return process.holds_run(folder) and (folder / process.STORE).is_dir()
+    kept = (folder / process.STORE).is_dir() or process.origin(folder)
+    return process.holds_run(folder) and bool(kept)
   except OSError:
     return False  # not ours to look into
 
@@ -65,6 +67,7 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
     "tokens_budget": None,
     "final_eval_loss": None,
     "wall_secs": None,
+    "roles": None,
   }
   with contextlib.suppress(OSError, errors.UserError):
     tapes = list(run_dir.glob(f"{recorder.TAPE_DIR}/*.jsonl"))
@@ -80,6 +83,8 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
     }
   if facts["status"] not in ("unreadable", "running", sessions.CRASHED):
     facts |= _result(run_dir / summary.FILE_NAME)
+  elif facts["status"] != "unreadable" and (found := roster.look(run_dir)):
+    facts["roles"] = {role: one["state"] for role, one in found.items()}
   return facts
 
 
@@ -136,16 +141,14 @@ def _result(path: pathlib.Path) -> dict[str, Any]:
 
 def show(found: Sequence[dict[str, Any]]) -> str:
   """Runs as text, one a line, with their directories last, at length."""
-  heads = ("state", "tokens", "of", "bits/token", "last line", "run")
-  rows = [heads, *map(_row, found)]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  return "\n".join(
-    "  ".join(
-      f"{cell:>{width}}" if head in heads[1:4] else f"{cell:{width}}"
-      for head, cell, width in zip(heads, row, widths, strict=True)
-    ).rstrip()
-    for row in rows
-  )
+  heads = ("state", "alive", "tokens", "of", "bits/token", "last line", "run")
+  return figures.columns([heads, *map(_row, found)], right=range(1, 5))
+
+
+def _alive(roles: dict[str, str] | None) -> str:
+  if roles is None:
+    return figures.DASH
+  return f"{list(roles.values()).count(roster.ALIVE)} of {len(roles)}"
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
@@ -155,6 +158,7 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     when = f"{moment:%Y-%m-%d %H:%M}"
   return (
     one["status"],
+    _alive(one["roles"]),
     figures.count(one["tokens"]),
     figures.count(one["tokens_budget"]),
     figures.number(figures.bits(one["final_eval_loss"]), 4),

@@ -18,7 +18,7 @@ import psutil
 
 from diloco import process
 
-_UNSEEN_SECS = 60.0  # of a controller elsewhere, and of clocks that differ
+UNSEEN_SECS = 60.0  # of a role elsewhere, and of clocks that differ
 _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 
 
@@ -115,7 +115,7 @@ def controller_alive(run_dir: str | os.PathLike[str]) -> bool:
   Of a run elsewhere, whether it has been seen in the run's store of late.
   """
   if origin := process.origin(run_dir):
-    return abs(time.time() - origin["seen_secs"]) < _UNSEEN_SECS
+    return abs(time.time() - origin["seen_secs"]) < UNSEEN_SECS
   return controller_pid(run_dir) is not None
 
 

@@ -10,12 +10,13 @@ Layout, relative to the store's root:
                                           optimizer keeps beside them
     contributions/<key>                   commit records, written last
     payloads/<key>/...                    outer gradients they point to
-    members/<m>                           signs of life of islands
+    members/<role>                        which life a role is in, and where:
+                                          its signs of life
     leases/syncer                         syncer leadership
     leases/controller                     who controls the run, and which
                                           directory it is in
     leases/<name>.token                   the newest fencing token drawn
-    lives/<m>.token                       the newest life drawn of island m
+    lives/<role>.token                    the newest life drawn of a role
     initial/<p>                           what version 0 is made of, if the run
                                           was given parameters
     board                                 hint: versions and open rounds
@@ -60,14 +61,26 @@ def initial_key(fragment: int) -> str:
 
 
 @functools.cache
-def member_key(island: int) -> str:
-  """Key of an island's sign of life."""
-  return f"members/{island:04d}"
+def member_key(role: str) -> str:
+  """Key of a role's sign of life."""
+  return f"members/{role}"
 
 
-def lives_key(island: int) -> str:
-  """What the numbers of an island's lives are drawn from; see `lease.draw`."""
-  return f"lives/{island:04d}"
+def lives_key(role: str) -> str:
+  """What the numbers of a role's lives are drawn from; see `lease.draw`."""
+  return f"lives/{role}"
+
+
+@functools.cache
+def island_of(role: str) -> int:
+  """Number of the island that a role, or a key below `members/`, is; or -1."""
+  kind, _, number = role.partition("-")
+  return int(number) if kind == "island" and number.isdecimal() else -1
+
+
+def is_island(name: str) -> bool:
+  """Whether a key below `members/` can be an island's sign of life."""
+  return island_of(name) >= 0
 
 
 def contribution_name(
@@ -92,7 +105,7 @@ def is_contribution_name(name: str) -> bool:
 
 def is_member_name(name: str) -> bool:
   """Whether a key below `members/` can be a sign of life."""
-  return name.isdecimal()
+  return name.isalnum() or is_island(name)
 
 
 def payload_prefix(name: str) -> str:

@@ -212,15 +212,28 @@ class DrawnToken(Record):
 
 @dataclasses.dataclass(frozen=True)
 class Member(Record):
-  """An island's sign of life."""
+  """A role's sign of life: which of its lives has its place, and where."""
 
-  island: int
+  role: str
   incarnation: int
   beat: int
-  step: int
-  step_secs: float
-  present: bool  # whether a round should wait for it
   nonce: str  # of this process: two may have been given one number
+  # For people, and for who attaches; seconds since the epoch, by its own clock.
+  run: str = ""
+  host: str = ""
+  pid: int = 0
+  since_secs: float = 0.0
+  told_secs: float = 0.0
+  left: bool = False  # in order
+  # Of an island.
+  step: int = 0
+  step_secs: float = 0.0
+  present: bool = False  # whether a round should wait for it
+
+  @functools.cached_property
+  def island(self) -> int:
+    """Number of the island that it is; -1 for another role."""
+    return keys.island_of(self.role)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,7 +367,7 @@ _KEYS: dict[type[Record], Callable[[Any], str]] = {
   Contribution: lambda r: keys.contribution_key(r.key),
   Head: lambda r: keys.head_key(r.fragment),
   Initial: lambda r: keys.initial_key(r.fragment),
-  Member: lambda r: keys.member_key(r.island),
+  Member: lambda r: keys.member_key(r.role),
   Verdict: lambda r: keys.verdict_key(r.island),
   CutRequest: lambda r: keys.cut_request_key(r.cut),
   CutPart: lambda r: keys.cut_part_key(r.cut, r.island),

@@ -19,7 +19,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,39 +32,6 @@ from diloco.syncer import heads as heads_lib
 logger = logging.getLogger(__name__)
 
 _AFTER_LEASE = operations.Point("after_lease")
-
-
-class StrangerWatch:
-  """Tells when a lease is kept from us by somebody who does not belong here."""
-
-  def __init__(self, limit_secs: float, stranger: Callable[[str], bool]):
-    """Args: how long that may last; whether a process is one, by name."""
-    self._limit_secs = limit_secs
-    self._stranger = stranger
-    self._owner = ""  # the stranger, if one has it
-    self._beat = 0  # when first seen
-    self._since = 0.0
-
-  def check(self, held: records.Lease | None, now: float) -> None:
-    """Takes in who holds the lease at `now`, while it is out of reach.
-
-    Raises:
-      UserError: a stranger has held it for the whole limit.
-    """
-    owner = held.owner if held else ""
-    # One of ours becomes a stranger when its seat is started anew after its
-    # death; then its lease is not renewed, and free long before the limit.
-    if not held or not owner or not self._stranger(_process(owner)):
-      self._owner = ""
-    elif owner != self._owner:
-      self._owner, self._beat, self._since = owner, held.beat, now
-    elif held.beat != self._beat and now - self._since >= self._limit_secs:
-      raise errors.UserError(
-        "the syncer's lease",
-        f"it is held by the live process {_process(owner)}, which renews it and"
-        " was not started by this run's controller",
-        "end that process, or the run it belongs to",
-      )
 
 
 class HangWatch:
@@ -96,16 +62,6 @@ class HangWatch:
     return self._still_secs > self._limit_secs
 
 
-def unique(owner: str) -> str:
-  """A name that no other process has, from one that another may have."""
-  return f"{owner}.{secrets.token_hex(8)}"
-
-
-def _process(owner: str) -> str:
-  """Name of an owner's process, which `unique` has made unique."""
-  return owner.rpartition(".")[0]
-
-
 class Terms(NamedTuple):
   """What a syncer waits and leads by."""
 
@@ -134,9 +90,8 @@ class Leadership(abc.ABC):
     terms: Terms,
     cuts: cutting.CutKeeper | None,
     clock: Callable[[], float],
-    stranger: Callable[[str], bool] = lambda owner: False,
   ):
-    """Takes nothing yet; a `stranger` is none of this run's processes."""
+    """Takes nothing yet; no other process has the name of `owner`."""
     times = terms.times
     self.token = 0
     self.fenced = False
@@ -151,7 +106,6 @@ class Leadership(abc.ABC):
     self._terms = terms
     self._clock = clock
     self._watch = lease.LeaseWatch(times.lease_ttl_secs)
-    self._strangers = StrangerWatch(times.foreign_secs, stranger)
     self._merging = False
     self._hang = HangWatch(times.hang_secs, times.lease_ttl_secs)
 
@@ -199,17 +153,12 @@ class Leadership(abc.ABC):
       )
 
   def waiting(self, wanted: Callable[[], bool]) -> operations.Script[bool]:
-    """Waits for the lease while `wanted`, has it renewed; says if it has it.
-
-    Raises:
-      UserError: a stranger keeps it.
-    """
-    clock, times = self._clock, self._terms.times
-    beat_due = 0.0
+    """Waits for the lease while `wanted`, has it renewed; says if it has it."""
+    times = self._terms.times
     while wanted():
       try:
         self.token = yield from lease.acquire(
-          keys.SYNCER_LEASE, self._owner, self._watch, clock
+          keys.SYNCER_LEASE, self._owner, self._watch, self._clock
         )
       except operations.FAILURES as error:
         logger.warning("no_lease error=%s", errors.of_store(error))
@@ -221,9 +170,6 @@ class Leadership(abc.ABC):
       if self.token:
         self.hold(self.renewing())
         return True
-      if (now := clock()) >= beat_due:
-        beat_due = now + times.heartbeat_secs
-        self._strangers.check(self._watch.held, now)
       yield times.standby_poll_secs
     return False
 
@@ -259,7 +205,6 @@ class Leadership(abc.ABC):
 
     Raises:
       FencedError: somebody else took the lease meanwhile.
-      UserError: a stranger keeps it.
     """
     if not (yield from self.waiting(wanted)):
       return None

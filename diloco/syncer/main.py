@@ -5,9 +5,7 @@ Any number of them may run. One leads; the others are warm and wait for it.
 
 import argparse
 import contextlib
-import functools
 import logging
-import os
 import pathlib
 import queue
 import sys
@@ -15,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import channel as channel_lib
-from diloco import errors, process, relay, timing, workers
+from diloco import errors, heartbeat, process, relay, timing, workers
 from diloco.snapshots import requests, store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import events, recorder
@@ -56,7 +54,7 @@ def live(
   `snapshots` is the run's store, if others of this process use it too.
 
   Raises:
-    FencedError: another one leads.
+    FencedError: another one leads, or a later life has its place.
   """
   config = process.read_config(run_dir, or_copy=True)
   channel = channel_lib.Client(
@@ -91,14 +89,12 @@ def live(
       requests.EVERY_SECS,
       "requests",
     )
-  syncer = syncer_lib.Syncer(
-    snapshots,
-    config,
-    tape,
-    owner=process.owner_name(os.getpid()),
-    stranger=functools.partial(process.is_stranger, run_dir),
-    threads=threads,
+  mine = heartbeat.born(run_dir, role, incarnation, threads)
+  syncer = syncer_lib.Syncer(snapshots, config, tape, mine.nonce, threads)
+  place = heartbeat.Heartbeat(
+    snapshots, lambda: mine, syncer.times.lease_ttl_secs, threads=threads
   )
+  syncer.check_place = place.check
   with contextlib.suppress(OSError, errors.CorruptSnapshotError):
     syncer.read_plan()  # now, so that nothing is done first when it leads
   reason = "stopped"
@@ -107,6 +103,7 @@ def live(
     reason = syncer.run(channel)
   logger.info("leaving reason=%s", reason)
   syncer.close()
+  place.close()
   reports.close()
   if requesting is not None:
     requesting.close()

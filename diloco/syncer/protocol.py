@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
+from diloco.snapshots import members as members_lib
 from diloco.syncer import core
 
 # Made once: procedures are run a million times in simulations.
@@ -24,7 +25,6 @@ _AFTER_MERGE = operations.Point("after_merge")
 _BEFORE_DELETE = operations.Point("before_delete")
 _BEFORE_HEAD_CAS = operations.Point("before_head_cas")
 _CONTRIBUTIONS = operations.Names("contributions")
-_MEMBERS = operations.Names("members")
 _MID_FENCE = operations.Point("mid_fence")
 
 
@@ -245,14 +245,14 @@ def _sorted_out(
 
 @functools.cache
 def _read_member(name: str) -> operations.Read:
-  return operations.Read(f"members/{name}", records.Member)
+  return operations.Read(keys.member_key(name), records.Member)
 
 
 def members(
   each: operations.Each = operations.in_turn,
 ) -> operations.Procedure[tuple[list[records.Member], list[tuple[str, str]]]]:
   """Reads the islands' signs of life; by name, why some cannot be read."""
-  names = list(filter(keys.is_member_name, (yield _MEMBERS)))
+  names = list(filter(keys.is_island, (yield members_lib.NAMES)))
   read = yield from each(map(_sound, map(_read_member, names)))
   found, unreadable = _sorted_out(names, read)
   return [member for _, member in found], unreadable

@@ -58,7 +58,12 @@ def settings(
 
 
 class Syncer(leadership.Leadership):
-  """One incarnation of the syncer, from taking the lease to losing it."""
+  """One incarnation of the syncer, from taking the lease to losing it.
+
+  Attributes:
+    times: the run's timeouts.
+    check_place: raises `FencedError` once a later life has its place.
+  """
 
   def __init__(
     self,
@@ -66,31 +71,26 @@ class Syncer(leadership.Leadership):
     config: config_lib.RunConfig,
     tape: recorder.Recorder,
     owner: str,
-    stranger: Callable[[str], bool] = lambda owner: False,
     threads: workers.Threads = workers.Threads(),
   ):
-    """Knows its store; takes no lease yet.
-
-    Another process, in a container with the same names and numbers or in this
-    very process, may have the name of `owner` too.
-    """
+    """Knows its store; takes no lease yet. No other has the name of `owner`."""
     self._threads = threads
     self._config = config
     self._tape = tape
-    self._times = timing.read(snapshots, config.controller)
+    self.times = timing.read(snapshots, config.controller)
+    self.check_place: Callable[[], None] = lambda: None
     self._unwatched = snapshots
     self._store = snapshots.watched(self.gets_on)
     self.each = self._store.each
     super().__init__(
-      leadership.unique(owner),
+      owner,
       leadership.Terms(
-        self._times,
-        settings(config, self._times.retry_secs),
+        self.times,
+        settings(config, self.times.retry_secs),
         weighting.Weighting.of(config.sync),
       ),
       cutting.CutKeeper(),
       threads.clock,
-      stranger,
     )
     self._plan: partition.FragmentPlan | None = None
     self._stop = threading.Event()
@@ -144,8 +144,7 @@ class Syncer(leadership.Leadership):
     """Waits for the lease and the heads while `wanted`; says whether it leads.
 
     Raises:
-      FencedError: somebody else took the lease meanwhile.
-      UserError: a stranger keeps it.
+      FencedError: somebody else took the lease, or its place, meanwhile.
     """
     parts = operations.perform(
       self.taking_over(lambda: wanted() and not self._stop.is_set()),
@@ -217,6 +216,7 @@ class Syncer(leadership.Leadership):
   def execute(self, operation: Any) -> Any:
     """Does one operation of a script of this syncer, or pauses."""
     self._threads.check()
+    self.check_place()
     match operation:
       case operations.Nap(secs):
         self._woken.wait(secs)
@@ -235,7 +235,7 @@ class Syncer(leadership.Leadership):
     """Why this syncer is to lead no more; hears what the controller says."""
     if self._channel is not None:
       self._take_messages(self._channel)
-      if self._channel.alone_secs() > self._times.orphan_secs:
+      if self._channel.alone_secs() > self.times.orphan_secs:
         return "no controller"
     return "stopped" if self._stop.is_set() else ""
 

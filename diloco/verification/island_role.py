@@ -19,7 +19,7 @@ from typing import Any
 from diloco.islands import core as core_lib
 from diloco.islands import hands, protocol, watching
 from diloco.islands import outbox as outbox_lib
-from diloco.snapshots import operations, records
+from diloco.snapshots import members, operations, records
 from diloco.verification import (
   arithmetic,
   delays,
@@ -347,7 +347,7 @@ class Island(hands.Hands):
     """Has the place of its earlier lives before it reads what they left."""
     while True:
       try:
-        return (yield from protocol.take_place(self._member(0, 0)))
+        return (yield from members.take_place(self._member(0, 0)))
       except operations.FAILURES:
         yield self.world.times.retry_secs
 
@@ -355,17 +355,18 @@ class Island(hands.Hands):
     """The heartbeat's thread."""
     for beat in itertools.count(1):
       with contextlib.suppress(Exception):  # as a `pulse.Pulse` does
-        yield from protocol.beat(self._member(beat, self.core.step))
+        yield from members.beat(self._member(beat, self.core.step))
       yield self.world.heartbeat_secs
 
   def _member(self, beat: int, step: int) -> records.Member:
     return values.quick(
       records.Member,
-      island=self.index,
+      role=self.life.role.name,
       incarnation=self.life.incarnation,
       beat=beat,
+      nonce=self.life.incarnation,
       step=step,
       step_secs=self.step_secs,
       present=beat > 0 and not self.draining,
-      nonce=self.life.incarnation,
+      island=self.index,
     )

@@ -101,7 +101,6 @@ class World:
     start_secs=60.0,
     orphan_secs=60.0,
     drain_secs=60.0,
-    foreign_secs=60.0,
   )
   damage_secs = 14.0  # damage stands for less before the controller acts
   save_every = 9

@@ -180,6 +180,7 @@ class Fleet:
       recorder.Recorder(
         self.run_dir, "syncer", self._num_syncers, lambda: self.time.now
       ),
+      f"syncer.{self._num_syncers}",
       scheduler.Process(self.time, scheduler.Link()),
     )
     self.tape.record(events.SYNCER_STARTED, pid=0, seat="syncer")
@@ -482,9 +483,10 @@ class Syncer(syncer_lib.Syncer):
     snapshots: store.SnapshotStore,
     config: config_lib.RunConfig,
     tape: recorder.Recorder,
+    owner: str,
     threads: scheduler.Process,
   ):
-    super().__init__(snapshots, config, tape, "syncer", threads=threads)
+    super().__init__(snapshots, config, tape, owner, threads)
     self._process = threads
     self._main: workers.Loop = threads.loop(
       "syncer", self.serving(), self.execute

@@ -17,7 +17,7 @@ def snapshots(tmp_path):
     f"payloads/{RECORD}/w/c/0",
     f"payloads/{RECORD}/w/zarr.json",
     "payloads/0009.0002.0003.000000004/w/c/0",  # of no contribution
-    "members/0000",
+    "members/island-0",
     "board",
     "heads/0000",
   ):
@@ -36,7 +36,7 @@ def _damage(snapshots, what, how):
   [
     ("payload", f"payloads/{RECORD}/w/c/0"),
     ("record", f"contributions/{RECORD}"),
-    ("member", "members/0000"),
+    ("member", "members/island-0"),
     ("board", "board"),
   ],
 )

@@ -108,7 +108,7 @@ class Fleet:
     self.blind = set()  # islands that cannot read what they are to evaluate
     self.said = collections.deque()
     self.sent = []  # (role, message)
-    self.records_kept = 0
+    self.addresses_told = 0
     self.damaged = []  # fragments
     self.set_back = lambda end: False  # what the run does about it
     self.closed = False
@@ -139,8 +139,8 @@ class Fleet:
   def kill_stray(self, pid):
     pass
 
-  def keep_record(self):
-    self.records_kept += 1
+  def tell_address(self):
+    self.addresses_told += 1
 
   # The server; it is its own inbox.
 

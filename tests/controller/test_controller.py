@@ -58,9 +58,9 @@ def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
   run.turn_until(lambda: fleet.steps)
   assert liveness.controller_alive(tmp_path)
   harm(channel.address_path(tmp_path))
-  kept = fleet.records_kept
+  kept = fleet.addresses_told
   run.turn_until(lambda: liveness.controller_alive(tmp_path), secs=2.0)
-  assert fleet.records_kept > kept
+  assert fleet.addresses_told > kept
 
 
 def test_change_is_told_once_it_is_written(tmp_path, monkeypatch):

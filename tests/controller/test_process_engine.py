@@ -1,8 +1,6 @@
 """The process engine with real processes."""
 
-import errno
 import os
-import pathlib
 import shutil
 import signal
 import sys
@@ -11,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from diloco import process
 from diloco.controller.engines import base
 from diloco.controller.engines import process as process_engine
 from diloco.report import liveness
@@ -199,60 +196,6 @@ def test_processes_of_the_original_are_not_those_of_a_copy(
   assert is_alive(child)
 
 
-def test_roles_are_found_without_the_file_of_their_numbers(engine, run_dir):
-  handle, _ = start_with_child(engine, run_dir)
-  shutil.rmtree(run_dir / "control")
-  later = process_engine.ProcessEngine(run_dir)
-  assert later.survivors()["island-0"].handle.pid == handle.pid
-  # Others find it by the file again, and nobody takes it for a stranger.
-  assert process.read_processes(run_dir)["island-0"]["pid"] == handle.pid
-  assert later.kill_leftovers() == ["island-0"]
-  assert handle.wait(_PATIENCE_SECS)
-
-
-@pytest.mark.parametrize(
-  "harm",
-  [
-    lambda path: shutil.rmtree(path.parent),
-    lambda path: path.write_text("{"),
-  ],
-)
-def test_file_of_process_numbers_is_written_again(engine, run_dir, harm):
-  handle, _ = start_with_child(engine, run_dir)
-  path = process.processes_path(run_dir)
-  before = path.read_text()
-  harm(path)
-  assert not process.is_stranger(run_dir, process.owner_name(1))
-  engine.keep_record()
-  assert path.read_text() == before
-  assert process.is_stranger(run_dir, process.owner_name(1))
-  assert not process.is_stranger(run_dir, process.owner_name(handle.pid))
-
-
-def test_role_starts_where_its_number_cannot_be_written(engine, run_dir):
-  run_dir.mkdir()
-  (run_dir / "control").write_text("no directory")
-  start_with_child(engine, run_dir)
-
-
-def test_nobody_is_a_stranger_while_a_full_disk_takes_no_process_number(
-  engine, run_dir, monkeypatch
-):
-  start(engine, run_dir, "exit", "0", role="syncer").wait(_PATIENCE_SECS)
-  assert process.is_stranger(run_dir, process.owner_name(1))
-
-  def no_room(*args, **kwargs):
-    raise OSError(errno.ENOSPC, "no room")
-
-  with monkeypatch.context() as patch:
-    patch.setattr(pathlib.Path, "write_text", no_room)
-    handle = start(engine, run_dir, "exit", "0", role="standby")
-    assert not process.is_stranger(run_dir, process.owner_name(handle.pid))
-  engine.keep_record()
-  assert set(process.read_processes(run_dir)) == {"syncer", "standby"}
-  assert handle.wait(_PATIENCE_SECS)
-
-
 def test_next_controller_takes_a_role_up_with_what_was_known_of_it(
   engine, run_dir
 ):
@@ -307,17 +250,6 @@ def test_death_of_a_role_that_was_taken_up_is_noticed(engine, run_dir):
   found.signal(signal.SIGKILL)  # harmless now
 
 
-def test_role_that_was_taken_up_stays_on_the_record(engine, run_dir):
-  start_with_child(engine, run_dir, role="island-0")
-  later = Engine(run_dir)
-  later.survivors()
-  second, _ = start_with_child(later, run_dir, role="island-1")
-  last = process_engine.ProcessEngine(run_dir)
-  assert set(last.survivors()) == {"island-0", "island-1"}
-  assert sorted(last.kill_leftovers()) == ["island-0", "island-1"]
-  assert second.wait(_PATIENCE_SECS)
-
-
 def test_stray_is_ended_but_never_a_process_of_our_own_session(engine, run_dir):
   handle, child = start_with_child(engine, run_dir)
   later = process_engine.ProcessEngine(run_dir)
@@ -328,17 +260,7 @@ def test_stray_is_ended_but_never_a_process_of_our_own_session(engine, run_dir):
   assert handle.wait(_PATIENCE_SECS)
 
 
-@pytest.mark.parametrize(
-  "content", ["", "{", "[]", "3", '{"a": 1}', '{"a": []}', '{"a": {}}']
-)
-def test_damaged_record_is_no_obstacle(tmp_path, content):
-  record = tmp_path / "control" / "processes.json"
-  record.parent.mkdir()
-  record.write_text(content)
-  assert process_engine.ProcessEngine(tmp_path).kill_leftovers() == []
-
-
-def test_no_record_means_no_leftovers(tmp_path):
+def test_directory_without_roles_has_no_leftovers(tmp_path):
   assert process_engine.ProcessEngine(tmp_path).kill_leftovers() == []
   assert list(tmp_path.iterdir()) == []
 

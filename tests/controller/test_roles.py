@@ -6,10 +6,11 @@ import json
 import pytest
 
 from diloco import config as config_lib
-from diloco import process
+from diloco import errors, heartbeat, process
 from diloco.controller import orders
 from diloco.controller import roles as roles_lib
 from diloco.controller.engines import base
+from diloco.snapshots import keys, store
 from diloco.tape import recorder
 
 
@@ -58,7 +59,7 @@ class Engine:
     self.living = {}
     return killed
 
-  def keep_record(self):
+  def tell_address(self):
     pass
 
   def kill_stray(self, pid):
@@ -218,7 +219,7 @@ def test_incarnation_is_drawn_once_though_two_look_at_the_same_tapes(
   assert roles_lib.draw_incarnation(tmp_path, "island-1", last=3) == 6
 
 
-def test_no_life_of_an_island_is_given_out_by_two_directories(tmp_path):
+def test_no_life_is_given_out_by_two_directories(tmp_path):
   lives = []
   for name in ("first", "copy", "first"):
     run_dir = tmp_path / name
@@ -227,5 +228,34 @@ def test_no_life_of_an_island_is_given_out_by_two_directories(tmp_path):
     made = roles_lib.Roles(config, run_dir, Engine(), tape)
     lives.append((made.start("island-0").life, made.start("syncer").life))
     tape.close()
-  # What a syncer writes is named after its token.
-  assert lives == [(1, 1), (2, 1), (3, 2)]
+  assert lives == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_roles_that_live_elsewhere_are_told_and_get_next_lives(
+  make, tmp_path, caplog
+):
+  process.write_config(_config(), tmp_path)
+  first = make()
+  _start_all(first)
+  snapshots = store.SnapshotStore(process.store_url(tmp_path))
+
+  def sign(role, incarnation, **fields):
+    member = dataclasses.replace(
+      heartbeat.born(tmp_path, role, incarnation), nonce="far", **fields
+    )
+    snapshots.write(keys.member_key(role), member)
+
+  sign("island-0", 1)  # in reach
+  sign("standby2", 4, host="far")
+  sign("evaluator", 5, left=True)
+  sign("island-1", 9, told_secs=0.0)  # silent for long
+  later = make(controller=2)
+  assert {t.role for t in later.attach()} == set(NAMES)
+  told = [m for m in caplog.messages if "out_of_reach" in m]
+  assert len(told) == 1 and "role=standby2 life=4 host=far" in told[0]
+  assert later.start("island-1").life == 10
+  sign("syncer", 1, run="another")
+  with pytest.raises(
+    errors.UserError, match=r"syncer, life 1 .*\(run another,"
+  ):
+    make(controller=3).attach()

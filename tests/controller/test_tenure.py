@@ -501,7 +501,7 @@ def test_no_life_is_drawn_twice_however_two_controllers_meet(snapshots):
   for moments in itertools.product(range(8), repeat=2):
     run, lives = Store("memory://"), []
     for moment in moments:
-      first = roles.draw_life(0, 2)
+      first = roles.draw_life("island-0", 2)
       step = next(first)
       for _ in range(moment):
         try:
@@ -510,7 +510,7 @@ def test_no_life_is_drawn_twice_however_two_controllers_meet(snapshots):
           lives.append(end.value)
           break
       else:
-        lives.append(run.perform(roles.draw_life(0, 2)))
+        lives.append(run.perform(roles.draw_life("island-0", 2)))
         with pytest.raises(StopIteration) as end:
           while True:
             step = first.send(run.execute(step))
@@ -519,8 +519,8 @@ def test_no_life_is_drawn_twice_however_two_controllers_meet(snapshots):
 
 
 def test_life_is_newer_than_that_of_a_living_member(snapshots):
-  member = records.Member(0, 7, 1, 8, 0.1, True, "nonce")
-  snapshots.write(keys.member_key(0), member)
-  assert snapshots.perform(roles.draw_life(0, 2)) == 8
-  damage(snapshots, keys.member_key(0))
-  assert snapshots.perform(roles.draw_life(0, 2)) == 9
+  member = records.Member("island-0", 7, 1, "nonce")
+  snapshots.write(keys.member_key("island-0"), member)
+  assert snapshots.perform(roles.draw_life("island-0", 2)) == 8
+  damage(snapshots, keys.member_key("island-0"))
+  assert snapshots.perform(roles.draw_life("island-0", 2)) == 9

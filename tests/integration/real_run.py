@@ -15,7 +15,7 @@ import psutil
 
 from diloco import cli
 from diloco.chaos import campaign
-from diloco.report import summary
+from diloco.report import roster, summary
 from diloco.tape import reader
 
 _COMMAND = (sys.executable, "-m", "diloco.cli")
@@ -110,9 +110,8 @@ class Run:
     return found
 
   def pid(self, role):
-    """Process number of a role, from its record."""
-    path = self.dir / "control" / "processes.json"
-    return json.loads(path.read_text())[role]["pid"]
+    """Process number of a role, as it has signed in."""
+    return roster.look(self.dir)[role]["pid"]
 
   def steps(self, island):
     path = self.dir / "metrics" / f"island-{island}.jsonl"

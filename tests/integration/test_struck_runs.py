@@ -10,7 +10,7 @@ import real_run
 
 from diloco.report import summary
 
-_KEPT = ("control/controller.json", "control/processes.json", "config.json")
+_KEPT = ("control/controller.json", "config.json")
 
 
 def test_run_survives_the_loss_of_all_but_its_island(make_run):

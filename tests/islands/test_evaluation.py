@@ -9,11 +9,10 @@ import pytest
 from cut_builder import PLAN, CutRun, filled
 
 from diloco import config as config_lib
-from diloco import errors, timing, workers
+from diloco import errors, heartbeat, timing, workers
 from diloco.islands import (
   evaluation,
   fetching,
-  heartbeat,
   placement,
   runner,
 )

@@ -10,8 +10,8 @@ import sys
 import pytest
 from cut_builder import PLAN, CutRun, filled
 
+from diloco import heartbeat
 from diloco.islands import evaluator as evaluator_lib
-from diloco.islands import heartbeat
 from diloco.snapshots import arrays, keys
 from diloco.tape import reader, recorder
 

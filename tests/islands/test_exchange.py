@@ -10,13 +10,12 @@ import pytest
 import quadratic
 from quadratic import FRAGMENT, anchor, held
 
-from diloco import workers
+from diloco import heartbeat, workers
 from diloco.islands import (
   adopter,
   comeback,
   core,
   exchange,
-  heartbeat,
   peers,
   protocol,
   publisher,

@@ -248,7 +248,7 @@ def test_other_threads_see_how_long_a_wait_may_take(
 ):
   island = make_island(make_config(tmp_path), run_dir)
   island.train(2)
-  assert island._member(1, 2).present
+  assert island._member(2).present
   told = []
 
   def look(*_):
@@ -258,7 +258,7 @@ def test_other_threads_see_how_long_a_wait_may_take(
   monkeypatch.setattr(island._exchange, "flush", look)
   monkeypatch.setattr(island._exchange, "wait_saved", look)
   island.drain(7.0)
-  assert not island._member(2, 2).present  # no round waits for it any more
+  assert not island._member(2).present  # no round waits for it any more
   island.checkpoint(wait=True)
   assert 0.0 < told[0] <= 7.0
   assert told[1] == island.times.drain_secs

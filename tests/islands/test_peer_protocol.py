@@ -50,7 +50,9 @@ def perform(snapshots, procedure, before=lambda operation: None):
 
 
 def member(island, *, present=True):
-  return records.Member(island, 1, 1, 10, 0.5, present, "n")
+  return records.Member(
+    f"island-{island}", 1, 1, "n", step_secs=0.5, present=present
+  )
 
 
 def state_of(versions, sender=0, step=9):
@@ -62,7 +64,7 @@ def state_of(versions, sender=0, step=9):
 
 def join(snapshots, *members):
   for one in members:
-    snapshots.write(keys.member_key(one.island), one)
+    snapshots.write(keys.member_key(one.role), one)
 
 
 def test_call_that_is_damaged_before_the_answer_is_not_answered(
@@ -217,7 +219,7 @@ def test_damaged_answer_is_an_error_to_who_asked(snapshots, damage):
 
 def test_only_others_who_train_are_healthy(snapshots, damage):
   join(snapshots, member(0), member(1), member(2, present=False), member(3))
-  damage(keys.member_key(3))
+  damage(keys.member_key("island-3"))
   found = perform(snapshots, peer_protocol.healthy(1))
   assert [m.island for m in found] == [0]
 

@@ -294,8 +294,8 @@ def test_peer_is_asked_only_for_what_no_saved_state_has(run, saved, asks):
   """The own state counts while it is at most H = 8 steps old."""
   for fragment in range(2):
     run.commit(fragment, 1, {ISLAND: 12}, 1.0)
-  peer = records.Member(0, 1, 1, 20, 0.5, True, "")
-  run.store.write(keys.member_key(0), peer)
+  peer = records.Member("island-0", 1, 1, "", present=True)
+  run.store.write(keys.member_key(peer.role), peer)
   left = keys.peer_state_key(ISLAND, 1)
   answer = records.PeerState(ISLAND, 1, 0, 1, 9, [1, 1], "x", {}, {}, "")
   run.store.write(left, answer)

@@ -27,7 +27,7 @@ ALL = [
   CONTRIBUTION,
   records.Head(1, 2, 3, "globals/x", [[4]], {"0": 5}, {"fragment": 1}),
   records.Lease("host.1", 4, 9),
-  records.Member(0, 1, 2, 3, 0.5, True, "n"),
+  records.Member("standby2", 1, 2, "n"),
   records.Board([1, 2], {"1": [0, 2]}),
 ]
 
@@ -91,7 +91,7 @@ def test_record_of_an_older_version_may_lack_a_field_with_a_default():
 PLACES = [
   (CONTRIBUTION, "contributions/0007.0003.0002.000000124"),
   (ALL[1], "heads/0001"),
-  (records.Member(5, 1, 2, 3, 0.5, True, "n"), "members/0005"),
+  (records.Member("island-5", 1, 2, "n"), "members/island-5"),
   (records.CutPart(7, 1, 2, 3, 4, "", 5, []), "cuts/000007/island-0002"),
   (records.Lease("host.1", 4, 9), ""),
 ]

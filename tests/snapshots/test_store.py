@@ -73,7 +73,7 @@ def _named_records():
     "contribution": lambda n: records.Contribution(
       0, 1, n, 0, 0, 8, 8, "f32", "plan", "payloads/x", none, 4, none
     ),
-    "member": lambda n: records.Member(n, 1, 1, 1, 0.5, True, "n"),
+    "member": lambda n: records.Member(f"island-{n}", 1, 1, "n"),
     "verdict": lambda n: records.Verdict(n, 1, 1, 0, "not_finite", 0.0),
     "cut request": lambda n: records.CutRequest(n, 0, none),
     "cut part": lambda n: records.CutPart(1, 0, n, 1, 8, "x", 0, none),

@@ -1,4 +1,4 @@
-"""Who leads: waiting, renewing, being deposed, and strangers."""
+"""Who leads: waiting, renewing, and being deposed."""
 
 import contextlib
 import dataclasses
@@ -52,17 +52,16 @@ class Clock:
 class Leader(leadership.Leadership):
   """One that waits for the lease in virtual time, and does no more."""
 
-  def __init__(self, snapshots, clock, owner, stranger, **overrides):
+  def __init__(self, snapshots, clock, owner, **overrides):
     self.times, self.clock, self.store = _times(**overrides), clock, snapshots
     settings = core.Settings(
       1, quorum.MinimumQuorum(1), grace.FixedGrace(0.0), max_staleness=1
     )
     super().__init__(
-      leadership.unique(owner),
+      owner,
       leadership.Terms(self.times, settings, weighting.Weighting()),
       None,
       lambda: clock.now,
-      stranger,
     )
 
   def execute(self, operation):
@@ -126,8 +125,8 @@ def snapshots(tmp_path):
 def make(snapshots, clock):
   made = []
 
-  def leader(owner, stranger=lambda owner: False, **overrides):
-    made.append(Leader(snapshots, clock, owner, stranger, **overrides))
+  def leader(owner, **overrides):
+    made.append(Leader(snapshots, clock, owner, **overrides))
     return made[-1]
 
   yield leader
@@ -147,16 +146,6 @@ def test_free_lease_is_taken_at_once_and_given_up_in_order(make):
   assert second.wait(lambda: not looks.append(1))
   assert second.token == 2
   assert len(looks) == 1  # it did not wait for anything to expire
-
-
-def test_leaders_of_one_name_do_not_take_each_others_lease(make):
-  # Two containers, each with a host "node" whose process 7 is a syncer.
-  first, second = make("node.7"), make("node.7")
-  assert first.wait(_always)
-  looks = []
-  assert not second.wait(lambda: len(looks) < 12 and not looks.append(1))
-  first.check()
-  assert (first.token, second.token) == (1, 0)
 
 
 def test_long_merge_is_no_hang_and_one_that_stands_still_is(monkeypatch):
@@ -220,7 +209,7 @@ def test_who_takes_over_leads_by_the_runs_times_once_all_heads_are_sound(
   run, found = CutRun(tmp_path), []
   run.commit(1, 3, {}, 1.0, cut=2)
   apart = dict(round_trip_secs=0.07, retry_secs=0.11, heartbeat_secs=0.5)
-  leader = Leader(run.store, clock, "one", lambda owner: False, **apart)
+  leader = Leader(run.store, clock, "one", **apart)
   settings = dataclasses.replace(leader._terms.settings, num_fragments=2)
   leader._terms = leader._terms._replace(settings=settings)
 
@@ -327,7 +316,7 @@ def test_silent_leader_is_replaced_and_finds_out(make, snapshots, clock):
   second.check()
   first.close()  # must not release what is not its own
   held = snapshots.read(keys.SYNCER_LEASE, records.Lease)
-  assert held.owner.startswith("second.")
+  assert held.owner == "second"
 
 
 def test_failed_renewal_is_tried_again(make, snapshots, monkeypatch):
@@ -351,54 +340,6 @@ def test_lease_moves_often_enough_whatever_the_heartbeat(make, heartbeat_secs):
   renewal_secs = make("only", heartbeat_secs=heartbeat_secs).renewal_secs
   assert renewal_secs <= heartbeat_secs
   assert renewal_secs <= times.lease_ttl_secs / 4
-
-
-def test_lease_kept_by_a_stranger_is_an_error(make):
-  first = make("elsewhere.17")
-  first.wait(_always)
-  second = make("here.1", lambda owner: "elsewhere" in owner, foreign_secs=60.0)
-  with pytest.raises(errors.UserError) as caught:
-    second.wait(_always)
-  text = str(caught.value)
-  assert "live process elsewhere.17" in text and "\n" not in text
-  first.check()
-
-
-# Looks (owner, beat, when) at the lease: whether they end in an error.
-STRANGERS = {
-  "short": ([("x", 1, 0.0), ("x", 9, 4.9)], False),
-  "long": ([("x", 1, 0.0), ("x", 9, 5.0)], True),
-  "long but silent": ([("x", 1, 0.0), ("x", 1, 5.0)], False),
-  "in turn": ([("x", 1, 0.0), ("y", 1, 4.0), ("x", 2, 8.0)], False),
-  "free": ([("", 1, 0.0), ("", 2, 9.0)], False),
-  "free meanwhile": ([("x", 1, 0.0), ("", 0, 4.0), ("x", 2, 6.0)], False),
-  "one of ours": ([("ours", 1, 0.0), ("ours", 99, 50.0)], False),
-}
-
-
-@pytest.mark.parametrize("case", STRANGERS)
-def test_only_a_stranger_that_stays_is_an_error(case):
-  looks, refused = STRANGERS[case]
-  for released in (False, True):
-    watch = leadership.StrangerWatch(5.0, lambda owner: owner != "ours")
-    raised = False
-    for owner, beat, now in looks:
-      try:
-        held = records.Lease(owner and f"{owner}.of-this-life", 1, beat)
-        watch.check(held if owner or released else None, now)
-      except errors.UserError:
-        raised = True
-    assert raised == refused
-
-
-def test_leader_whose_seat_is_started_anew_is_no_stranger_for_its_past():
-  ours = {"dead"}
-  watch = leadership.StrangerWatch(5.0, lambda owner: owner not in ours)
-  for beat in range(100):
-    watch.check(records.Lease("dead.1", 1, beat), float(beat))
-  ours.clear()  # it died, and its place was given to another
-  watch.check(records.Lease("dead.1", 1, 99), 99.5)
-  watch.check(records.Lease("dead.1", 1, 99), 100.5)
 
 
 def test_damaged_lease_is_replaced_above_every_token_in_use(

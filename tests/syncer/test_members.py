@@ -4,7 +4,7 @@ from diloco.syncer import members, protocol
 
 def _member(beat, island=0, incarnation=1):
   return records.Member(
-    island, incarnation, beat, 5, 0.1, present=True, nonce="n"
+    f"island-{island}", incarnation, beat, "n", step_secs=0.1, present=True
   )
 
 
@@ -20,7 +20,7 @@ def test_island_is_alive_while_its_beat_moves_by_the_observers_clock():
 
 def test_rounds_wait_for_islands_that_live_and_say_they_are_there():
   watch = members.MemberWatch(ttl_secs=2.0)
-  drained = records.Member(1, 1, 1, 5, 0.2, present=False, nonce="n")
+  drained = records.Member("island-1", 1, 1, "n", step_secs=0.2)
   assert watch.present([_member(1), drained], 0.0) == {0: 0.1}
   assert watch.present([_member(1), drained], 2.0) == {}
 
@@ -28,10 +28,11 @@ def test_rounds_wait_for_islands_that_live_and_say_they_are_there():
 def test_unreadable_sign_of_life_is_named_and_the_others_are_read(tmp_path):
   snapshots = store.SnapshotStore(tmp_path.as_uri())
   for island in (0, 2):
-    snapshots.write(keys.member_key(island), _member(1, island))
-  (tmp_path / keys.member_key(1)).write_bytes(b"torn")
-  (tmp_path / "members" / "0003.lock").touch()
+    snapshots.write(keys.member_key(f"island-{island}"), _member(1, island))
+  (tmp_path / keys.member_key("island-1")).write_bytes(b"torn")
+  (tmp_path / keys.member_key("standby")).write_bytes(b"no island")
+  (tmp_path / "members" / "island-3.lock").touch()
   found, unreadable = snapshots.perform(protocol.members())
   assert found == [_member(1, 0), _member(1, 2)]
   ((name, why),) = unreadable
-  assert name == "0001" and "cannot be parsed" in why
+  assert name == "island-1" and "cannot be parsed" in why

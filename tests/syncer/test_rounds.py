@@ -458,8 +458,10 @@ def test_each_turn_does_what_is_due(leader):
   now, boards, looks = [0.0], [], []
   leader.rounds._clock = lambda: now[0]
   for island in (0, 1):
-    member = records.Member(island, 1, 1, 0, 0.5, True, "")
-    leader.run.store.write(keys.member_key(island), member)
+    member = records.Member(
+      f"island-{island}", 1, 1, "", step_secs=0.5, present=True
+    )
+    leader.run.store.write(keys.member_key(member.role), member)
   leader.publish(8)
 
   def execute(operation):

@@ -1,13 +1,16 @@
 """The process of a syncer: what its controller hears of it, and when."""
 
+import dataclasses
+import os
 import queue
 import threading
+import time
 
 import cut_builder
 import pytest
 
-from diloco import channel, config, process
-from diloco.snapshots import store
+from diloco import channel, config, errors, process
+from diloco.snapshots import keys, records, store
 from diloco.syncer import main
 
 _PATIENCE_SECS = 20.0
@@ -25,11 +28,26 @@ class Seat:
     self.server.announce(run_dir, {})
     self.token = 0  # it leads under
     self.result = queue.Queue()
-    self._thread = threading.Thread(
-      target=lambda: self.result.put(main.live(run_dir, "standby", 1)),
-      daemon=True,
-    )
+    self.store = store.SnapshotStore(process.store_url(run_dir))
+    self._dir = run_dir
+    self._thread = threading.Thread(target=self._live, daemon=True)
     self._thread.start()
+
+  def _live(self):
+    try:
+      self.result.put(main.live(self._dir, "standby", 1))
+    except errors.FencedError as error:
+      self.result.put(error)
+
+  def member(self):
+    """What it has signed in with, once it has."""
+    deadline = time.monotonic() + _PATIENCE_SECS
+    while (
+      found := self.store.read(keys.member_key("standby"), records.Member)
+    ) is None:
+      assert time.monotonic() < deadline
+      time.sleep(0.01)
+    return found
 
   def hear(self, kind, count=1):
     """Waits for messages of a kind; gives the last one."""
@@ -98,3 +116,29 @@ def test_leader_whose_store_is_out_of_reach_tells_that_it_lives(
   if how == "hangs":
     outage.go_on.set()
   seat.end()
+
+
+def test_syncer_signs_in_and_says_that_it_leaves(tmp_path):
+  seat = Seat(tmp_path)
+  found = seat.member()
+  assert (found.incarnation, found.pid) == (1, os.getpid())
+  assert found.run == process.run_name(tmp_path) and found.host
+  assert found.since_secs <= found.told_secs and not found.left
+  seat.end()
+  assert seat.member().left
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_syncer_leaves_once_a_later_life_has_its_place(leads, tmp_path):
+  if leads:
+    cut_builder.CutRun(tmp_path, process.store_url(tmp_path))
+  seat = Seat(tmp_path)
+  while leads and not seat.token:
+    seat.hear("ready")
+  later = dataclasses.replace(
+    seat.member(), incarnation=2, nonce="of another process"
+  )
+  seat.store.write(keys.member_key("standby"), later)
+  assert "this one is life 1" in str(seat.result.get(timeout=_PATIENCE_SECS))
+  assert seat.member() == later
+  seat.server.close()

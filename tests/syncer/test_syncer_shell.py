@@ -125,7 +125,8 @@ def test_merge_that_fails_every_time_keeps_no_cut_waiting(tmp_path):
   run.store.delete_tree(run.head(0).payload)
   run.publish(0, 0, 0, 0, 8)
   run.store.write(
-    keys.member_key(0), records.Member(0, 1, 0, 8, 0.1, present=True, nonce="n")
+    keys.member_key("island-0"),
+    records.Member("island-0", 1, 0, "n", step_secs=0.1, present=True),
   )
   tape = recorder.Recorder(tmp_path, "syncer", 1)
   syncer = syncer_lib.Syncer(run.store, config, tape, "test")
@@ -467,8 +468,10 @@ def test_islands_that_come_and_go_are_told_of_once(tmp_path):
   run = CutRun(tmp_path)
 
   def beat(island, beat):
-    member = records.Member(island, 1, beat, 8, 0.1, present=True, nonce="n")
-    run.store.write(keys.member_key(island), member)
+    member = records.Member(
+      f"island-{island}", 1, beat, "n", step_secs=0.1, present=True
+    )
+    run.store.write(keys.member_key(member.role), member)
 
   with _leading(run) as (syncer, told):
     beat(0, 1)

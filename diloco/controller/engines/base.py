@@ -89,8 +89,11 @@ class Engine(abc.ABC):
   def kill_leftovers(self) -> list[str]:
     """Ends all roles of this run, whoever started them; returns who lived."""
 
-  def keep_record(self) -> None:  # noqa: B027
-    """Makes sure that others can read which processes were started."""
+  def tell_address(self) -> None:  # noqa: B027
+    """Has all who live know where their controller is; cheap if they do.
+
+    Those who see the run directory read it there.
+    """
 
   def kill_stray(self, pid: int) -> None:  # noqa: B027
     """Ends a role of this run that is not the one known by its name."""

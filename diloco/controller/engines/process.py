@@ -1,8 +1,8 @@
 """The `process` engine: one OS process per role on this machine.
 
 A role's process carries in its environment which run directory it belongs to
-and what a later controller must know of it. That is the truth about who lives;
-the file of process numbers repeats it for those that cannot look.
+and what a later controller must know of it. So one is found that has not signed
+in yet, or that the store knows nothing of; who lives elsewhere the store tells.
 """
 
 import contextlib
@@ -124,15 +124,14 @@ def python_path() -> str:
 
 
 class ProcessEngine(base.Engine):
-  """Starts roles as processes and remembers them across controllers."""
+  """Starts roles as processes, and finds those of earlier controllers."""
 
   apart = binds = True
   host = base.LOOPBACK
 
   def __init__(self, run_dir: pathlib.Path):
-    """Args: the run's directory, where process numbers are kept."""
+    """Args: the run's directory."""
     self._run_dir = run_dir
-    self._started: dict[str, dict[str, Any]] = {}  # the newest of each role
 
   def start(self, launch: base.Launch) -> ProcessHandle:
     """Starts a role and returns at once.
@@ -161,12 +160,6 @@ class ProcessEngine(base.Engine):
       with contextlib.suppress(ProcessLookupError):
         os.sched_setaffinity(started.pid, launch.cores)
     crash.point("controller_start_role")
-    self._started[launch.role] = {
-      "pid": started.pid,
-      "start_ticks": liveness.start_ticks(started.pid),
-      **launch.facts,
-    }
-    self._write_record()
     return ProcessHandle(started)
 
   def _label(self, launch: base.Launch) -> str:
@@ -178,25 +171,6 @@ class ProcessEngine(base.Engine):
       }
     )
 
-  def keep_record(self) -> None:
-    """Writes the file of process numbers again if it is lost or damaged."""
-    if self._started and not process.read_processes(self._run_dir):
-      logger.warning("process_numbers_lost written_again=1")
-      self._write_record()
-
-  def _write_record(self) -> None:
-    record = process.processes_path(self._run_dir)
-    temporary = record.with_suffix(".tmp")
-    try:
-      record.parent.mkdir(parents=True, exist_ok=True)
-      temporary.write_text(json.dumps(self._started))
-      temporary.rename(record)
-    except OSError as error:  # nothing rests on it
-      logger.warning("process_numbers_not_written error=%s", error)
-      # An old one would call the new process a stranger; without one nobody is.
-      with contextlib.suppress(OSError):
-        record.unlink(missing_ok=True)
-
   def survivors(self) -> dict[str, base.Survivor]:
     """Roles an earlier controller of this run left alive, by name."""
     found: dict[str, base.Survivor] = {}
@@ -204,13 +178,8 @@ class ProcessEngine(base.Engine):
       other = found.get(role)
       if other and _life(other.facts) > _life(facts):
         continue  # that one's successor
-      # Kept in the record, whoever is started from now on.
-      self._started[role] = facts
       handle = AttachedHandle(facts["pid"], facts["start_ticks"])
       found[role] = base.Survivor(handle, facts)
-    if found:
-      # Its controller may have died between starting one and writing that.
-      self._write_record()
     return found
 
   def kill_leftovers(self) -> list[str]:

@@ -255,8 +255,8 @@ class Engine(base.Engine):
       files[name] = path.read_bytes()
     return files
 
-  def keep_record(self) -> None:
-    """Has all who live know where the controller is; Ray keeps the rest."""
+  def tell_address(self) -> None:
+    """See `base.Engine`."""
     if self._store is None:
       return
     path = channel.address_path(self._run_dir)

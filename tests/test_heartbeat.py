@@ -6,15 +6,14 @@ import threading
 
 import pytest
 
-from diloco import errors
-from diloco.islands import heartbeat, protocol
-from diloco.snapshots import keys, records, store
+from diloco import errors, heartbeat
+from diloco.snapshots import keys, members, records, store
 
 _PATIENCE_SECS = 20.0
 
 
-def _member(beat):
-  return records.Member(3, 1, beat, 8, 0.1, present=True, nonce="n")
+def _member():
+  return records.Member("island-3", 1, 0, "n", step=8, present=True)
 
 
 @pytest.fixture
@@ -36,10 +35,10 @@ def test_island_tells_its_controller_while_a_store_hangs(
   beating = heartbeat.Heartbeat(snapshots, _member, 0.001, told.put)
   for _ in range(5):
     assert told.get(timeout=_PATIENCE_SECS).step == 8
-  assert snapshots.read(keys.member_key(3), records.Member) is None
+  assert snapshots.read(keys.member_key("island-3"), records.Member) is None
   hangs.set()
   beating.close()
-  assert snapshots.read(keys.member_key(3), records.Member).beat > 0
+  assert snapshots.read(keys.member_key("island-3"), records.Member).beat > 0
 
 
 def test_island_tells_its_controller_while_a_store_fails(
@@ -55,7 +54,7 @@ def test_island_tells_its_controller_while_a_store_fails(
     told.get(timeout=_PATIENCE_SECS)
   monkeypatch.undo()
   beating.close()  # a last beat, which is written
-  assert snapshots.read(keys.member_key(3), records.Member).beat > 1
+  assert snapshots.read(keys.member_key("island-3"), records.Member).beat > 1
 
 
 def test_leave_to_stand_still_ends_with_what_it_was_for():
@@ -91,33 +90,33 @@ def test_every_beat_that_is_written_moves(snapshots):
 
 
 def _life(incarnation, nonce, beat=1):
-  return records.Member(3, incarnation, beat, 8, 0.1, True, nonce)
+  return records.Member("island-3", incarnation, beat, nonce)
 
 
 def test_older_life_leaves_by_its_next_beat(snapshots):
-  beating = heartbeat.Heartbeat(
-    snapshots, lambda beat: _life(1, "old", beat), 3600.0
-  )
+  beating = heartbeat.Heartbeat(snapshots, lambda: _life(1, "old"), 3600.0)
   beating.check()
-  snapshots.perform(protocol.take_place(_life(2, "new")))
+  snapshots.perform(members.take_place(_life(2, "new")))
   beating.close()  # a last beat
   with pytest.raises(errors.FencedError, match="life 2; this one is life 1"):
     beating.check()
-  assert snapshots.read(keys.member_key(3), records.Member).nonce == "new"
+  assert (
+    snapshots.read(keys.member_key("island-3"), records.Member).nonce == "new"
+  )
 
 
 def test_of_two_processes_with_one_number_the_first_stays(snapshots):
-  snapshots.perform(protocol.take_place(_life(2, "first")))
+  snapshots.perform(members.take_place(_life(2, "first")))
   with pytest.raises(errors.FencedError):
-    snapshots.perform(protocol.take_place(_life(2, "second")))
-  assert snapshots.perform(protocol.beat(_life(2, "first", 2)))
+    snapshots.perform(members.take_place(_life(2, "second")))
+  assert snapshots.perform(members.beat(_life(2, "first", 2)))
 
 
 def test_place_is_taken_though_its_record_is_damaged(snapshots):
-  key = keys.member_key(3)
-  snapshots.perform(protocol.take_place(_life(1, "old")))
+  key = keys.member_key("island-3")
+  snapshots.perform(members.take_place(_life(1, "old")))
   snapshots._kvs.write(key, b"torn").result()
-  snapshots.perform(protocol.take_place(_life(2, "new")))
+  snapshots.perform(members.take_place(_life(2, "new")))
   assert snapshots.read(key, records.Member).incarnation == 2
 
 
@@ -137,16 +136,24 @@ def test_one_process_has_the_place_however_two_come_and_beat(number):
         pass
     for who, life in enumerate(lives):  # the other may have come since
       try:
-        assert shared.perform(protocol.beat(life)) or fenced[who]
+        assert shared.perform(members.beat(life)) or fenced[who]
       except errors.FencedError:
         fenced[who] = True
     assert fenced.count(True) == 1, order
     stays = lives[fenced.index(False)]
     assert number == 1 or stays.nonce == "b", order
-    assert shared.read(keys.member_key(3), records.Member).nonce == stays.nonce
+    assert (
+      shared.read(keys.member_key("island-3"), records.Member).nonce
+      == stays.nonce
+    )
 
 
 def _comes(member):
-  yield from protocol.take_place(member)
+  yield from members.take_place(member)
   for _ in range(2):
-    yield from protocol.beat(member)
+    yield from members.beat(member)
+
+
+def test_two_lives_in_one_process_are_told_apart(tmp_path):
+  first, second = (heartbeat.born(tmp_path, "syncer", 1) for _ in range(2))
+  assert first.nonce != second.nonce and first.pid == second.pid

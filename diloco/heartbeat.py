@@ -1,16 +1,40 @@
-"""An island's signs of life, from threads of their own.
+"""A role's signs of life, from threads of their own.
 
 A long step, a compilation or a checkpoint must not read as death, so beats
-do not depend on the main thread. Whether that gets on is told by its
+do not depend on the main thread. Whether an island's gets on is told by its
 *progress*, which the controller hears with every beat.
 """
 
 import contextlib
+import dataclasses
+import os
+import pathlib
 from collections.abc import Callable, Iterator
 
-from diloco import errors, workers
-from diloco.islands import protocol
-from diloco.snapshots import records, store
+from diloco import errors, process, workers
+from diloco.report import liveness
+from diloco.snapshots import members, records, store
+
+
+def born(
+  run_dir: pathlib.Path,
+  role: str,
+  incarnation: int,
+  threads: workers.Threads = workers.Threads(),
+) -> records.Member:
+  """What a life signs in with: who it is, and where."""
+  now = threads.wall()
+  return records.Member(
+    role,
+    incarnation,
+    beat=0,
+    nonce=liveness.name_process(),
+    run=process.run_name(run_dir),
+    host=os.uname().nodename,
+    pid=os.getpid(),
+    since_secs=now,
+    told_secs=now,
+  )
 
 
 class Progress:
@@ -53,48 +77,58 @@ class Progress:
 class Heartbeat:
   """Writes a `Member` record every so often, and tells the controller.
 
-  Each has a thread of its own: a store that blocks silences an island in the
+  Each has a thread of its own: a store that blocks silences a role in the
   store, where nobody could hear it, and nowhere else.
   """
 
   def __init__(
     self,
     snapshots: store.SnapshotStore,
-    describe: Callable[[int], records.Member],
+    describe: Callable[[], records.Member],
     every_secs: float,
-    report: Callable[[records.Member], None] = lambda member: None,
+    report: Callable[[records.Member], None] | None = None,
     threads: workers.Threads = workers.Threads(),
   ):
-    """Starts beating with what `describe` makes for a beat's number."""
+    """Starts beating with what `describe` gives, but for beat and time."""
     self._store = snapshots
     self._describe = describe
+    self._wall = threads.wall
     self._beat = 0
+    self._left = False
     self._fenced: errors.FencedError | None = None
-    self._written = threads.pulse(self._write, every_secs, "heartbeat")
-    self._told = threads.pulse(
-      lambda: report(describe(self._beat)), every_secs, "report"
-    )
+    self._pulses = [threads.pulse(self._write, every_secs, "heartbeat")]
+    if report is not None:
+      self._pulses.append(
+        threads.pulse(lambda: report(describe()), every_secs, "report")
+      )
 
   def nudge(self) -> None:
     """Beats now: something that others wait for has changed."""
-    self._written.nudge()
-    self._told.nudge()
+    for pulse in self._pulses:
+      pulse.nudge()
 
   def check(self) -> None:
-    """Raises `FencedError` once another process has the island's place."""
+    """Raises `FencedError` once another process has the role's place."""
     if self._fenced is not None:
       raise self._fenced
 
   def close(self) -> None:
-    """Beats a last time and ends both threads."""
-    self._written.close()
-    self._told.close()
+    """Beats a last time, which says that it leaves, and ends its threads."""
+    self._left = True
+    for pulse in self._pulses:
+      pulse.close()
 
   def _write(self) -> None:
     if self._fenced is not None:
       return
     self._beat += 1
+    member = dataclasses.replace(
+      self._describe(),
+      beat=self._beat,
+      told_secs=self._wall(),
+      left=self._left,
+    )
     try:
-      self._store.perform(protocol.beat(self._describe(self._beat)))
+      self._store.perform(members.beat(member))
     except errors.FencedError as error:
       self._fenced = error
