@@ -136,11 +136,19 @@ def _refuse_living(
   times: timing.Timing,
   watch: tenure.Watch,
 ) -> None:
-  """Watches for signs of life as long as a living role could give none."""
+  """Watches for signs of life as long as a living role could give none.
+
+  Not so if all have said that they leave.
+  """
   first = _signs(found, snapshots)
   held = first["controller"]
   assert held is None or isinstance(held, records.Lease)
   free = watch.expired(held, time.monotonic())
+  there = [s for s in first.values() if isinstance(s, records.Member)]
+  lead = first["syncer"]
+  led = isinstance(lead, records.Lease) and bool(lead.owner)
+  if free and not led and there and all(one.left for one in there):
+    return
   secs = max(times.member_ttl_secs, 0.0 if free else times.control_ttl_secs)
   print(f"{found.what}: is it alive? watching {secs:.0f} s", file=sys.stderr)
   end = time.monotonic() + secs

@@ -219,6 +219,20 @@ def test_run_that_is_alive_is_refused(tmp_path, monkeypatch, live, who):
   assert not lost.new.exists()
 
 
+@pytest.mark.parametrize("stays", ["", "island-1", "syncer", "controller"])
+def test_run_of_which_all_have_left_is_not_watched(
+  tmp_path, monkeypatch, stays
+):
+  lost = Lost(tmp_path).finish().gone()
+  for role in ("island-0", "island-1", "standby"):
+    lost.sign(role, 7, left=role != stays)
+  {"syncer": _renew, "controller": _control}.get(stays, lambda lost: None)(lost)
+  looks = []
+  monkeypatch.setattr(moving.time, "sleep", looks.append)
+  lost.resume()
+  assert bool(looks) == bool(stays)
+
+
 def test_member_of_another_run_is_refused_and_nothing_touched(tmp_path):
   lost = Lost(tmp_path).finish().gone()
   lost.sign("standby", 1, run="another")

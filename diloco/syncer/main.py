@@ -143,4 +143,4 @@ class Waiting:
 
 
 if __name__ == "__main__":
-  sys.exit(main())
+  process.leave(main())
