@@ -122,12 +122,12 @@ def conduct(
     )
   before = process.read_config(run_dir) if resumed else config
   snapshots = store.SnapshotStore(process.store_url(run_dir, config))
-  if resumed:
-    restorer.check_store(run_dir, snapshots)
-    snapshots.write_plan(plan)  # refuses another plan before anything changes
   run_id = process.run_id(run_dir) or process.draw_run_id()
   run = process.run_name(run_dir) or run_id
   snapshots.perform(members.of_run(run, snapshots.each))  # which may refuse
+  if resumed:
+    restorer.check_store(run_dir, snapshots)
+    snapshots.write_plan(plan)  # refuses another plan before anything changes
   run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
   with contextlib.ExitStack() as ending:
     engine = _engine(config, run_dir, task, ending)  # which may refuse

@@ -808,6 +808,18 @@ def test_run_with_a_living_controller_is_left_alone(
   check_refused(place, capsys, argv, "controller of this run is alive")
 
 
+@pytest.mark.parametrize("command", ["train", "resume", "status"])
+def test_run_in_whose_store_another_has_signed_in_is_refused(
+  run_dir, capsys, place, command
+):
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  other = records.Member("standby", 3, 1, "n", run="another", host="far")
+  snapshots.write(keys.member_key("standby"), other)
+  argv = train() if command == "train" else [command, "run"]
+  told = "standby, life 3 on far, has signed in there for another run"
+  check_refused(place, capsys, argv, told)
+
+
 def test_controller_of_the_original_is_not_that_of_a_copy(living, place):
   assert liveness.controller_alive(living)
   assert not liveness.controller_alive(shutil.copytree(living, place / "copy"))

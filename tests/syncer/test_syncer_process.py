@@ -120,6 +120,7 @@ def test_leader_whose_store_is_out_of_reach_tells_that_it_lives(
 
 def test_syncer_signs_in_and_says_that_it_leaves(tmp_path):
   seat = Seat(tmp_path)
+  seat.hear("ready")
   found = seat.member()
   assert (found.incarnation, found.pid) == (1, os.getpid())
   assert found.run == process.run_name(tmp_path) and found.host
