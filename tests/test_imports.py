@@ -78,7 +78,8 @@ ALLOWED = {
     *("diloco.config", "diloco.timing", "diloco.workers"),
     *("diloco.controller.core", "diloco.controller.cutter"),
     *("diloco.controller.orders", "diloco.controller.outcome"),
-    *("diloco.controller.program", "diloco.islands", "diloco.syncer"),
+    *("diloco.controller.program", "diloco.controller.resources"),
+    *("diloco.islands", "diloco.syncer"),
   },
   "diloco.planning.bandwidth": BASE | {"diloco.fragments", "diloco.arguments"},
   "diloco.planning.fleet": REPORT

@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco import config as config_lib
 from diloco.controller import core as core_lib
 from diloco.controller import cutter as cutter_lib
-from diloco.controller import orders
+from diloco.controller import orders, resources
 from diloco.controller import program as program_lib
 from diloco.snapshots import cut_parts, operations
 from diloco.tape import events
+from diloco.verification import faults, rollback, session_end
 from diloco.verification import kernel as kernel_lib
-from diloco.verification import rollback, session_end
 
 _TICK_SECS = 0.4
 _NOTICE_SECS = 0.1  # until it hears of a death
@@ -33,11 +33,12 @@ _SLACK_SECS = 2.0  # until one that hangs must be dead
 _POINT = operations.Point("order")
 _NEVER = 1e9
 _LOST = 0.02  # share of programs that go, or whose answer goes, with a channel
+_BAD_SECS = 0.14  # in which an island dies on a bad slice, before it is ready
 _EVALUATIONS = 8  # in a budget
 _SEQUENCES = 1_000_000  # of programs, for each controller
 _UNSEEN = (
   *(orders.Record, orders.Say, orders.Point),
-  *(orders.MoveSlice, orders.TakeChanges),
+  orders.TakeChanges,
 )
 
 
@@ -54,22 +55,29 @@ class Controller:
     self._returns = schedule.within
     self._gives_up = schedule.restarts > 0
     self._ends = schedule.ends
-    self._counts = self._gives_up or world.budget > 0
-    self._hears = (
-      self._supervises or self._returns or self._gives_up or self._ends
+    self._exits = any(f.kind in faults.EXITS for f in schedule.faults)
+    self._hears = any(
+      (schedule.supervised, schedule.within, self._ends, schedule.restarts)
     )
+    self._hears = self._hears or self._exits
+    self._counts = self._gives_up or world.budget > 0 or self._exits
     times = world.times
     if not schedule.supervised:
       times = dataclasses.replace(
         times, hang_secs=_NEVER, start_secs=_NEVER, lease_ttl_secs=_NEVER
       )
     config = _config(
-      schedule.islands,
-      schedule.standby,
-      schedule.restarts,
-      schedule.quorum,
-      world.budget,
+      _Shape(
+        schedule.islands,
+        schedule.spares,
+        schedule.standby,
+        schedule.restarts,
+        schedule.quorum if self._gives_up else 1,
+        schedule.sync_every if self._gives_up else 1,
+        world.budget,
+      )
     )
+    self.resources = resources.ResourceManager(config, ())
     self.core = core_lib.ControllerCore(
       config, times, 1, first_seq=life.incarnation * _SEQUENCES
     )
@@ -101,13 +109,19 @@ class Controller:
       found = self.world.by_name[name].life
       if found is not None:
         number = found.incarnation
+        if name[0] == "i":
+          at = self.world.slices.of(found.role)
+          self.resources.rebind(found.role.index, at, ())
         self.world.checker.seen["taken_up"] += 1
         taken_up = orders.Begun(name, number, number, taken_up=True)
         yield from self._tell(taken_up)
     yield from self._tell(orders.Opened(0, {}))
     while True:
       while self._deaths:
-        yield from self._tell(self._deaths.pop(0))
+        death = self._deaths.pop(0)
+        self.world.checker.deaths.heard(death)
+        yield from self._tell(death)
+        self._check_end()
       if self._hears or self.cutter:
         yield from self._listen()
       if self._interrupts:
@@ -140,10 +154,10 @@ class Controller:
     self._answers.append(orders.Done(name, seq, result, number))
     self._heard[life] = self._blamed[life] = self.kernel.now
 
-  def died(self, life: kernel_lib.Life, cause: str) -> None:
+  def died(self, life: kernel_lib.Life, cause: str, error: str) -> None:
     """A role's process has ended."""
     number = life.incarnation
-    self._deaths.append(orders.Died(life.role.name, number, cause))
+    self._deaths.append(orders.Died(life.role.name, number, cause, error))
     self.kernel.nudge(self.thread, _NOTICE_SECS * self.random())
 
   def _listen(self) -> kernel_lib.Script:
@@ -174,11 +188,16 @@ class Controller:
         self._said[life] = said
         step = self._status(life).step
         draining = name[0] != "i" and shell.to_drain is not None
+        if name[0] == "i" and ready:
+          self.world.checker.deaths.joined(life.role, step)
         yield from self._tell(
           orders.Hello(name, life.incarnation, *said, draining, step)
         )
       if self._hears:
-        yield from self._tell(self._status(life))
+        status = self._status(life)
+        told = status.merges or status.step
+        self.world.checker.deaths.told(life, told)
+        yield from self._tell(status)
 
   def _status(self, life: kernel_lib.Life) -> orders.Status:
     name, shell = life.role.name, life.shell
@@ -187,7 +206,6 @@ class Controller:
       merges = shell.num_merges
     elif name[0] == "i" and self._counts and shell.present:
       step = shell.core.step
-    self.world.checker.deaths.told(life, merges or step)
     seen = self._returns and name[0] != "i"
     damaged = tuple(shell.damaged) if seen else ()
     return orders.Status(name, step=step, merges=merges, damaged=damaged)
@@ -239,7 +257,9 @@ class Controller:
         case orders.CloseCuts():
           if self.cutter is not None:
             yield from self.cutter.close()
-        case orders.End() if self._gives_up:
+        case orders.MoveSlice(name):
+          self.resources.slice_lost(self.fleet.islands[name])
+        case orders.End() if self._gives_up or self._exits:
           self.world.ended()
           return
         case orders.End() if self._ends:
@@ -268,8 +288,23 @@ class Controller:
     if self._supervises and self.random() < _REFUSED:
       self.world.checker.seen["refused_starts"] += 1
       return orders.Failed(order, "EAGAIN")
+    dies = False
+    if order.role in self.fleet.islands:
+      at, _ = self.resources.bind(role.index)
+      dies = self.world.slices.start(role, at, self.world.islands)
     self.world.start(role)
+    life = role.life
+    if dies and life is not None:
+      after = self.kernel.now + _BAD_SECS * self.random()
+      self.kernel.at(after, lambda: self.kernel.kill(life, "its slice is bad"))
     return orders.Begun(order.role, role.lives, role.lives)
+
+  def _check_end(self) -> None:
+    deaths = self.world.checker.deaths
+    if deaths.failed_alike and self._exits and not self.world.refused:
+      raise kernel_lib.Violation(
+        "a role fails twice alike, and the run goes on"
+      )
 
   def _whom(self, name: str) -> kernel_lib.Life | None:
     """The process that an order is meant for; it may have just died."""
@@ -348,26 +383,41 @@ class _NobodyWishes:
     raise FileNotFoundError
 
 
+class _Shape(NamedTuple):
+  """What of a schedule a controller is to know."""
+
+  islands: int
+  spares: int
+  standby: bool
+  restarts: int  # 0 gives nobody up
+  quorum: int
+  sync_every: int
+  budget: int  # 0 for none
+
+
 @functools.cache
-def _config(
-  islands: int, standby: bool, restarts: int, quorum: int, budget: int
-) -> config_lib.RunConfig:
-  """Without a budget it never ends by itself; 0 restarts give nobody up."""
-  return config_lib.from_mapping(
+def _config(shape: _Shape) -> config_lib.RunConfig:
+  config = config_lib.from_mapping(
     {
-      "total_tokens": budget or 10**15,
-      "programs": {"eval_every_tokens": budget // _EVALUATIONS},
-      "fleet": {"slices": [{}] * islands},
-      "sync": {"quorum": quorum if restarts else 1},
+      "total_tokens": shape.budget or 10**15,
+      "programs": {"eval_every_tokens": shape.budget // _EVALUATIONS},
+      "fleet": {
+        "slices": [{}] * (shape.islands + shape.spares),
+        "num_islands": shape.islands,
+      },
+      "sync": {"quorum": shape.quorum},
       "controller": {
-        "standbys": int(standby),
+        "standbys": int(shape.standby),
         "restart_base_secs": 0.3,
         "restart_max_secs": 1.0,
-        "max_restarts": restarts or 10**9,
+        "max_restarts": shape.restarts or 10**9,
         "gather_secs": 0.0,
       },
     }
   )
+  # Shorter than live runs may have it, where a round trip takes its time.
+  sync = dataclasses.replace(config.sync, every=shape.sync_every)
+  return dataclasses.replace(config, sync=sync)
 
 
 def outside_secs(random: Any) -> float:

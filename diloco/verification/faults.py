@@ -27,6 +27,12 @@ CORRUPT = "corrupt"  # what it wrote rots right after
 LOST = "lost"  # what it wrote disappears right after
 UNLISTED = "unlisted"  # a commit record is in no listing for `secs`
 
+# At a role's n-th life, so many seconds after it began.
+EXIT_ALIKE = "exit_alike"  # it ends by an error, always in the same words
+EXIT = "exit"  # by one of its own
+# For good: whoever is started on the n-th slice dies at once.
+BAD_SLICE = "bad_slice"
+
 # From a time on, for `secs`.
 KILL = "kill"
 PAUSE = "pause"  # SIGSTOP
@@ -92,6 +98,7 @@ SPOILING = (
   HEAD_SWAPPED,
 )
 OUTLYING = (OUTLIER, OUTLIERS)
+EXITS = (EXIT_ALIKE, EXIT)
 OF_THE_ASKED = (KILL_ASKED, PAUSE_ASKED, CUT_ASKED, SLOW_ASKED)
 # What can strike between two operations.
 AT_POINT = (KILL_BEFORE, KILL_AFTER, STOP)
@@ -116,6 +123,10 @@ class Fault(NamedTuple):
     if self.kind in AT_OPERATION:
       at = f"operation {self.at:.0f}"
       at += f" or later, a change of {self.near}" if self.near else ""
+    elif self.kind in EXITS:
+      at = f"in life {self.at:.0f}"
+    elif self.kind == BAD_SLICE:
+      at = f"no. {self.at:.0f}"
     elif self.kind in OF_THE_ASKED:
       at = f"asking no. {self.at:.0f}"
     elif self.kind == KILL_ENDING:
@@ -468,3 +479,33 @@ def draw_asked(rng: random.Random, supervised: bool) -> tuple[Fault, ...]:
       Fault(kind, "", float(number), round(most * uniform() ** 2, 3))
     )
   return tuple(found)
+
+
+def draw_exits(rng: random.Random, roles: Sequence[str]) -> tuple[Fault, ...]:
+  """Draws roles that end by errors at the beginning of a run."""
+  uniform = rng.random
+  found: list[Fault] = []
+  able = [role for role in roles if role != "controller"]
+  victims = rng.sample(able, min(len(able), 1 + int(2 * uniform())))
+  if uniform() < 0.4:  # as for a mistake of the user's
+    victims = [role for role in roles if role.startswith("island-")]
+  for role in victims:
+    begins = int(2 * uniform())
+    for life in range(1 + begins, 2 + begins + int(3 * uniform())):
+      kind = EXIT_ALIKE if uniform() < 0.6 else EXIT
+      # Mostly before an island has made a step.
+      secs = round(0.4 * 6 ** uniform() - 0.4, 3)
+      found.append(Fault(kind, role, float(life), secs))
+  if uniform() < 0.3:
+    at = float(1 + int(20 * uniform()))
+    found.append(Fault(KILL_BEFORE, "controller", at))
+  return tuple(found)
+
+
+def draw_bad_slices(
+  rng: random.Random, islands: int, spares: int
+) -> tuple[Fault, ...]:
+  """Draws slices that are good for nothing, as many as there are spares."""
+  count = 1 + int(spares * rng.random())
+  slices = rng.sample(range(islands + spares), count)
+  return tuple(Fault(BAD_SLICE, "", float(number)) for number in slices)

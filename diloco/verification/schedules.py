@@ -57,6 +57,7 @@ class Schedule:
   budget: int = 0
   # In a row, after which the controller gives a role up; 0 for never.
   restarts: int = 0
+  spares: int = 0  # slices beside those of the islands
   faults: tuple[faults_lib.Fault, ...] = ()  # what goes wrong
 
   def to_json(self) -> str:
@@ -122,6 +123,7 @@ def _checked(schedule: Schedule) -> Schedule:
     known = fault.kind in (
       *(*faults_lib.AT_OPERATION, *faults_lib.AT_TIME),
       *(faults_lib.KILL_ENDING, *faults_lib.OF_THE_ASKED),
+      *(*faults_lib.EXITS, faults_lib.BAD_SLICE),
     )
     if not (known or spoiling) or fault.role not in schedule.targets:
       raise ValueError(f"unknown fault or role in {fault}")
@@ -146,6 +148,9 @@ def _checked(schedule: Schedule) -> Schedule:
     raise ValueError("budget needs ends")
   if schedule.within and (schedule.resumers > 1 or not schedule.set_back):
     raise ValueError("within needs set_back, and one resumer")
+  bad = sum(f.kind == faults_lib.BAD_SLICE for f in schedule.faults)
+  if bad > schedule.spares:
+    raise ValueError("more bad slices than spares")
   if schedule.fragments > schedule.sync_every:
     raise ValueError("more fragments than steps between two syncs")
   return schedule
@@ -258,4 +263,11 @@ def draw(
     )
     drawn += faults_lib.draw_ending(rng, base.roles)
     drawn += faults_lib.draw_asked(rng, base.supervised)
+  rng = random.Random(seed + (1 << 48))
+  free = not base.set_back and not base.ends
+  if may_return and free and rng.random() < 0.06:
+    drawn += faults_lib.draw_exits(rng, base.roles)
+  if may_return and free and rng.random() < 0.04:
+    base = base.replace(spares=1 + int(2 * rng.random()))
+    drawn += faults_lib.draw_bad_slices(rng, islands, base.spares)
   return dataclasses.replace(base, merge=method, faults=drawn)

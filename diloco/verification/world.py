@@ -17,6 +17,7 @@ from diloco.snapshots import keys, records
 from diloco.syncer import core, grace, quorum
 from diloco.verification import (
   controller_role,
+  deaths,
   delays,
   evaluations,
   faults,
@@ -77,7 +78,11 @@ def run(schedule: schedules.Schedule, trace: list[str] | None = None) -> Played:
     kernel.now,
     kernel.events,
     kernel.struck,
-    {**checker.seen, "struck_at_parts": rare.struck_at_parts(kernel.struck)},
+    {
+      **checker.seen,
+      "struck_at_parts": rare.struck_at_parts(kernel.struck),
+      "moved": world.slices.moved,
+    },
   )
   world.forget()
   return outcome
@@ -135,6 +140,12 @@ class World:
     self.told_cuts: set[int] = set()  # whose end is on a tape
     self.unreadable = [0.0] * schedule.islands  # saved state, until then
     self.trained = [0] * schedule.islands  # furthest row ever trained
+    self.exits = {
+      (fault.role, int(fault.at)): fault
+      for fault in schedule.faults
+      if fault.kind in faults.EXITS
+    }
+    self.slices = deaths.Slices(schedule)
     self._make_roles()
     self._make_heads()
     self._arm()
@@ -178,7 +189,7 @@ class World:
     for fault in self.schedule.faults:
       if fault.kind in faults.AT_OPERATION:
         strikes.setdefault(fault.role, []).append(fault)
-      elif fault.kind not in (faults.KILL_ENDING, *faults.OF_THE_ASKED):
+      elif fault.kind in faults.AT_TIME or fault.kind in faults.SPOILING:
         self.kernel.at(fault.at, self._begin(fault))
     for name, found in strikes.items():
       role = self.by_name[name]
@@ -206,6 +217,11 @@ class World:
     life.shell = shell
     self.kernel.log(role.name, f"starts, incarnation {life.incarnation}")
     self.kernel.start(life, shell.run())
+    if (fault := self.exits.get((role.name, life.incarnation))) is not None:
+      why = deaths.words(fault)
+      self.kernel.at(
+        self.kernel.now + fault.secs, lambda: self.kernel.kill(life, why)
+      )
 
   def _exited(self, life: kernel_lib.Life, why: str) -> None:
     role = life.role
@@ -228,8 +244,13 @@ class World:
       self.disturbed(delay + 5.0)
       self.kernel.at(self.kernel.now + delay, lambda: self._revive(role))
     elif self.controller.life is not None:
-      left = why == session_end.LEFT
-      self.controller.life.shell.died(life, "exit 0" if left else "SIGKILL")
+      cause, _, error = why.partition(": ")
+      if cause != deaths.EXIT:
+        cause = "exit 0" if why == session_end.LEFT else "SIGKILL"
+        error = ""
+      else:
+        self.kernel.struck["exit"] = self.kernel.struck.get("exit", 0) + 1
+      self.controller.life.shell.died(life, cause, error)
 
   def _revive(self, role: kernel_lib.Role) -> None:
     free = self.restoring == self.restored or self.schedule.within
@@ -398,11 +419,12 @@ class World:
     checker.look()
 
   def ended(self) -> None:
-    """The controller's core has ended the run: too few are left."""
-    if not self.checker.deaths.may_be_over():
+    """The controller's core has ended the run, which cannot go on."""
+    alike = self.checker.deaths.failed_alike
+    if not (alike or self.checker.deaths.may_be_over()):
       raise kernel_lib.Violation("the controller ends a run that can go on")
-    self.checker.seen["failed"] += 1
-    self.refused = "too few roles are left"
+    self.checker.seen["failed_alike" if alike else "failed"] += 1
+    self.refused = "it cannot go on"
     self.kernel.done = True
 
   def calm(self) -> None:

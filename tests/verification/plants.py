@@ -16,7 +16,13 @@ import wrong_pieces
 
 from diloco import workers
 from diloco.controller import core as controller_core
-from diloco.controller import damage, fleet, supervisor, wind_down
+from diloco.controller import (
+  damage,
+  fleet,
+  resources,
+  supervisor,
+  wind_down,
+)
 from diloco.islands import (
   comeback,
   hands,
@@ -96,6 +102,48 @@ PLANTS: dict[str, Plant] = {
     controller_core.ControllerCore,
     "_check_anybody_left",
     wrong_control.ends_with_the_first,
+  ),
+  "first_error_ends": Plant(
+    "a run ends with the first role that fails early",
+    controller_core.ControllerCore,
+    "_check_first_error",
+    wrong_control.first_error_ends,
+  ),
+  "alike_forgiven": Plant(
+    "a role that fails early in the same words is started again and again",
+    controller_core.ControllerCore,
+    "_check_first_error",
+    wrong_pieces.constant(None),
+  ),
+  "steps_settle_nobody": Plant(
+    "an island's deaths are never forgiven, however far it gets",
+    supervisor.Supervisor,
+    "trained",
+    wrong_pieces.constant(None),
+  ),
+  "settled_at_any_step": Plant(
+    "an island's deaths are forgiven with its next step",
+    supervisor.Supervisor,
+    "trained",
+    wrong_control.settled_at_any_step,
+  ),
+  "hurdle_forgotten": Plant(
+    "an island's deaths are forgiven before it is past where it died",
+    supervisor.Supervisor,
+    "died",
+    wrong_control.hurdle_forgotten,
+  ),
+  "slice_kept": Plant(
+    "an island that dies again and again stays on its slice",
+    resources.ResourceManager,
+    "slice_lost",
+    wrong_pieces.constant(None),
+  ),
+  "slices_forgotten": Plant(
+    "a controller that follows another does not know who runs where",
+    resources.ResourceManager,
+    "rebind",
+    wrong_pieces.constant(None),
   ),
   "merges_settle_nobody": Plant(
     "deaths before a merge count with those after it",

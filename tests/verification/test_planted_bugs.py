@@ -21,6 +21,12 @@ LIMITS = {
   "too_few_go_on": 600,
   "ends_with_the_first": 300,
   "merges_settle_nobody": 1500,
+  "first_error_ends": 800,
+  "alike_forgiven": 600,
+  "steps_settle_nobody": 300,
+  "settled_at_any_step": 600,
+  "hurdle_forgotten": 900,
+  "slice_kept": 100,
   "damage_unheard": 900,
   "failed_return_forgotten": 900,
   "hanging_borne": 200,
@@ -111,6 +117,8 @@ FIRST = {
   "cut_unverified": 200,
   "cuts_all_damaged": 200,
   "commit_tried_again": 160,
+  "alike_forgiven": 550,
+  "hurdle_forgotten": 1950,
   "unheard_commit_undone": 160,
   "token_restarts": 150,
   "too_few_go_on": 150,
@@ -491,7 +499,23 @@ def evaluations_that_wait_for_the_store_for_long():
     )
 
 
+def islands_that_moved_before_their_controller_died():
+  for seed in range(1, 9):
+    yield SMALL.replace(
+      seed=seed,
+      rounds=30,
+      spares=2,
+      faults=(
+        faults.Fault(faults.BAD_SLICE, "", 0.0),
+        faults.Fault(faults.BAD_SLICE, "", 1.0),
+        faults.Fault(faults.KILL, "controller", 5.0),
+        faults.Fault(faults.KILL, "island-1", 10.0),
+      ),
+    )
+
+
 SWEEPS = {
+  "slices_forgotten": islands_that_moved_before_their_controller_died,
   "last_evaluation_not_asked": budgets_that_are_spent,
   "first_figure_kept": budgets_that_are_spent,
   "first_one_evaluates": evaluations_whose_island_dies,

@@ -55,6 +55,37 @@ def gives_nobody_up(died):
   return wrong
 
 
+def first_error_ends(check):
+  """Whoever fails early is not given another life."""
+
+  def wrong(self: core.ControllerCore, death):
+    if death.failed and self._first_errors is not None:
+      self._end(outcome.Outcome("failed", death.error))
+
+  return wrong
+
+
+def settled_at_any_step(trained):
+  """Whoever makes a step is forgiven."""
+
+  def wrong(self: supervisor.Supervisor, role, step):
+    trained(self, role, step)
+    self.settled(role)
+
+  return wrong
+
+
+def hurdle_forgotten(died):
+  """How far an island was when it died does not matter later."""
+
+  def wrong(self: supervisor.Supervisor, role, now):
+    again = died(self, role, now)
+    self._roles[role].hurdle = 0
+    return again
+
+  return wrong
+
+
 def ends_with_the_first(check):
   """Whoever is given up, nobody is left."""
 
