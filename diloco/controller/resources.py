@@ -96,6 +96,7 @@ class ResourceManager:
     slices = config.fleet.slices
     self._bound: dict[int, int] = {}  # island -> slice
     self._free = list(range(len(slices)))
+    self._lost: list[int] = []  # in the order in which they were left
     self._num_islands = config.fleet.islands
     speeds = [s.relative_speed for s in slices[: config.fleet.islands]]
     self._cores = divide_cores(speeds, cores)
@@ -129,9 +130,17 @@ class ResourceManager:
   def slice_lost(self, island: int) -> None:
     """Moves an island to a spare slice; without any it keeps its own.
 
-    What it leaves is not used again. A slice that an island not bound yet
+    A slice that was left is used again once there is no other: it may have been
+    left for deaths that were not its fault. One that an island not bound yet
     will need is no spare.
     """
+    if island not in self._bound:
+      return
     unbound = self._num_islands - len(self._bound)
-    if island in self._bound and len(self._free) > unbound:
-      self._bound[island] = self._free.pop()
+    spares = self._free[unbound:]
+    if not spares and not self._lost:
+      return
+    mine = self._bound[island]
+    self._bound[island] = spares.pop() if spares else self._lost.pop(0)
+    self._free = [*self._free[:unbound], *spares]
+    self._lost.append(mine)

@@ -126,12 +126,13 @@ def test_slice_of_an_unbound_island_cannot_be_lost():
   ("lost", "expected"),
   [
     ([0], [3, 1, 2]),
-    ([2, 0], [0, 1, 3]),  # one spare, and the first who asks has it
-    ([1, 1], [0, 3, 2]),  # nor is a slice once left given out again
-    ([0, 1, 2], [3, 1, 2]),
+    ([2, 0], [2, 1, 3]),  # one spare, and the first who asks has it
+    ([1, 1], [0, 1, 2]),  # the spare was no better
+    ([0, 1, 2], [3, 0, 1]),
+    ([0, 1, 0, 0], [3, 0, 2]),
   ],
 )
-def test_spare_goes_to_one_island_and_the_others_keep_theirs(lost, expected):
+def test_spare_goes_to_one_island_and_others_try_what_was_left(lost, expected):
   manager = resources.ResourceManager(fleet(4, num_islands=3), [0, 1, 2])
   for m in range(3):
     manager.bind(m)

@@ -120,6 +120,13 @@ FOUND = {
     '"ends":true,"budget":40,"faults":[["slow_asked","",1.0,100.0,""]]}',
     "evaluated",
   ),
+  # The only spare was bad, and the slice that was left for it was good.
+  "spare that is worse": (
+    '{"seed":103546,"rounds":5,"fragments":1,"sync_every":1,"standby":false,'
+    '"spares":1,"faults":[["kill","island-3",3.862,0.0,""],'
+    '["kill_after","island-3",9.0,0.0,""],["bad_slice","",4.0,0.0,""]]}',
+    "moved",
+  ),
   # An island published before it was sent to train, and did not wait.
   "publication before the first step": (
     '{"seed":17457,"rounds":1,"islands":2,"fragments":1,"sync_every":2,'
