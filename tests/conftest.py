@@ -69,9 +69,10 @@ def s3(credentials):
 def far_s3(credentials):
   """A real S3 server as far away as one is, for whole runs.
 
-  One that answers at once is asked so often that it takes half a core.
+  One that answers at once is asked so often that it takes half a core. With
+  this delay timeouts are still those of a store on the disk.
   """
-  with s3_server.serving(delay_secs=0.01) as server:
+  with s3_server.serving(delay_secs=0.02) as server:
     yield server
 
 

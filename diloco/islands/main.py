@@ -70,7 +70,9 @@ def _settle() -> None:
   """
   gc.collect()
   gc.freeze()
+  gc.enable()
 
 
 if __name__ == "__main__":
+  gc.disable()  # until `_settle`; a tenth of all imports is the search
   process.leave(main())

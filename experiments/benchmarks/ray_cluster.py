@@ -16,12 +16,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# A dead node is found after two seconds. What nobody has asked for is not
-# started: a node would have a worker ready for each of its cores.
+# A dead node is found after two seconds.
 _SYSTEM = {
   "worker_niceness": 0,
-  "enable_worker_prestart": False,
-  "prestart_worker_first_driver": False,
   "health_check_initial_delay_ms": 0,
   "health_check_period_ms": 500,
   "health_check_timeout_ms": 1000,

@@ -167,6 +167,7 @@ def mistaken(options):
 def test_mistake_of_the_users_own_is_theirs(tmp_path, engine):
   task = {"name": f"{__name__}:mistaken"}
   config = make_config(engine, task=task)
+  config["controller"]["standbys"] = 0
   with pytest.raises(errors.UserError, match="in my own stream") as refused:
     run_lib.train(config, tmp_path / "run", quiet=True)
   assert "ZeroDivisionError" in str(refused.value)

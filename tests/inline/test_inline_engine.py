@@ -1,5 +1,6 @@
 """Roles as threads of one process: what only they can do wrong."""
 
+import json
 import random
 import threading
 import time
@@ -7,7 +8,7 @@ import time
 import jax
 import pytest
 
-from diloco import channel, errors, process, workers
+from diloco import channel, cli, errors, process, workers
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
@@ -110,17 +111,59 @@ def test_session_that_cannot_begin_listens_no_more(tmp_path, monkeypatch):
   assert "channels" not in left
 
 
-def test_islands_have_meshes_of_their_own(tmp_path):
-  faults = [{"target": "island-1", "at_fraction": 0.3}]
-  config = make_config(3, faults=faults)
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory):
+  """A run of islands of three meshes, of which cuts are taken, and its end."""
+  folder = tmp_path_factory.mktemp("meshes") / "run"
+  faults = [{"target": "island-1", "at_fraction": 1e-5}]
+  config = make_config(3, faults=faults, total_tokens=10**7)
   config["fleet"]["slices"] = [{"topology": t} for t in ("2", "1x2", "2x2")]
-  result = run_lib.train(config, tmp_path / "run", quiet=True)
-  assert result.status == "finished"
+
+  def end_after_cuts(controller):
+    def watch():
+      wait_for((folder / "tape" / "island-1-0002.jsonl").exists)
+      wait_for(lambda: max(complete_cuts(folder), default=0) > 2)
+      controller.interrupt()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+  result = run_lib.conduct(config, folder, quiet=True, begun=end_after_cuts)
+  return folder, result
+
+
+def events(folder, name):
+  found = reader.read(folder).events
+  return [line for line in found if line["event"] == name]
+
+
+def complete_cuts(folder):
+  found = (folder / "snapshots" / "cuts").glob("*/complete")
+  return sorted(int(path.parent.name) for path in found)
+
+
+def test_islands_have_meshes_of_their_own(meshes):
+  folder, result = meshes
+  assert result.status == "stopped"
   assert result.summary["tokens_unaccounted"] == 0
-  lines = reader.read(tmp_path / "run").events
-  started = [line for line in lines if line["event"] == "started"]
+  started = events(folder, "started")
   found = {(line["role"], line["devices"]) for line in started}
   assert found == {("island-0", 2), ("island-1", 2), ("island-2", 4)}
+
+
+def test_cuts_are_taken_at_intervals_and_the_last_can_be_gone_back_to(meshes):
+  folder, before = meshes
+  cuts = [line["cut"] for line in events(folder, "cut_completed")]
+  assert complete_cuts(folder) == cuts[-2:]
+  merged = len(events(folder, "merged"))
+  tokens = before.summary["tokens_trained"] + 500
+  words = ("--cut=last", f"--config.total_tokens={tokens}")
+  assert cli.main(["resume", str(folder), *words]) == 0
+  (restored,) = events(folder, "restored")
+  assert restored["cut"] == cuts[-1]
+  assert len(events(folder, "merged")) > merged + 4
+  facts = json.loads((folder / "summary.json").read_text())
+  assert facts["status"] == "finished" and facts["violations"] == []
+  assert facts["tokens_unaccounted"] == 0 and facts["ledger"]["balanced"]
 
 
 def test_run_that_an_earlier_version_began_goes_on_and_replays(

@@ -200,7 +200,7 @@ def language_model(folder):
 _VALUES = {
   "total_tokens": 32_000,
   "task": {"name": "tests.integration.bowl:make", "options": {}},
-  "fleet": fleet(0.04),
+  "fleet": fleet(0.08),
   "sync": {"num_fragments": 4, "every": 8},
   "outer": {"learning_rate": 1.0, "momentum": 0.0},
   "programs": {

@@ -31,7 +31,7 @@ def run(tmp_path_factory):
     total_tokens=real_run.ENDLESS,
     programs={
       "window_steps": 4,
-      "eval_every_tokens": 3_000,
+      "eval_every_tokens": 2_000,
       "eval_batches": 4,
       "checkpoint_every_steps": 20,
     },

@@ -1,7 +1,4 @@
-"""One real run of islands of different meshes, one of which is poisoned.
-
-Cuts are taken of it at short intervals, and it is set back to the last.
-"""
+"""One real run of islands of different meshes, one of which is poisoned."""
 
 import json
 import math
@@ -50,14 +47,13 @@ def finished(tmp_path_factory):
       "eval_every_tokens": 4_000,
       "eval_batches": 1,
       "checkpoint_every_steps": 0,
-      "cut_every_secs": 1.0,
     },
     faults=({"target": "island-1", "at_fraction": 0.0005, "kind": "poison"},),
   ) as run:
     run.start("--quiet", "--json")
     run.wait_for(lambda: contributed_again(run))
     run.wait_for(lambda: len(adopted_by_both(run)) > 5)
-    run.wait_for(lambda: len(run.events("cut_completed")) > 2)
+    run.wait_for(lambda: len(run.losses()) > 2)
     run.process.send_signal(signal.SIGINT)
     run.told = run.finish()
     run.ended, run.left = run.summary(), run.alive()
@@ -93,6 +89,7 @@ def test_poisoned_island_is_refused_told_and_trains_on(finished):
   assert {e["role"] for e in resynced} == {"island-1"}
   losses = finished.losses()
   assert len(losses) > 2 and all(map(math.isfinite, losses))
+  finished.check_books()
   assert facts["islands"]["1"]["restarts"] == 0
   assert facts["tokens_discarded"]["not_finite"] > 0
   assert facts["violations"] == [] and facts["tokens_unaccounted"] == 0
@@ -100,26 +97,3 @@ def test_poisoned_island_is_refused_told_and_trains_on(finished):
   (fault,) = facts["faults"]
   assert (fault["kind"], fault["target"]) == ("poison", "island-1")
   assert fault["back_secs"] > 0
-
-
-@pytest.fixture(scope="module")
-def set_back(finished):
-  finished.check_books()
-  finished.cuts = [e["cut"] for e in finished.events("cut_completed")]
-  cuts = (finished.dir / "snapshots" / "cuts").glob("*/complete")
-  finished.kept = sorted(int(p.parent.name) for p in cuts)
-  finished.start_command("resume", finished.dir, "--cut=last")
-  merged = len(finished.events("merged"))
-  finished.wait_for(lambda: len(finished.events("merged")) > merged + 4)
-  finished.process.send_signal(signal.SIGINT)
-  finished.resumed = finished.finish()
-  return finished
-
-
-def test_cuts_are_taken_at_intervals_and_the_last_can_be_gone_back_to(set_back):
-  assert set_back.kept == set_back.cuts[-2:]
-  code, _, err = set_back.resumed
-  assert code == 0, err
-  (restored,) = set_back.events("restored")
-  assert restored["cut"] == set_back.cuts[-1]
-  set_back.check_books()
