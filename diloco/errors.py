@@ -4,9 +4,11 @@ A `UserError` is the caller's mistake or the machine's shortage. The command
 line prints it as one line and exits with code 2; nothing has been touched.
 """
 
+import math
 import pathlib
 import sysconfig
 import traceback
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 _MAX_TEXT = 300  # of an exception's own words
@@ -33,6 +35,39 @@ def require(holds: bool, what: str, why: str, remedy: str) -> None:
   """Raises a `UserError` unless something holds."""
   if not holds:
     raise UserError(what, why, remedy)
+
+
+RULES: Mapping[str, Callable[[float], bool]] = {
+  "at least 0": lambda x: 0 <= x < math.inf,
+  "at least 1": lambda x: 1 <= x < math.inf,
+  "above 0": lambda x: 0 < x < math.inf,
+  "at least 0 and below 1": lambda x: 0 <= x < 1,
+  "above 0 and at most 1": lambda x: 0 < x <= 1,
+  "between 0 and 1": lambda x: 0 <= x <= 1,
+  "between 0 and 1, exclusive": lambda x: 0 < x < 1,
+}
+
+
+def check(
+  of: Any,
+  rules: Mapping[str, Collection[str]],
+  where: str = "",
+  equals: str = " = ",
+) -> None:
+  """Refuses numbers that are not as they must be.
+
+  Args:
+    of: an object with fields.
+    rules: from what numbers must be, a key of `RULES`, to fields' names.
+    where: what the object is called, such as "fleet.", before a name.
+    equals: between a name and its value.
+  """
+  for rule, names in rules.items():
+    for name in names:
+      value = getattr(of, name)
+      what = f"{where}{name}{equals}{value}"
+      remedy = f"change {where}{name}"
+      require(RULES[rule](value), what, f"it must be {rule}", remedy)
 
 
 class DetachedError(RuntimeError):

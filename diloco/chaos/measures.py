@@ -14,6 +14,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from diloco.tape import events, reader
 
 
@@ -187,17 +189,9 @@ def _gaps(lines: Iterable[reader.Line]) -> list[float]:
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:
   """Returns count, p50, p99 and maximum; percentiles are values that occur."""
-  ordered = sorted(values)
-
-  def percentile(percent: float) -> float | None:
-    if not ordered:
-      return None
-    rank = -(-percent * len(ordered) // 100)  # nearest rank, rounded up
-    return round(ordered[max(int(rank), 1) - 1], 3)
-
-  return {
-    "count": len(ordered),
-    "p50": percentile(50),
-    "p99": percentile(99),
-    "max": percentile(100),
-  }
+  ranks = {"p50": 50, "p99": 99, "max": 100}
+  found: list[float | None] = [None] * len(ranks)
+  if values:
+    at = np.percentile(values, [*ranks.values()], method="inverted_cdf")
+    found = at.round(3).tolist()
+  return {"count": len(values), **dict(zip(ranks, found, strict=True))}

@@ -1,8 +1,10 @@
 """An explained round as text for a terminal."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 
 from diloco import config as config_lib
+from diloco.report import figures
 from diloco.tape import explain
 
 _CAUSES: dict[explain.Cause, str] = {
@@ -82,13 +84,9 @@ def _parts(facts: explain.Explanation) -> Iterator[str]:
     ]
     for p in facts.parts
   ]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   yield ""
-  for row in rows:
-    first, *others = zip(row, widths, strict=True)
-    cells = [first[0].ljust(first[1])]
-    cells += [cell.rjust(width) for cell, width in others]
-    yield "  " + "  ".join(cells)
+  aligned = figures.columns(rows, right=range(1, len(rows[0])))
+  yield textwrap.indent(aligned, "  ")
 
 
 def _others(facts: explain.Explanation) -> Iterator[str]:

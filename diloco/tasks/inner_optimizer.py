@@ -26,7 +26,7 @@ _MUON_RMS = 0.2
 
 _RANGES = {
   "at least 0": ("warmup_steps", "weight_decay"),
-  "greater than 0": ("learning_rate", "eps", "clip_norm"),
+  "above 0": ("learning_rate", "eps", "clip_norm"),
   "at least 0 and below 1": ("b1", "b2", "muon_momentum"),
   "between 0 and 1": ("final_lr_fraction",),
 }

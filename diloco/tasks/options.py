@@ -6,16 +6,6 @@ from typing import Any
 
 from diloco import errors
 
-_INFINITE = float("inf")
-_RANGES = {
-  "at least 1": lambda x: 1 <= x < _INFINITE,
-  "at least 0": lambda x: 0 <= x < _INFINITE,
-  "greater than 0": lambda x: 0 < x < _INFINITE,
-  "at least 0 and below 1": lambda x: 0 <= x < 1,
-  "between 0 and 1": lambda x: 0 <= x <= 1,
-  "between 0 and 1, exclusive": lambda x: 0 < x < 1,
-}
-
 
 def check(
   options: Any,
@@ -26,7 +16,7 @@ def check(
 
   Args:
     options: its fields have defaults, whose types the values must have.
-    ranges: from what numbers must be, as `_RANGES` says it, to their names.
+    ranges: from what numbers must be, as `errors.RULES` has it, to their names.
     choices: from the names of other options to what they may be.
 
   Raises:
@@ -35,13 +25,7 @@ def check(
   for field in dataclasses.fields(options):
     if field.default is not dataclasses.MISSING:
       _check_type(field.name, getattr(options, field.name), type(field.default))
-  for words, names in ranges.items():
-    for name in names:
-      value = getattr(options, name)
-      if not _RANGES[words](value):
-        raise errors.UserError(
-          f"{name}={value}", f"it must be {words}", f"change {name}"
-        )
+  errors.check(options, ranges, equals="=")
   for name, known in choices.items():
     value = getattr(options, name)
     if value not in known:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from diloco.planning.fleet import accounts, outcome, simulator
 from diloco.planning.fleet import fleet as fleet_lib
+from diloco.planning.fleet import jobs, outcome, simulator
 from diloco.planning.fleet import scenario as scenario_lib
 
 
@@ -65,7 +65,7 @@ def _rates(
 
 
 def _stretches(
-  history: accounts.History, slices: int
+  history: jobs.History, slices: int
 ) -> Iterator[tuple[float, float, int]]:
   """Yields (start, end, active slices) between pauses."""
   stops: list[float] = []

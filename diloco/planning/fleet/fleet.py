@@ -6,7 +6,6 @@ of an island at one site.
 """
 
 import dataclasses
-import math
 from collections.abc import Collection
 from typing import Any
 
@@ -15,6 +14,11 @@ from diloco import errors
 SECS_PER_DAY = 86_400.0
 SECS_PER_YEAR = 365 * SECS_PER_DAY
 SLICE_CHIPS = 256
+_OF_EXTRAS = {
+  "above 0": ["share"],
+  "above 0 and at most 1": ["speed"],
+  "at least 0": ["start_secs"],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,13 +79,12 @@ class Fleet:
       "a standard deviation from 0 to 0.5",
     )
     for extra in self.extras:
-      require(extra.share > 0, "capacity", extra.share, "extra is above 0")
-      require(0 < extra.speed <= 1, "capacity speed", extra.speed, "0 to 1")
+      errors.check(extra, _OF_EXTRAS, "capacity ")
       require(
-        0 <= extra.start_secs < extra.end_secs,
+        extra.start_secs < extra.end_secs,
         "capacity",
         f"{extra.start_secs:g}..{extra.end_secs:g} s",
-        "it comes before it goes, and not before the start",
+        "it comes before it goes",
       )
 
   @property
@@ -136,11 +139,6 @@ def require(holds: bool, name: str, value: object, why: str) -> None:
 
 def require_amounts(of: Any, above_zero: Collection[str] = ()) -> None:
   """Refuses fields of a dataclass that are no finite numbers of 0 or more."""
-  for field in dataclasses.fields(of):
-    value = getattr(of, field.name)
-    if isinstance(value, int | float):
-      good = 0 <= value < math.inf
-      require(good, field.name, value, "it cannot be negative")
-  for name in above_zero:
-    value = getattr(of, name)
-    require(value > 0, name, value, "it must be above 0")
+  names = [field.name for field in dataclasses.fields(of)]
+  amounts = [n for n in names if isinstance(getattr(of, n), int | float)]
+  errors.check(of, {"at least 0": amounts, "above 0": above_zero})

@@ -1,7 +1,16 @@
 """Jobs under failures: when one trains, on how many slices, and what it loses.
 
 A *job* is a synchronous set of slices: a whole rigid or elastic run, or one
-island. `diloco.planning.fleet.accounts` says where its time goes.
+island. Its allocated time is useful, or lost by cause:
+
+downscale   going on without slices that failed
+upscale     taking slices in again, or extra capacity in or out
+recovery    a rigid job waits for the repair
+outage      too few slices are left to train on
+repair      slices out of service while the job trains without them
+rejoin      repaired slices that wait to be taken in
+lost_work   steps since the last saved state, trained in vain
+checkpoint  stops for saving state
 
 What comes together is paid together. A failure during a downscale joins it,
 since membership is settled at its end; repaired slices wait for the next
@@ -19,7 +28,17 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from diloco.planning.fleet import accounts, defaults, failures
+import numpy as np
+
+from diloco.planning.fleet import defaults, failures
+
+LOSSES = (
+  *("downscale", "upscale", "recovery", "outage"),
+  *("repair", "rejoin", "lost_work", "checkpoint"),
+)
+DOWNSCALE, UPSCALE, RECOVERY, OUTAGE = range(4)
+_REPAIR, _REJOIN, _LOST, _SAVING = range(4, 8)
+
 
 _ACTIVE, _DOWN, _READY, _ABSENT = range(4)
 
@@ -44,7 +63,120 @@ class Shape:
   min_share: float = 0.5  # of its own slices that it cannot train without
 
 
-class _Rigid(accounts.Account):
+@dataclasses.dataclass
+class History:
+  """What became of a job.
+
+  Attributes:
+    useful: slice-seconds of training that counts.
+    allocated: slice-seconds.
+    losses: [len(LOSSES)] slice-seconds; with `useful` they add up to
+      `allocated`.
+    pauses: (start, end, cause) of stretches without training, in order.
+    sizes: (seconds, active slices), one for each pause that ended.
+    start_secs: when the job began.
+    end_secs: when it ended.
+    interruptions: failures that stopped it.
+    coalesced: failures that joined a pause or met a slice that was out.
+  """
+
+  useful: float
+  allocated: float
+  losses: np.ndarray
+  pauses: list[tuple[float, float, int]]
+  sizes: list[tuple[float, int]]
+  start_secs: float
+  end_secs: float
+  interruptions: int
+  coalesced: int
+
+  @property
+  def goodput(self) -> float:
+    """Useful share of the allocated time."""
+    return self.useful / self.allocated
+
+
+class _Account:
+  """Divides the time of a job, whatever the rules of pausing."""
+
+  def __init__(
+    self,
+    times: defaults.Times,
+    slices: int,
+    start_secs: float,
+    end_secs: float,
+  ):
+    """Starts with all slices active, at `start_secs`."""
+    self._times = times
+    self._start = self._now = start_secs
+    self._end = end_secs
+    self._present = self._active = slices
+    self._idle = 0  # repaired, not taken in
+    self._losses = [0.0] * len(LOSSES)
+    self._useful = self._allocated = 0.0
+    self._pauses: list[tuple[float, float, int]] = []
+    self._sizes: list[tuple[float, int]] = []
+    self._paused_at: float | None = None
+    self._cause = 0
+    self._trained_from = self._now  # since the last pause
+    self._interruptions = self._coalesced = 0
+
+  def _advance(self, now: float) -> None:
+    span, self._now = now - self._now, now
+    self._allocated += span * self._present
+    if self._paused_at is not None:
+      self._losses[self._cause] += span * self._present
+      return
+    self._useful += span * self._active
+    self._losses[_REJOIN] += span * self._idle
+    self._losses[_REPAIR] += span * (self._present - self._active - self._idle)
+
+  def _stop(self, cause: int, unit_secs: float) -> None:
+    """Pauses training; what is not saved each `unit_secs` is lost, 0: none."""
+    assert self._paused_at is None
+    trained = self._now - self._trained_from
+    saving = self._times.checkpoint_secs
+    if saving:
+      cycle = (self._times.checkpoint_every_secs or unit_secs) + saving
+      spent = (trained // cycle) * saving * self._active
+      self._useful -= spent
+      self._losses[_SAVING] += spent
+    if unit_secs:
+      lost = (trained % (unit_secs + saving)) * self._active
+      self._useful -= lost
+      self._losses[_LOST] += lost
+    self._paused_at, self._cause = self._now, cause
+
+  def _change_cause(self, cause: int) -> None:
+    assert self._paused_at is not None
+    if cause != self._cause:
+      self._pauses.append((self._paused_at, self._now, self._cause))
+      self._paused_at, self._cause = self._now, cause
+
+  def _resume(self) -> None:
+    assert self._paused_at is not None
+    self._pauses.append((self._paused_at, self._now, self._cause))
+    self._sizes.append((self._now, self._active))
+    self._paused_at, self._trained_from = None, self._now
+
+  def _history(self) -> History:
+    if self._paused_at is not None:
+      self._pauses.append((self._paused_at, self._now, self._cause))
+      self._paused_at = None
+    return History(
+      self._useful,
+      self._allocated,
+      np.array(self._losses),
+      self._pauses,
+      self._sizes,
+      self._start,
+      self._end,
+      self._interruptions,
+      self._coalesced,
+    )
+
+
+class _Rigid(_Account):
   """All slices or none."""
 
   def __init__(self, shape: Shape, times: defaults.Times, horizon_secs: float):
@@ -52,7 +184,7 @@ class _Rigid(accounts.Account):
     super().__init__(times, shape.slices, shape.start_secs, end)
     self._shape = shape
 
-  def run(self, events: failures.Failures) -> accounts.History:
+  def run(self, events: failures.Failures) -> History:
     unit = self._times.checkpoint_every_secs or self._times.step_secs
     ready_at = floor = -math.inf
     restore = self._times.restore_secs
@@ -72,7 +204,7 @@ class _Rigid(accounts.Account):
       elif not self._there(first, secs):
         continue
       if self._paused_at is None:
-        self._stop(accounts.RECOVERY, unit)
+        self._stop(RECOVERY, unit)
         self._interruptions += 1
       else:
         self._coalesced += 1
@@ -109,7 +241,7 @@ def _moments(
   return sorted(found, key=lambda event: event[0])
 
 
-class _Elastic(accounts.Account):
+class _Elastic(_Account):
   """Shrinks by the slices that failed and grows when they are back."""
 
   def __init__(self, shape: Shape, times: defaults.Times, horizon_secs: float):
@@ -124,7 +256,7 @@ class _Elastic(accounts.Account):
     self._timer = math.inf  # end of the pause, or of the wait to be taken in
     self._least = max(1, math.ceil(shape.min_share * shape.slices))
 
-  def run(self, events: failures.Failures) -> accounts.History:
+  def run(self, events: failures.Failures) -> History:
     last = (math.inf, 0, 0, 0.0, 0)
     iterator = iter(_moments(events, self._shape.extras))
     event = next(iterator, last)
@@ -153,7 +285,7 @@ class _Elastic(accounts.Account):
     """The wait to be taken in is over, if who waited has not failed again."""
     self._timer = math.inf
     if self._ready:
-      self._stop(accounts.UPSCALE, 0.0)
+      self._stop(UPSCALE, 0.0)
       self._timer = self._now + self._times.upscale_secs
 
   def _happens(self, event: _Event) -> None:
@@ -195,17 +327,17 @@ class _Elastic(accounts.Account):
     """Goes on without active slices; those that left, left in order."""
     if self._paused_at is None:
       self._interruptions += 1
-      cause = accounts.UPSCALE if gone else accounts.DOWNSCALE
+      cause = UPSCALE if gone else DOWNSCALE
       # The survivors hold the state; only the step in flight is lost.
       self._stop(cause, 0.0 if gone else self._times.step_secs)
-    elif self._cause == accounts.DOWNSCALE:
+    elif self._cause == DOWNSCALE:
       self._coalesced += 1
       self._active -= slices
       return
     else:
       # A growing job that loses a slice starts over, without it.
       self._interruptions += 1
-      self._change_cause(accounts.DOWNSCALE)
+      self._change_cause(DOWNSCALE)
     self._active -= slices
     self._timer = self._now + self._times.downscale_secs
 
@@ -227,7 +359,7 @@ class _Elastic(accounts.Account):
       wait = self._now + self._times.upscale_wait_secs
       self._timer = min(self._timer, wait)
     elif (
-      self._cause == accounts.OUTAGE
+      self._cause == OUTAGE
       and self._timer == math.inf
       and self._active + self._idle >= self._least
     ):
@@ -237,7 +369,7 @@ class _Elastic(accounts.Account):
   def _reconfigured(self) -> None:
     """The pause is over: everything that is there takes part."""
     if self._active + self._idle < self._least:
-      self._change_cause(accounts.OUTAGE)
+      self._change_cause(OUTAGE)
       self._timer = math.inf
       return
     for index in self._ready:
@@ -256,7 +388,7 @@ def run(
   horizon_secs: float,
   *,
   elastic: bool,
-) -> accounts.History:
+) -> History:
   """Follows one job through its failures, numbered from 0 as in `shape`.
 
   An elastic one goes on without failed slices.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from diloco.planning.fleet import accounts, traffic
+from diloco.planning.fleet import jobs, traffic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Job:
       for the slowest slice, or for a straggler.
   """
 
-  history: accounts.History
+  history: jobs.History
   pace: float
   share: float
 
@@ -70,7 +70,7 @@ class Outcome:
     """Shares of the allocated time by cause; with goodput they make 1."""
     sums = np.sum([job.history.losses for job in self.jobs], axis=0)
     found = dict(
-      zip(accounts.LOSSES, (sums / self.allocated).tolist(), strict=True)
+      zip(jobs.LOSSES, (sums / self.allocated).tolist(), strict=True)
     )
     slow = sum(job.history.useful * (1 - job.share) for job in self.jobs)
     found["stragglers"] = slow / self.allocated

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 
 from diloco import config as config_lib
 from diloco import errors
@@ -26,21 +25,11 @@ class Stragglers:
   secs: float = 600.0
 
   def __post_init__(self) -> None:
-    fleet_lib.require(
-      self.mtbi_years >= 0,
-      "straggler_mtbi_years",
-      self.mtbi_years,
-      "it cannot be negative",
-    )
-    fleet_lib.require(
-      0 < self.factor <= 1,
-      "straggler_factor",
-      self.factor,
-      "a speed above 0 and at most 1",
-    )
-    fleet_lib.require(
-      self.secs >= 0, "straggler_secs", self.secs, "it cannot be negative"
-    )
+    rules = {
+      "at least 0": ["mtbi_years", "secs"],
+      "above 0 and at most 1": ["factor"],
+    }
+    errors.check(self, rules, "straggler_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +67,8 @@ class Scenario:
   window_steps: int = 120
 
   def __post_init__(self) -> None:
-    require = fleet_lib.require
-    require(
-      0 < self.days < math.inf, "days", self.days, "a time above 0 is simulated"
-    )
-    require(
-      0 <= self.min_share <= 1, "min_share", self.min_share, "a share, 0 to 1"
-    )
+    rules = {"above 0": ["days"], "between 0 and 1": ["min_share"]}
+    errors.check(self, rules)
     self.config  # noqa: B018 - refuses what the production configuration does
 
   @property

@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from diloco.planning.fleet import failures as failures_lib
+from diloco.planning.fleet import fleet as fleet_lib
 from diloco.planning.fleet import (
-  accounts,
   jobs,
   outcome,
   rounds,
   traces,
   traffic,
 )
-from diloco.planning.fleet import failures as failures_lib
-from diloco.planning.fleet import fleet as fleet_lib
 from diloco.planning.fleet import scenario as scenario_lib
 
 _WHOLE_STEPS = 40_000  # of all islands; up to this many, rounds are not sampled
@@ -178,7 +177,7 @@ def _pace(
 
 def _straggling(
   scenario: scenario_lib.Scenario,
-  history: accounts.History,
+  history: jobs.History,
   slices: int,
   rng: np.random.Generator,
 ) -> float:
@@ -241,7 +240,7 @@ def _rounds(
 
 
 def _stops(
-  history: accounts.History, start: float, end: float
+  history: jobs.History, start: float, end: float
 ) -> list[traffic.Stop]:
   """A job's pauses in a window, those that touch joined."""
   stops: list[traffic.Stop] = []

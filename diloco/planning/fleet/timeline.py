@@ -13,17 +13,17 @@ import matplotlib.patches
 import numpy as np
 
 from diloco import errors
-from diloco.planning.fleet import accounts, outcome, simulator
 from diloco.planning.fleet import fleet as fleet_lib
+from diloco.planning.fleet import jobs, outcome, simulator
 from diloco.planning.fleet import scenario as scenario_lib
 
 _BINS = 800
-_STATES = ("training", *accounts.LOSSES[:4], "away")
+_STATES = ("training", *jobs.LOSSES[:4], "away")
 _COLORS = ("#4c9f70", "#e07a3f", "#e8c547", "#c8423b", "#5b2333", "#e6e6e6")
 
 
 def shares(
-  history: accounts.History, start: float, end: float, bins: int
+  history: jobs.History, start: float, end: float, bins: int
 ) -> np.ndarray:
   """Returns how a job spent its time from `start` to `end`, in seconds.
 

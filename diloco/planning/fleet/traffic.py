@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from diloco import errors
 from diloco.planning.fleet import fleet as fleet_lib
 
 
@@ -35,9 +36,7 @@ class Links:
 
   def __post_init__(self) -> None:
     fleet_lib.require_amounts(self)
-    fleet_lib.require(
-      self.jitter < 1, "jitter", self.jitter, "a share of a step, below 1"
-    )
+    errors.check(self, {"at least 0 and below 1": ["jitter"]})
 
 
 class Stop(NamedTuple):

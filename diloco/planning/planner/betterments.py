@@ -1,7 +1,8 @@
 """What limits a plan, and what one more of each resource would buy."""
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from diloco.planning.planner import efficiency, exchange, resources
@@ -65,58 +66,53 @@ def _variants(
   request: plan_lib.Request, count: int
 ) -> Iterator[tuple[str, plan_lib.Request, int]]:
   fleet = request.fleet
-  for s, site in enumerate(fleet.sites):
-    for g, group in enumerate(site.slices):
-      more = dataclasses.replace(group, count=group.count + 1)
+  for site in fleet.sites:
+    for group in site.slices:
       yield (
         f"one more {group.kind} {group.topology} slice at {site.name}",
-        _with_group(request, s, g, more),
+        _with_slices(request, functools.partial(_one_more, group)),
         count,
       )
-  used = sum(1 for site in fleet.sites if site.slices)
-  if used > 1:
-    wider = tuple(
-      dataclasses.replace(site, link_gbps=site.link_gbps + 1)
-      for site in fleet.sites
-    )
-    yield "1 Gbit/s more on every link", _with_sites(request, wider), count
-    nearer = tuple(
-      dataclasses.replace(site, latency_ms=site.latency_ms / 2)
-      for site in fleet.sites
-    )
-    yield "half the latency", _with_sites(request, nearer), count
+  if sum(1 for site in fleet.sites if site.slices) > 1:
+    for name, field, change in (
+      ("1 Gbit/s more on every link", "link_gbps", lambda gbps: gbps + 1),
+      ("half the latency", "latency_ms", lambda ms: ms / 2),
+    ):
+      sites = tuple(
+        dataclasses.replace(site, **{field: change(getattr(site, field))})
+        for site in fleet.sites
+      )
+      changed = dataclasses.replace(request, fleet=resources.Fleet(sites))
+      yield name, changed, count
     for codec in ("bf16", "int4"):
       options = dataclasses.replace(request.options, down_codec=codec)
       if codec != request.options.down_codec:
         changed = dataclasses.replace(request, options=options)
         yield f"new versions sent in {codec}", changed, count
-  roomier = tuple(
-    dataclasses.replace(
-      site,
-      slices=tuple(
-        dataclasses.replace(group, memory_gb=group.memory_gb + 1)
-        for group in site.slices
-      ),
-    )
-    for site in fleet.sites
+  yield (
+    "1 GB more on every chip",
+    _with_slices(
+      request, lambda g: dataclasses.replace(g, memory_gb=g.memory_gb + 1)
+    ),
+    count,
   )
-  yield "1 GB more on every chip", _with_sites(request, roomier), count
   longer = dataclasses.replace(request, mtbi_factor=2 * request.mtbi_factor)
   yield "chips that live twice as long", longer, count
   yield "one more island", request, count + 1
 
 
-def _with_group(
-  request: plan_lib.Request, site: int, group: int, more: resources.Slices
-) -> plan_lib.Request:
-  groups = list(request.fleet.sites[site].slices)
-  groups[group] = more
-  sites = list(request.fleet.sites)
-  sites[site] = dataclasses.replace(sites[site], slices=tuple(groups))
-  return _with_sites(request, tuple(sites))
+def _one_more(
+  group: resources.Slices, other: resources.Slices
+) -> resources.Slices:
+  return dataclasses.replace(other, count=other.count + (other is group))
 
 
-def _with_sites(
-  request: plan_lib.Request, sites: tuple[resources.Site, ...]
+def _with_slices(
+  request: plan_lib.Request,
+  change: Callable[[resources.Slices], resources.Slices],
 ) -> plan_lib.Request:
+  sites = tuple(
+    dataclasses.replace(site, slices=tuple(map(change, site.slices)))
+    for site in request.fleet.sites
+  )
   return dataclasses.replace(request, fleet=resources.Fleet(sites))

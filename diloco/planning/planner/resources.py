@@ -16,6 +16,10 @@ import re
 
 from diloco import errors, own_file, typed
 
+_RULES = {
+  "above 0": ("count", "memory_gb", "teraflops", "mtbi_years"),
+  "at least 0": ("price_per_hour",),
+}
 _TOPOLOGY = re.compile("[0-9]{1,6}(x[0-9]{1,6}){0,2}")
 
 
@@ -171,18 +175,20 @@ def _check(fleet: Fleet) -> None:
     "rename one",
   )
   for i, site in enumerate(fleet.sites):
-    where = f"fleet.sites[{i}]"
+    where = f"fleet.sites[{i}]."
     for j, slices in enumerate(site.slices):
-      _check_slices(slices, f"{where}.slices[{j}]")
-    errors.require(
-      site.latency_ms >= 0,
-      f"{where}.latency_ms = {site.latency_ms:g}",
-      "a message takes time",
-      "give 0 or more",
-    )
+      place = f"{where}slices[{j}]."
+      errors.require(
+        bool(_TOPOLOGY.fullmatch(slices.topology)) and slices.slice_chips > 0,
+        f"{place}topology = {typed.show(slices.topology)}",
+        "a topology is chip counts along one to three axes",
+        "write it like '256' or '4x4x4'",
+      )
+      errors.check(slices, _RULES, place)
+    errors.check(site, {"at least 0": ["latency_ms"]}, where)
     errors.require(
       site.link_gbps > 0,
-      f"{where}.link_gbps = {site.link_gbps:g}",
+      f"{where}link_gbps = {site.link_gbps:g}",
       "a site reaches the others over a link",
       "give a number above 0, or --wan_gbps",
     )
@@ -191,27 +197,4 @@ def _check(fleet: Fleet) -> None:
     f"fleet.sites = {typed.show(names)}",
     "there is not one chip in it",
     "add slices to a site",
-  )
-
-
-def _check_slices(slices: Slices, where: str) -> None:
-  errors.require(
-    _TOPOLOGY.fullmatch(slices.topology) is not None and slices.slice_chips > 0,
-    f"{where}.topology = {typed.show(slices.topology)}",
-    "a topology is chip counts along one to three axes",
-    "write it like '256' or '4x4x4'",
-  )
-  for name in ("count", "memory_gb", "teraflops", "mtbi_years"):
-    value = getattr(slices, name)
-    errors.require(
-      value > 0,
-      f"{where}.{name} = {value:g}",
-      "it must be above 0",
-      f"change {where}.{name}",
-    )
-  errors.require(
-    slices.price_per_hour >= 0,
-    f"{where}.price_per_hour = {slices.price_per_hour:g}",
-    "a price cannot be negative",
-    f"change {where}.price_per_hour",
   )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco.planning.fleet import accounts, defaults, failures, jobs
+from diloco.planning.fleet import defaults, failures, jobs
 
 # No lost work, so that sums are round: a step of which little is lost.
 TIMES = defaults.Times(
@@ -30,7 +30,7 @@ def run(rows, *, slices=10, elastic=True, times=TIMES, horizon=1000, **shape):
 
 
 def loss(history, name):
-  return history.losses[accounts.LOSSES.index(name)]
+  return history.losses[jobs.LOSSES.index(name)]
 
 
 def test_job_without_failures_is_all_useful():
