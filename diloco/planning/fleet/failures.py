@@ -9,6 +9,7 @@ merges.
 """
 
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -96,104 +97,97 @@ def sample(
   rng: np.random.Generator,
 ) -> Failures:
   """Draws all failures of a fleet, or takes them from the trace."""
-  if model.trace is not None:
-    return _from_trace(model.trace, fleet, repair, horizon_secs, rng)
-  parts = [_chips(model, fleet, repair, horizon_secs, rng)]
-  groups = (
-    (1, model.rack_mtbi_years, fleet.rack_slices),
-    (2, model.site_mtbi_years, 0),
-  )
-  for cause, years, slices in groups:
-    if years:
-      parts.append(
-        _groups(cause, years, slices, model, fleet, horizon_secs, rng)
-      )
-  columns = [np.concatenate(c) for c in zip(*parts, strict=True)]
-  order = np.argsort(columns[0], kind="stable")
-  return Failures(*(column[order] for column in columns))
+  return _Draw(model, fleet, repair, horizon_secs, rng).all()
 
 
-def _chips(
-  model: FailureModel,
-  fleet: fleet_lib.Fleet,
-  repair: defaults.ExponentiatedWeibull,
-  horizon_secs: float,
-  rng: np.random.Generator,
-) -> Failures:
-  slices = fleet.all_slices
-  chips = round(slices * fleet.slice_chips)
-  years = horizon_secs / fleet_lib.SECS_PER_YEAR
-  expected = chips * years / model.mtbi_years if model.mtbi_years else 0.0
-  if expected > _MOST:
-    raise errors.UserError(
+@dataclasses.dataclass(frozen=True)
+class _Draw:
+  """Arguments of `sample`."""
+
+  model: FailureModel
+  fleet: fleet_lib.Fleet
+  repair: defaults.ExponentiatedWeibull
+  horizon_secs: float
+  rng: np.random.Generator
+
+  def all(self) -> Failures:
+    model, fleet = self.model, self.fleet
+    if model.trace is not None:
+      return self._traced(model.trace)
+    racks = np.arange(0, fleet.all_slices, fleet.rack_slices)
+    sites = [fleet.block(m) for m in range(fleet.islands)]
+    parts = [
+      self._chips(),
+      *self._groups(
+        *(1, model.rack_mtbi_years, racks),
+        np.minimum(racks + fleet.rack_slices, fleet.all_slices),
+      ),
+      *self._groups(2, model.site_mtbi_years, *np.array(sites).T),
+    ]
+    columns = [np.concatenate(c) for c in zip(*parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    return Failures(*(column[order] for column in columns))
+
+  def _moments(self, expected: float) -> np.ndarray:
+    return self.rng.random(self.rng.poisson(expected)) * self.horizon_secs
+
+  def _chips(self) -> Failures:
+    fleet, years = self.fleet, self.model.mtbi_years
+    slices = fleet.all_slices
+    chips = round(slices * fleet.slice_chips)
+    simulated = self.horizon_secs / fleet_lib.SECS_PER_YEAR
+    expected = chips * simulated / years if years else 0.0
+    errors.require(
+      expected <= _MOST,
       f"{expected:.3g} expected failures",
       f"at most {_MOST:.3g} can be followed",
       "simulate fewer chips or days, or a longer mtbi_years",
     )
-  secs = rng.random(rng.poisson(expected)) * horizon_secs
-  chip = rng.integers(chips, size=len(secs))
-  first = np.minimum((chip / fleet.slice_chips).astype(np.int64), slices - 1)
-  return _columns(secs, first, first + 1, repair.sample(rng, len(secs)), CHIP)
+    secs = self._moments(expected)
+    chip = self.rng.integers(chips, size=len(secs))
+    first = np.minimum((chip / fleet.slice_chips).astype(np.int64), slices - 1)
+    repair = self.repair.sample(self.rng, len(secs))
+    return _columns(secs, first, first + 1, repair, CHIP)
 
+  def _groups(
+    self, cause: int, years: float, starts: np.ndarray, ends: np.ndarray
+  ) -> Iterator[Failures]:
+    """Failures of groups of slices, if they fail at all."""
+    if years:
+      expected = len(starts) * self.horizon_secs
+      secs = self._moments(expected / (years * fleet_lib.SECS_PER_YEAR))
+      which = self.rng.integers(len(starts), size=len(secs))
+      mean_secs = self.model.group_repair_secs
+      repair = self.rng.exponential(mean_secs, len(secs))
+      yield _columns(secs, starts[which], ends[which], repair, cause)
 
-def _groups(
-  cause: int,
-  years: float,
-  slices: int,
-  model: FailureModel,
-  fleet: fleet_lib.Fleet,
-  horizon_secs: float,
-  rng: np.random.Generator,
-) -> Failures:
-  if slices:
-    starts = np.arange(0, fleet.all_slices, slices)
-    ends = np.minimum(starts + slices, fleet.all_slices)
-  else:
-    bounds = [fleet.block(m) for m in range(fleet.islands)]
-    starts, ends = np.array(bounds).T
-  expected = len(starts) * horizon_secs / (years * fleet_lib.SECS_PER_YEAR)
-  secs = rng.random(rng.poisson(expected)) * horizon_secs
-  which = rng.integers(len(starts), size=len(secs))
-  repair = rng.exponential(model.group_repair_secs, len(secs))
-  return _columns(secs, starts[which], ends[which], repair, cause)
-
-
-def _from_trace(
-  trace: tuple[traces.Entry, ...],
-  fleet: fleet_lib.Fleet,
-  repair: defaults.ExponentiatedWeibull,
-  horizon_secs: float,
-  rng: np.random.Generator,
-) -> Failures:
-  drawn = repair.sample(rng, len(trace))
-  rows = []
-  for entry, draw in zip(trace, drawn, strict=True):
-    if entry.service or entry.secs >= horizon_secs:
-      continue
-    first, last = _slices_of(entry, fleet)
-    delay = draw if entry.repair_secs is None else entry.repair_secs
-    rows.append((entry.secs, first, last, delay))
-  table = np.array(rows, float).reshape(-1, 4)
-  cause = CAUSES.index("trace")
-  return _columns(table[:, 0], table[:, 1], table[:, 2], table[:, 3], cause)
+  def _traced(self, trace: tuple[traces.Entry, ...]) -> Failures:
+    rows = []
+    drawn = self.repair.sample(self.rng, len(trace))
+    for entry, draw in zip(trace, drawn, strict=True):
+      if not entry.service and entry.secs < self.horizon_secs:
+        delay = draw if entry.repair_secs is None else entry.repair_secs
+        rows.append((entry.secs, *_slices_of(entry, self.fleet), delay))
+    secs, first, last, repair = np.array(rows, float).reshape(-1, 4).T
+    return _columns(secs, first, last, repair, CAUSES.index("trace"))
 
 
 def _slices_of(entry: traces.Entry, fleet: fleet_lib.Fleet) -> tuple[int, int]:
   if entry.island is not None:
-    if entry.island >= fleet.islands:
-      raise errors.UserError(
-        f"trace target island-{entry.island}",
-        f"the fleet has {fleet.islands} islands, counted from 0",
-        "correct the trace or --islands",
-      )
+    errors.require(
+      entry.island < fleet.islands,
+      f"trace target island-{entry.island}",
+      f"the fleet has {fleet.islands} islands, counted from 0",
+      "correct the trace or --islands",
+    )
     return fleet.block(entry.island)
   assert entry.slice is not None
-  if entry.slice >= fleet.all_slices:
-    raise errors.UserError(
-      f"trace target {entry.slice}",
-      f"the fleet has {fleet.all_slices} slices, counted from 0",
-      "correct the trace or the fleet",
-    )
+  errors.require(
+    entry.slice < fleet.all_slices,
+    f"trace target {entry.slice}",
+    f"the fleet has {fleet.all_slices} slices, counted from 0",
+    "correct the trace or the fleet",
+  )
   return entry.slice, entry.slice + 1
 
 
@@ -217,24 +211,21 @@ def sample_services(
   model: FailureModel, horizon_secs: float, rng: np.random.Generator
 ) -> Services:
   """Draws outages of syncer and store, or takes them from the trace."""
-  if model.trace is not None:
-    found: dict[str, list[tuple[float, float]]] = {"syncer": [], "store": []}
-    outage = {
-      "syncer": model.syncer_outage_secs,
-      "store": model.store_outage_secs,
-    }
-    for entry in model.trace:
-      if entry.service and entry.secs < horizon_secs:
-        secs = entry.repair_secs
-        secs = outage[entry.service] if secs is None else secs
-        found[entry.service].append((entry.secs, entry.secs + secs))
-    return Services(**found)
-  return Services(
-    _outages(
-      model.syncer_mtbi_days, model.syncer_outage_secs, horizon_secs, rng
-    ),
-    _outages(model.store_mtbi_days, model.store_outage_secs, horizon_secs, rng),
-  )
+  kinds = {
+    "syncer": (model.syncer_mtbi_days, model.syncer_outage_secs),
+    "store": (model.store_mtbi_days, model.store_outage_secs),
+  }
+  if model.trace is None:
+    return Services(
+      **{n: _outages(*kind, horizon_secs, rng) for n, kind in kinds.items()}
+    )
+  found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
+  for entry in model.trace:
+    if entry.service and entry.secs < horizon_secs:
+      secs = entry.repair_secs
+      secs = kinds[entry.service][1] if secs is None else secs
+      found[entry.service].append((entry.secs, entry.secs + secs))
+  return Services(**found)
 
 
 def _outages(

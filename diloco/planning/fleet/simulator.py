@@ -44,43 +44,20 @@ def simulate_seed(
   scenario: scenario_lib.Scenario, seed: int
 ) -> outcome.Outcome:
   """Simulates a scenario under one seed."""
-  horizon = scenario.horizon_secs
-  events, services, rng = _drawn(scenario, seed)
-  found = _jobs(scenario, events, rng)
-  tallies, covered = _rounds(scenario, found, services, rng)
-  return outcome.Outcome(
-    tuple(found),
-    tuple(tallies),
-    horizon,
-    len(events.secs),
-    len(services.syncer) + len(services.store),
-    covered,
-  )
-
-
-def _drawn(
-  scenario: scenario_lib.Scenario, seed: int
-) -> tuple[failures_lib.Failures, failures_lib.Services, np.random.Generator]:
-  """What fails under a seed, and what is drawn after that."""
-  rng, horizon = np.random.default_rng(seed), scenario.horizon_secs
-  events = failures_lib.sample(
-    scenario.failures, scenario.fleet, scenario.times.repair, horizon, rng
-  )
-  services = failures_lib.sample_services(scenario.failures, horizon, rng)
-  return events, services, rng
+  return _Simulation(scenario, seed).run()
 
 
 def trace(scenario: scenario_lib.Scenario, seed: int) -> list[traces.Entry]:
   """What fails under a seed, slice by slice, for a trace."""
-  events, services, _ = _drawn(scenario, seed)
+  drawn = _Simulation(scenario, seed)
   found = [
     traces.Entry(secs, slice=index, repair_secs=repair_secs)
     for secs, first, last, repair_secs, _ in zip(
-      *(column.tolist() for column in events), strict=True
+      *(column.tolist() for column in drawn.events), strict=True
     )
     for index in range(first, last)
   ]
-  for service, outages in services._asdict().items():
+  for service, outages in drawn.services._asdict().items():
     found += [
       traces.Entry(start, service=service, repair_secs=end - start)
       for start, end in outages
@@ -88,155 +65,156 @@ def trace(scenario: scenario_lib.Scenario, seed: int) -> list[traces.Entry]:
   return sorted(found, key=lambda entry: entry.secs)
 
 
-def _jobs(
-  scenario: scenario_lib.Scenario,
-  events: failures_lib.Failures,
-  rng: np.random.Generator,
-) -> list[outcome.Job]:
-  fleet = scenario.fleet
-  if fleet.islands == 1:
-    blocks = fleet.extra_blocks()
-    shape = jobs.Shape(
-      fleet.num_slices,
-      tuple(
+class _Simulation:
+  """A scenario under a seed."""
+
+  def __init__(self, scenario: scenario_lib.Scenario, seed: int):
+    """Draws what fails."""
+    self._scenario, self._fleet = scenario, scenario.fleet
+    self._horizon = scenario.horizon_secs
+    self._rng = np.random.default_rng(seed)
+    model, repair = scenario.failures, scenario.times.repair
+    self.events = failures_lib.sample(
+      model, self._fleet, repair, self._horizon, self._rng
+    )
+    self.services = failures_lib.sample_services(
+      model, self._horizon, self._rng
+    )
+
+  def run(self) -> outcome.Outcome:
+    found = self._jobs()
+    tallies, covered = self._rounds(found)
+    return outcome.Outcome(
+      tuple(found),
+      tuple(tallies),
+      self._horizon,
+      len(self.events.secs),
+      len(self.services.syncer) + len(self.services.store),
+      covered,
+    )
+
+  def _jobs(self) -> list[outcome.Job]:
+    fleet, least = self._fleet, self._scenario.min_share
+    if fleet.islands == 1:
+      extras = tuple(
         jobs.Block(first, last, extra.start_secs, extra.end_secs)
-        for extra, first, last in blocks
-      ),
-      min_share=scenario.min_share,
-    )
-    job = _job(scenario, events, 0, shape, 0.0, rng)
-    held = _held_back(scenario, job.pace)
-    return [dataclasses.replace(job, share=job.share * held)]
-  found = []
-  for m in range(fleet.islands):
-    first, last = fleet.block(m)
-    shape = jobs.Shape(last - first, min_share=scenario.min_share)
-    part = events.within(first, last)
-    found.append(_job(scenario, part, first, shape, 0.0, rng))
-  for extra, first, last in scenario_lib.extra_islands(scenario):
-    if extra.start_secs >= scenario.horizon_secs:
-      continue
-    shape = jobs.Shape(
-      last - first,
-      start_secs=extra.start_secs,
-      end_secs=extra.end_secs,
-      min_share=scenario.min_share,
-    )
-    part = events.within(first, last)
-    found.append(_job(scenario, part, first, shape, extra.speed, rng))
-  return found
-
-
-def _held_back(scenario: scenario_lib.Scenario, pace: float) -> float:
-  """Useful share of a single job that waits for slower extra slices."""
-  fleet, horizon = scenario.fleet, scenario.horizon_secs
-  allocated, lost = fleet.num_slices * horizon, 0.0
-  for extra, first, last in fleet.extra_blocks():
-    secs = max(min(extra.end_secs, horizon) - extra.start_secs, 0.0)
-    allocated += (last - first) * secs
-    lost += fleet.num_slices * secs * max(1 - extra.speed / pace, 0.0)
-  return max(1 - lost / allocated, 0.0)
-
-
-def _job(
-  scenario: scenario_lib.Scenario,
-  events: failures_lib.Failures,
-  first: int,
-  shape: jobs.Shape,
-  speed: float,
-  rng: np.random.Generator,
-) -> outcome.Job:
-  own = events._replace(first=events.first - first, last=events.last - first)
-  history = jobs.run(
-    shape, scenario.times, own, scenario.horizon_secs, elastic=scenario.elastic
-  )
-  pace, share = _pace(scenario.fleet, (first, first + shape.slices), speed, rng)
-  share *= _straggling(scenario, history, shape.slices, rng)
-  return outcome.Job(history, pace, share)
-
-
-def _pace(
-  fleet: fleet_lib.Fleet,
-  block: tuple[int, int],
-  speed: float,
-  rng: np.random.Generator,
-) -> tuple[float, float]:
-  """Speed of a synchronous job, and the share of its slices' that is."""
-  if not speed and len(set(fleet.speeds)) == 1 and not fleet.speed_spread:
-    return fleet.speeds[0], 1.0
-  first, last = block
-  speeds = np.array(
-    [speed or fleet.speed_of(index) for index in range(first, last)]
-  )
-  if fleet.speed_spread:
-    spread = rng.normal(1.0, fleet.speed_spread, len(speeds))
-    speeds *= np.maximum(spread, 0.1)
-  pace = float(speeds.min())
-  return pace, float(np.mean(pace / speeds))
-
-
-def _straggling(
-  scenario: scenario_lib.Scenario,
-  history: jobs.History,
-  slices: int,
-  rng: np.random.Generator,
-) -> float:
-  """Share of full speed while slices of the job are slow now and then.
-
-  Spells come as a Poisson process of rate r and last d on average, so some
-  slice is slow for a share 1 - exp(-r d) of the time; what is drawn is how
-  many came, and they overlap as they do in the mean.
-  """
-  model = scenario.stragglers
-  span = history.end_secs - history.start_secs
-  if not model.mtbi_years or span <= 0:
-    return 1.0
-  chips = slices * scenario.fleet.slice_chips
-  rate = chips / (model.mtbi_years * fleet_lib.SECS_PER_YEAR)
-  spells = rng.exponential(model.secs, rng.poisson(rate * span)).sum()
-  slow = -math.expm1(-spells / span)
-  return 1 - slow * (1 - model.factor)
-
-
-def _rounds(
-  scenario: scenario_lib.Scenario,
-  found: Sequence[outcome.Job],
-  services: failures_lib.Services,
-  rng: np.random.Generator,
-) -> tuple[list[traffic.Tally], float]:
-  """Follows rounds, whole or in windows; returns how much they cover."""
-  if len(found) == 1 or not scenario.windows:
-    return [], 0.0
-  horizon = scenario.horizon_secs
-  steps = [scenario.times.step_secs / job.pace for job in found]
-  config = scenario.config
-  outages = services.merged
-  if sum(horizon / secs for secs in steps) <= _WHOLE_STEPS:
-    spans = [(0.0, 0.0, horizon)]
-  else:
-    warm = 2 * scenario.sync.every * max(steps)
-    length = scenario.window_steps * max(steps)
-    room = (horizon - warm - length) / scenario.windows
-    starts = (np.arange(scenario.windows) + rng.random(scenario.windows)) * room
-    spans = [(s, s + warm, s + warm + length) for s in starts.tolist()]
-  tallies = []
-  for start, count_from, end in spans:
-    tracks = [
-      traffic.Track(secs, _stops(job.history, start, end))
-      for job, secs in zip(found, steps, strict=True)
+        for extra, first, last in fleet.extra_blocks()
+      )
+      shape = jobs.Shape(fleet.num_slices, extras, min_share=least)
+      job = self._job(self.events, 0, shape, 0.0)
+      share = job.share * self._held_back(job.pace)
+      return [dataclasses.replace(job, share=share)]
+    found = []
+    blocks: list[tuple[fleet_lib.Extra | None, int, int]] = [
+      (None, *fleet.block(m)) for m in range(fleet.islands)
     ]
-    world = rounds.World(
-      config,
-      scenario.links,
-      tracks,
-      rng,
-      outages=[o for o in outages if o[1] > start and o[0] < end],
-      start_secs=start,
-      count_from=count_from,
+    for extra, first, last in [
+      *blocks,
+      *scenario_lib.extra_islands(self._scenario),
+    ]:
+      shape, speed = jobs.Shape(last - first, min_share=least), 0.0
+      if extra:
+        if extra.start_secs >= self._horizon:
+          continue
+        speed = extra.speed
+        shape = dataclasses.replace(
+          shape, start_secs=extra.start_secs, end_secs=extra.end_secs
+        )
+      part = self.events.within(first, last)
+      found.append(self._job(part, first, shape, speed))
+    return found
+
+  def _held_back(self, pace: float) -> float:
+    """Useful share of a single job that waits for slower extra slices."""
+    slices, horizon = self._fleet.num_slices, self._horizon
+    allocated, lost = slices * horizon, 0.0
+    for extra, first, last in self._fleet.extra_blocks():
+      secs = max(min(extra.end_secs, horizon) - extra.start_secs, 0.0)
+      allocated += (last - first) * secs
+      lost += slices * secs * max(1 - extra.speed / pace, 0.0)
+    return max(1 - lost / allocated, 0.0)
+
+  def _job(
+    self,
+    events: failures_lib.Failures,
+    first: int,
+    shape: jobs.Shape,
+    speed: float,
+  ) -> outcome.Job:
+    own = events._replace(first=events.first - first, last=events.last - first)
+    scenario = self._scenario
+    history = jobs.run(
+      shape, scenario.times, own, self._horizon, elastic=scenario.elastic
     )
-    tallies.append(world.run(end))
-  covered = sum(end - begin for _, begin, end in spans) / horizon
-  return tallies, covered
+    pace, share = self._pace(range(first, first + shape.slices), speed)
+    share *= self._straggling(history, shape.slices)
+    return outcome.Job(history, pace, share)
+
+  def _pace(self, block: range, speed: float) -> tuple[float, float]:
+    """Speed of a synchronous job, and the share of its slices' that is."""
+    fleet = self._fleet
+    if not speed and len(set(fleet.speeds)) == 1 and not fleet.speed_spread:
+      return fleet.speeds[0], 1.0
+    speeds = np.array([speed or fleet.speed_of(index) for index in block])
+    if fleet.speed_spread:
+      spread = self._rng.normal(1.0, fleet.speed_spread, len(speeds))
+      speeds *= np.maximum(spread, 0.1)
+    pace = float(speeds.min())
+    return pace, float(np.mean(pace / speeds))
+
+  def _straggling(self, history: jobs.History, slices: int) -> float:
+    """Share of full speed while slices of the job are slow now and then.
+
+    Spells come as a Poisson process of rate r and last d on average, so some
+    slice is slow for a share 1 - exp(-r d) of the time; what is drawn is how
+    many came, and they overlap as they do in the mean.
+    """
+    model, rng = self._scenario.stragglers, self._rng
+    span = history.end_secs - history.start_secs
+    if not model.mtbi_years or span <= 0:
+      return 1.0
+    chips = slices * self._fleet.slice_chips
+    rate = chips / (model.mtbi_years * fleet_lib.SECS_PER_YEAR)
+    spells = rng.exponential(model.secs, rng.poisson(rate * span)).sum()
+    slow = -math.expm1(-spells / span)
+    return 1 - slow * (1 - model.factor)
+
+  def _rounds(
+    self, found: Sequence[outcome.Job]
+  ) -> tuple[list[traffic.Tally], float]:
+    """Follows rounds, whole or in windows; returns how much they cover."""
+    scenario, horizon = self._scenario, self._horizon
+    if len(found) == 1 or not scenario.windows:
+      return [], 0.0
+    steps = [scenario.times.step_secs / job.pace for job in found]
+    config, outages = scenario.config, self.services.merged
+    if sum(horizon / secs for secs in steps) <= _WHOLE_STEPS:
+      spans = [(0.0, 0.0, horizon)]
+    else:
+      warm = 2 * scenario.sync.every * max(steps)
+      length = scenario.window_steps * max(steps)
+      room = (horizon - warm - length) / scenario.windows
+      draws = self._rng.random(scenario.windows)
+      starts = (np.arange(scenario.windows) + draws) * room
+      spans = [(s, s + warm, s + warm + length) for s in starts.tolist()]
+    tallies = []
+    for start, count_from, end in spans:
+      tracks = [
+        traffic.Track(secs, _stops(job.history, start, end))
+        for job, secs in zip(found, steps, strict=True)
+      ]
+      world = rounds.World(
+        config,
+        scenario.links,
+        tracks,
+        self._rng,
+        outages=[o for o in outages if o[1] > start and o[0] < end],
+        start_secs=start,
+        count_from=count_from,
+      )
+      tallies.append(world.run(end))
+    covered = sum(end - begin for _, begin, end in spans) / horizon
+    return tallies, covered
 
 
 def _stops(

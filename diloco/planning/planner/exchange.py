@@ -13,8 +13,9 @@ of fewest bits, then of shortest overlap, then of least load. Then
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from diloco.planning.bandwidth import decoupled, workload
 from diloco.planning.planner import efficiency, resources
@@ -112,67 +113,53 @@ def choose(
   star = links(fleet, islands, model)
   best: tuple[tuple[float, ...], Exchange] | None = None
   nearest: Exchange | None = None
-  for site in range(len(star)):
-    for codec in options.codecs:
-      for choice in _periods(star, site, codec, model, options):
-        if fits(choice.load, choice.overlap_steps, choice.every):
-          loss = CODEC_LOSS[codec] + efficiency.period_loss(choice.every).mean
-          bits = workload.CODEC_BITS[codec]
-          key = (loss, bits, choice.overlap_steps / choice.every, choice.load)
-          if best is None or key < best[0]:
-            best = (key, choice)
-          break
-        if nearest is None or _excess(choice) < _excess(nearest):
-          nearest = choice
+  for site, codec in itertools.product(range(len(star)), options.codecs):
+    for every in PERIODS:
+      choice = _best_fragments(star, site, codec, model, options, every)
+      if fits(choice.load, choice.overlap_steps, choice.every):
+        loss = CODEC_LOSS[codec] + efficiency.period_loss(choice.every).mean
+        bits = workload.CODEC_BITS[codec]
+        key = (loss, bits, choice.overlap_steps / choice.every, choice.load)
+        if best is None or key < best[0]:
+          best = (key, choice)
+        break
+      if nearest is None or _excess(choice) < _excess(nearest):
+        nearest = choice
   if best is not None:
     return best[1]
   assert nearest is not None
   return Shortage(nearest, _why(fleet, nearest), _excess(nearest))
 
 
-def _periods(
-  star: Sequence[decoupled.Link],
-  site: int,
-  codec: str,
-  model: model_lib.Model,
-  options: Options,
-) -> Iterator[Exchange]:
-  most = 2 * model.layers
-  for every in PERIODS:
-    choices = [
-      _exchange(star, site, codec, model, options, every, fragments)
-      for fragments in sorted(
-        {min(_DEFAULT_FRAGMENTS, every), min(most, every)}
-      )
-    ]
-    # The first of equal ones, thus the default, wins.
-    yield min(choices, key=lambda choice: choice.overlap_steps)
-
-
-def _exchange(
+def _best_fragments(
   star: Sequence[decoupled.Link],
   site: int,
   codec: str,
   model: model_lib.Model,
   options: Options,
   every: int,
-  fragments: int,
 ) -> Exchange:
-  sync = decoupled.Sync(
-    params=model.params,
-    every=every,
-    num_fragments=fragments,
-    up_bits=workload.CODEC_BITS[codec],
-    down_bits=workload.CODEC_BITS[options.down_codec],
-  )
-  traffic = decoupled.traffic(sync, star, site)
-  slowest = max(
-    t.round_trip_steps
-    for t, link in zip(traffic, star, strict=True)
-    if link.islands
-  )
-  tau = overlap_steps(slowest)
-  return Exchange(site, codec, every, fragments, tau, traffic)
+  found = []
+  for fragments in sorted(
+    {min(_DEFAULT_FRAGMENTS, every), min(2 * model.layers, every)}
+  ):
+    sync = decoupled.Sync(
+      params=model.params,
+      every=every,
+      num_fragments=fragments,
+      up_bits=workload.CODEC_BITS[codec],
+      down_bits=workload.CODEC_BITS[options.down_codec],
+    )
+    traffic = decoupled.traffic(sync, star, site)
+    slowest = max(
+      t.round_trip_steps
+      for t, link in zip(traffic, star, strict=True)
+      if link.islands
+    )
+    tau = overlap_steps(slowest)
+    found.append(Exchange(site, codec, every, fragments, tau, traffic))
+  # The first of equal ones, thus the default, wins.
+  return min(found, key=lambda choice: choice.overlap_steps)
 
 
 def overlap_steps(round_trip_steps: float) -> int:
