@@ -10,18 +10,49 @@ import json
 import math
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import special
 
 from diloco import errors, process, typed
-from diloco.workbench import frozen, opened, results, worker
+from diloco.report import figures
+from diloco.workbench import frozen, opened, worker
 
 SIMULATION = "simulation"  # in place of a task
 _LEVEL = 0.95
 _SLICES = "config.fleet.slices["
+
+
+# Of a summary or a simulation, dearest first: what to call it, how to show it.
+SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+  "final_eval_bits_per_token": (
+    "held-out bits per token",
+    lambda value: figures.number(value, 4),
+  ),
+  "goodput.mean": ("goodput", figures.percent),
+  "uptime.mean": ("uptime", figures.percent),
+  "contributors_per_merge.mean": ("islands a merge", figures.number),
+  "tokens_per_sec": ("tokens a second", figures.count),
+  "wall_secs": ("time", figures.secs),
+  "goodput": ("goodput", figures.percent),
+  "merges.contributors_mean": ("islands a merge", figures.number),
+  "merges.staleness_mean": ("staleness", figures.number),
+  "bytes_published": ("published", figures.num_bytes),
+}
+
+
+def shown(found: Sequence[Mapping[str, float]]) -> list[str]:
+  """The figures worth showing that any of them has."""
+  return [key for key in SHOWN if any(key in one for one in found)]
+
+
+def headline(result: Mapping[str, float]) -> str:
+  """The dearest figure in words."""
+  for key in shown([result])[:1]:
+    return f"{SHOWN[key][0]} {SHOWN[key][1](result[key])}"
+  return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +65,7 @@ class Entry:
     fields: its configuration but name and seed, by dotted names.
     seed: its seed.
     status: how it ended.
-    results: its figures, by names of `results.SHOWN` and more.
+    results: its figures, by names of `SHOWN` and more.
   """
 
   place: pathlib.Path
@@ -155,7 +186,7 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
   labels = frozen.names(kinds, "all runs")
   return Comparison(
     tuple(fields),
-    tuple(results.shown([entry.results for entry in entries])),
+    tuple(shown([entry.results for entry in entries])),
     tuple(
       Group(
         label,

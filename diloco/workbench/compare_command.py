@@ -9,7 +9,7 @@ from rich import box, console, measure, table, text
 
 from diloco import arguments
 from diloco.report import figures
-from diloco.workbench import compare, frozen, results
+from diloco.workbench import compare, frozen
 
 _MAX_FIELDS = 16  # columns
 _WIDEST = 10_000  # characters of a table in a file
@@ -72,7 +72,7 @@ def cells(
   names = frozen.short_names(comparison.fields)
   fields = comparison.fields[:_MAX_FIELDS]
   heads = [*(names[field] for field in fields), "runs"]
-  heads += [results.SHOWN[key][0] for key in shown]
+  heads += [compare.SHOWN[key][0] for key in shown]
   rows = []
   for group in comparison.groups:
     values = [group.fields[field] for field in fields]
@@ -80,14 +80,14 @@ def cells(
     row.append(_runs(group))
     for key in shown:
       one = group.results.get(key)
-      row.append(_told(one, results.SHOWN[key][1]) if one else figures.DASH)
+      row.append(_told(one, compare.SHOWN[key][1]) if one else figures.DASH)
     rows.append(row)
   if len(rows) > 1 and shown:
     key, place = shown[0], len(fields) + 2
     relative = all(
       entry.results.get(key) for entry in comparison.groups[0].entries
     )
-    show = _share if relative else results.SHOWN[key][1]
+    show = _share if relative else compare.SHOWN[key][1]
     column = [figures.DASH] + [
       "no seed in common" if found is None else _told(found, show, "+")
       for found in comparison.differences(key, relative=relative)

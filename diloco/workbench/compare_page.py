@@ -4,7 +4,7 @@ import pathlib
 
 from diloco import errors
 from diloco.report import charts, page, summary
-from diloco.workbench import compare, compare_command, pictures, results
+from diloco.workbench import compare, compare_command, pictures
 
 _AXES = 2  # figures that are axes of their own
 
@@ -63,7 +63,7 @@ def _results(comparison: compare.Comparison) -> list[str]:
       "Dots: runs. Diamond: their mean. Line: where it lies with 95 %.",
     )
     for key in comparison.shown[:_AXES]
-    for title in [results.SHOWN[key][0].capitalize()]
+    for title in [compare.SHOWN[key][0].capitalize()]
   ]
   return [page.pair(*panels)] if panels else []
 

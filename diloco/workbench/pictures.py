@@ -14,7 +14,7 @@ from matplotlib import axes as axes_lib
 from matplotlib import colors, figure, ticker
 
 from diloco.report import charts, clock, figures, totals
-from diloco.workbench import compare, frozen, results
+from diloco.workbench import compare, frozen
 
 AXES = {"tokens": "count", "seconds": ""}  # and their units
 
@@ -117,7 +117,7 @@ def draw_results(
     axes.plot([found.mean], [row], "D", color=colour, ms=5)
   axes.set_yticks(range(len(groups)), [short(g.label) for g in groups])
   axes.set_ylim(len(groups) - 0.5, -0.5)
-  label, show = results.SHOWN[key]
+  label, show = compare.SHOWN[key]
   axes.set_xlabel(label)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
   axes.xaxis.set_major_formatter(
@@ -139,7 +139,7 @@ def draw_parallel(
     for field in comparison.fields[: _MAX_AXES - len(keys)]
   ]
   columns += [
-    (results.SHOWN[key][0], [e.results.get(key) for e in entries])
+    (compare.SHOWN[key][0], [e.results.get(key) for e in entries])
     for key in reversed(keys)
   ]
   heights = np.array([_heights(values) for _, values in columns])

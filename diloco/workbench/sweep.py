@@ -14,8 +14,8 @@ from diloco import arguments, errors, hyper, process
 from diloco import config as config_lib
 from diloco.controller.engines import cluster
 from diloco.report import figures, status
+from diloco.workbench import compare, frozen, table
 from diloco.workbench import executor as executor_lib
-from diloco.workbench import frozen, results, table
 
 _MANY = 200  # points, from which on a sweep asks
 _POLL_SECS = 0.1
@@ -217,7 +217,7 @@ class Runner:
       reason = f"it ended by {cause}"
       facts = {"status": "failed", "reason": reason, "secs": 0, "result": {}}
       frozen.set_outcome(self._workdir, name, facts)
-    told = results.headline(facts["result"])
+    told = compare.headline(facts["result"])
     if facts["status"] != "finished":
       told = facts["reason"]
     self._ended, self._left = self._ended + 1, self._left - 1

@@ -113,12 +113,9 @@ def fit(
   start = start or defaults.Times()
   target = np.array(RIGID + ELASTIC)
 
-  def times_of(logs: np.ndarray) -> defaults.Times:
-    values = dict(zip(FITTED, np.exp(logs).tolist(), strict=True))
-    return dataclasses.replace(start, **values)
-
   def residuals_of(logs: np.ndarray) -> np.ndarray:
-    found = cells(times_of(logs), num_failures=num_failures, seed=seed)
+    times = _times(start, logs)
+    found = cells(times, num_failures=num_failures, seed=seed)
     return found - target
 
   logs = np.log([getattr(start, name) for name in FITTED])
@@ -133,11 +130,16 @@ def fit(
   covariance = spread * np.linalg.pinv(found.jac.T @ found.jac)
   spreads = np.sqrt(np.diag(covariance)).tolist()
   return Fit(
-    times_of(found.x),
+    _times(start, found.x),
     found.fun,
     dict(zip(FITTED, spreads, strict=True)),
     covariance,
   )
+
+
+def _times(start: defaults.Times, logs: np.ndarray) -> defaults.Times:
+  values = dict(zip(FITTED, np.exp(logs).tolist(), strict=True))
+  return dataclasses.replace(start, **values)
 
 
 def _derive(
@@ -160,9 +162,7 @@ def predict(found: Fit) -> dict[str, float]:
   logs = np.log([getattr(found.times, name) for name in FITTED])
 
   def of(x: np.ndarray) -> np.ndarray:
-    values = dict(zip(FITTED, np.exp(x).tolist(), strict=True))
-    times = dataclasses.replace(found.times, **values)
-    return np.array([goodput(times, 150_000, elastic=True)])
+    return np.array([goodput(_times(found.times, x), 150_000, elastic=True)])
 
   gradient = _derive(of, logs)[0]
   error = math.sqrt(float(gradient @ found.covariance @ gradient))
