@@ -4,6 +4,7 @@ A `UserError` is the caller's mistake or the machine's shortage. The command
 line prints it as one line and exits with code 2; nothing has been touched.
 """
 
+import dataclasses
 import math
 import pathlib
 import sysconfig
@@ -68,6 +69,13 @@ def check(
       what = f"{where}{name}{equals}{value}"
       remedy = f"change {where}{name}"
       require(RULES[rule](value), what, f"it must be {rule}", remedy)
+
+
+def check_amounts(of: Any, where: str = "") -> None:
+  """Refuses fields of a dataclass that are no finite numbers of 0 or more."""
+  names = [field.name for field in dataclasses.fields(of)]
+  amounts = [n for n in names if isinstance(getattr(of, n), int | float)]
+  check(of, {"at least 0": amounts}, where)
 
 
 class DetachedError(RuntimeError):

@@ -135,8 +135,8 @@ REFUSALS = {
   "delayed momentum with less than none in between": (
     {"outer": {"delay_c": -0.1, **DELAYED}},
     "config.outer.delay_c = -0.1",
-    "it must be from 0 to 0.25",
-    "set config.outer.delay_c",
+    "it must be at least 0",
+    "change config.outer.delay_c",
   ),
   "no learning rate for so many islands": (
     {

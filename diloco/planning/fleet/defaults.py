@@ -18,7 +18,7 @@ import functools
 
 import numpy as np
 
-from diloco.planning.fleet import fleet as fleet_lib
+from diloco import errors
 
 _POINTS = 4 * 8192  # of the distribution, for its mean
 
@@ -85,7 +85,8 @@ class Times:
 
   def __post_init__(self) -> None:
     of_repair = ("repair_scale_secs", "repair_shape", "repair_power")
-    fleet_lib.require_amounts(self, (*of_repair, "step_secs"))
+    errors.check_amounts(self)
+    errors.check(self, {"above 0": (*of_repair, "step_secs")})
 
   @property
   def repair(self) -> ExponentiatedWeibull:

@@ -86,7 +86,7 @@ class FailureModel:
   trace: tuple[traces.Entry, ...] | None = None
 
   def __post_init__(self) -> None:
-    fleet_lib.require_amounts(self)
+    errors.check_amounts(self)
 
 
 def sample(

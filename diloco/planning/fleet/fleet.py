@@ -6,8 +6,6 @@ of an island at one site.
 """
 
 import dataclasses
-from collections.abc import Collection
-from typing import Any
 
 from diloco import errors
 
@@ -135,10 +133,3 @@ def require(holds: bool, name: str, value: object, why: str) -> None:
   """Raises a `UserError` for a value that cannot be."""
   if not holds:
     raise errors.UserError(f"{name} = {value}", why, f"change {name}")
-
-
-def require_amounts(of: Any, above_zero: Collection[str] = ()) -> None:
-  """Refuses fields of a dataclass that are no finite numbers of 0 or more."""
-  names = [field.name for field in dataclasses.fields(of)]
-  amounts = [n for n in names if isinstance(getattr(of, n), int | float)]
-  errors.check(of, {"at least 0": amounts, "above 0": above_zero})

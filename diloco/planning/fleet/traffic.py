@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from diloco import errors
-from diloco.planning.fleet import fleet as fleet_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Links:
   lockstep: bool = False
 
   def __post_init__(self) -> None:
-    fleet_lib.require_amounts(self)
+    errors.check_amounts(self)
     errors.check(self, {"at least 0 and below 1": ["jitter"]})
 
 
