@@ -40,11 +40,11 @@ def parser() -> arguments.Parser:
   add = made.add_argument
   _add_fields(made, fleet_lib.Fleet)
   add("--speeds", type=_reals, default=(1.0,), metavar="A,B", help="of islands")
-  add("--days", type=_real, default=30.0, help="simulated")
+  add("--days", type=float, default=30.0, help="simulated")
   add("--seeds", type=arguments.whole(1), default=5, help="how many")
   add("--seed", type=arguments.whole(0), default=0, help="the first")
   _add_switch(made, "elastic", "jobs go on without slices that failed")
-  add("--min_share", type=_real, default=0.5, help="of slices, to train at all")
+  add("--min_share", type=float, default=0.5, help="of slices, to train at all")
   add(
     "--capacity",
     default="",
@@ -76,7 +76,7 @@ def parser() -> arguments.Parser:
   sync = config_lib.SyncConfig()
   for flag, (field, word) in _SYNC.items():
     value = getattr(sync, field)
-    kind = _real if isinstance(value, float) else arguments.whole(0)
+    kind = float if isinstance(value, float) else arguments.whole(0)
     add(f"--{flag}", type=kind, default=value, help=word)
   for group in (defaults.Times, failures.FailureModel, traffic.Links):
     _add_fields(made, group)
@@ -98,7 +98,7 @@ def _add_fields(made: arguments.Parser, kind: Any, prefix: str = "") -> None:
     if type(default) in (int, float):
       made.add_argument(
         f"--{prefix}{field.name}",
-        type=_real
+        type=float
         if isinstance(default, float)
         else arguments.whole(min(default, 1)),
         default=default,
@@ -106,12 +106,8 @@ def _add_fields(made: arguments.Parser, kind: Any, prefix: str = "") -> None:
       )
 
 
-def _real(text: str) -> float:
-  # What range it must be in, the scenario says, by name.
-  return float(text)
-
-
 def _reals(text: str) -> tuple[float, ...]:
+  # What range they must be in, the scenario says, by name.
   return tuple(float(part) for part in text.split(","))
 
 
