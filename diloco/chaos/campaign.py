@@ -3,12 +3,19 @@
 A run trains a tiny language model on the sources of the standard library, three
 unequal islands on this machine's cores. It takes as many faults as it has time
 to recover from, and is sized for that; what does not fit goes into the next.
+
+A campaign that is told to end cleans up by itself. One that was killed leaves
+the processes of its run and the small disk below its store, which would keep
+anybody from deleting the directory; whoever names it next clears it.
 """
 
 import collections
+import contextlib
 import json
+import logging
 import pathlib
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diloco import config as config_lib
@@ -16,13 +23,17 @@ from diloco import crash, errors, process
 from diloco.chaos import (
   checks,
   injector,
-  leftovers,
   measures,
   store_faults,
 )
 from diloco.chaos import faults as faults_lib
+from diloco.chaos import fleet as fleet_lib
 from diloco.controller.engines import cluster
 from diloco.tape import reader
+
+logger = logging.getLogger(__name__)
+
+_LOCK = "campaign.lock"
 
 FAULTS_PER_RUN = 12
 _SECS_PER_FAULT = 6.0
@@ -107,7 +118,7 @@ class Campaign:
         "give 1 or more",
       )
     if workdir.is_dir():
-      leftovers.clear_dead(workdir.absolute())
+      clear_dead(workdir.absolute())
     if workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):
       raise errors.UserError(
         f"--workdir={workdir}",
@@ -133,7 +144,7 @@ class Campaign:
       KeyboardInterrupt: a signal told it to stop; nothing is left running or
         mounted.
     """
-    with leftovers.interruptible(), leftovers.own(self._workdir):
+    with interruptible(), own(self._workdir):
       return self._run()
 
   def _run(self) -> dict[str, Any]:
@@ -249,6 +260,67 @@ class Campaign:
       f" --kinds={kinds} --faults_per_run={self._per_run}"
       f" --engine={self._engine}"
     )
+
+
+@contextlib.contextmanager
+def own(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps other campaigns out of a directory, and clears it in the end."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  with _locked(workdir):
+    try:
+      yield
+    finally:
+      _clear(workdir)
+
+
+def clear_dead(workdir: pathlib.Path) -> None:
+  """Clears what a killed campaign left in its directory; its files stay.
+
+  Does nothing to a directory that was never a campaign's.
+
+  Raises:
+    UserError: a campaign is at work there.
+  """
+  if (workdir / _LOCK).is_file():
+    with _locked(workdir):
+      _clear(workdir)
+
+
+def _locked(workdir: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+  busy = errors.UserError(
+    f"--workdir={workdir}",
+    "a campaign is at work in it",
+    "name another directory, or stop that campaign first",
+  )
+  return process.sole(workdir / _LOCK, busy)
+
+
+def _clear(workdir: pathlib.Path) -> None:
+  for run_dir in sorted(workdir.glob("run-*/run")):
+    fleet_lib.end_processes(run_dir)
+  for path in store_faults.mounted_below(workdir):
+    try:
+      store_faults.keep_and_unmount(path)
+    except OSError as error:
+      logger.warning("disk_not_kept path=%s error=%s", path, error)
+
+
+def interruptible() -> contextlib.AbstractContextManager[None]:
+  """Makes the first signal to stop a KeyboardInterrupt, and ignores others.
+
+  So what is cleaned up on the way out is cleaned up to the end.
+  """
+  told = False
+
+  def stop(number: int) -> None:
+    nonlocal told
+    if told:
+      return
+    told = True
+    logger.warning("stopping signal=%s", signal.Signals(number).name)
+    raise KeyboardInterrupt
+
+  return process.hearing(stop)
 
 
 def table(result: dict[str, Any]) -> str:

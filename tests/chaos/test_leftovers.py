@@ -13,7 +13,7 @@ import time
 import pytest
 
 from diloco import errors
-from diloco.chaos import campaign, leftovers, store_faults
+from diloco.chaos import campaign, store_faults
 from diloco.report import liveness
 
 _PATIENCE_SECS = 60.0
@@ -160,9 +160,9 @@ def test_run_in_a_directory_that_was_never_a_campaigns_lives_on(tmp_path):
   )
   try:
     role.stdout.readline()
-    leftovers.clear_dead(tmp_path)
+    campaign.clear_dead(tmp_path)
     assert _lives(role.pid)
-    with leftovers.own(tmp_path):
+    with campaign.own(tmp_path):
       pass
     assert role.wait(_PATIENCE_SECS) == -signal.SIGKILL
   finally:
@@ -173,7 +173,7 @@ def test_run_in_a_directory_that_was_never_a_campaigns_lives_on(tmp_path):
 def test_second_signal_does_not_disturb_the_cleaning_up():
   before = signal.getsignal(signal.SIGTERM)
   cleaned = False
-  with pytest.raises(KeyboardInterrupt), leftovers.interruptible():
+  with pytest.raises(KeyboardInterrupt), campaign.interruptible():
     try:
       signal.raise_signal(signal.SIGTERM)
     finally:
