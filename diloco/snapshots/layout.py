@@ -16,6 +16,7 @@ import numpy as np
 from diloco.fragments import codec as codec_lib
 
 Index = tuple[slice, ...]
+CHECKSUM_BYTES = 4  # behind every stored chunk
 
 # Measured on two cores: smaller chunks are written slower; larger ones gain
 # nothing and cost a streaming reader memory, some five chunks per tensor.
@@ -109,6 +110,17 @@ class Layout(NamedTuple):
     ):
       raise ValueError(f"index {index} is no box of shape {self.shape}")
     return box
+
+  def stored(self) -> dict[str, Any]:
+    """A `zarr.json` by which chunks are rows of bytes, their checksums too.
+
+    For a tensor of two axes or more that is divided along the first alone.
+    """
+    num_chunks = -(-self.shape[0] // self.chunk_shape[0])
+    row = math.prod(self.chunk_shape) * self.numpy_dtype.itemsize
+    chunk = (*[1] * (len(self.shape) - 1), row + CHECKSUM_BYTES)
+    found = Layout((num_chunks, *chunk[1:]), "uint8", chunk).metadata()
+    return found | {"codecs": found["codecs"][:1]}
 
   def metadata(self) -> dict[str, Any]:
     """The array's `zarr.json`: little-endian bytes, CRC-32C, no compression."""
