@@ -282,7 +282,8 @@ def adopt(fragment: int) -> Secs:
 
   secs: Secs = {}
   swaps, params = _here["swap"], _here["params"]
-  _, anchor = _timed(secs, "fetch", lambda: _here["fetcher"].newest(fragment))
+  head = _here["store"].read(keys.head_key(fragment), records.Head)
+  anchor = _timed(secs, "fetch", lambda: _here["fetcher"].read(head))
 
   def swap_in() -> None:
     swaps.adopt(params, fragment, anchor, _STEPS)
