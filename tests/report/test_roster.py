@@ -11,25 +11,10 @@ import run_builder
 from diloco import cli, config, heartbeat, logbook, process
 from diloco.report import liveness, roster
 from diloco.snapshots import keys, store
-from diloco.tape import events, recorder
+from diloco.tape import recorder
+from tests.tape import test_explain
 
-MERGED = {
-  "fragment": 9,
-  "version": 1,
-  "contributions": [],
-  "absent": [],
-  "opened_at": 10.0,
-  "closed_at": 11.0,
-  "quorum_secs": 0.25,
-  "grace_secs": 0.5,
-  "grace_spent_secs": 0.75,
-  "grace_facts": {"step_secs": 0.5, "quorum_secs": 0.2, "sync_secs": 0.1},
-  "merge_secs": 0.004,
-  "outer_grad_norm": 0.125,
-  "digest": "",
-  "token": 1,
-  "bytes": 100,
-}
+_OWN = {"event", "role", "incarnation", "wall_secs"}  # what a recorder adds
 
 
 class Signed:
@@ -44,7 +29,11 @@ class Signed:
     process.write_config(config.from_mapping(fields), self.dir)
     self.store = store.SnapshotStore(self.url)
     syncer = recorder.Recorder(self.dir, "syncer", 9)
-    syncer.record(events.MERGED, **MERGED)
+    tape = test_explain.Tape()
+    tape.merge(1, fragment=9)  # as the simulated ones cannot be explained
+    *_, line = tape.lines
+    fields = {name: line[name] for name in line.keys() - _OWN}
+    syncer.record(line["event"], **fields)
     syncer.close()
     logbook.Keeper(self.dir, self.store).push()
 
