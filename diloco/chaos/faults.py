@@ -29,18 +29,11 @@ NEED_MOUNT = ("disk_full", "read_only")
 # not done: a commit record that vanishes (what it held stays pending: nobody
 # knows of it), a head or a global version (a return to a cut is what it takes),
 # the fragment plan.
-DAMAGES = (
-  ("payload", "flip"),
-  ("payload", "truncate"),
-  ("payload", "delete"),
-  ("record", "flip"),
-  ("record", "truncate"),
-  ("member", "flip"),
-  ("member", "truncate"),
-  ("member", "delete"),
-  ("board", "flip"),
-  ("board", "truncate"),
-  ("board", "delete"),
+DAMAGES = tuple(
+  (what, how)
+  for what in ("payload", "record", "member", "board")
+  for how in ("flip", "truncate", "delete")
+  if (what, how) != ("record", "delete")
 )
 
 # Points no running fleet passes by itself, and what makes it pass.

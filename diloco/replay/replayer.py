@@ -188,11 +188,9 @@ class Replayer:
 
     One that was killed before it was on the tape left nothing else.
     """
-    if life in self._plan.lives and life not in self._at:
-      return life
-    waiting = [i for i in self._plan.lives if i not in self._at]
-    same = [i for i in waiting if i.island == life.island]
-    return (same or waiting)[0]
+    lives = list(self._plan.lives)  # none of which has begun
+    same = [one for one in lives if one.island == life.island]
+    return life if life in lives else (same or lives)[0]
 
   def _merge(self, merge: script.Merge) -> Difference | None:
     shares = merge.shares

@@ -156,13 +156,9 @@ class World:
     self, until: float, *, enough_steps: float = math.inf
   ) -> traffic.Tally:
     """Runs to a time, or until all islands have done so many steps."""
-    queue, tally = self._queue, self._tally
-    while queue and queue[0][0] < until:
-      self._now, _, action, args = heapq.heappop(queue)
-      action(*args)
-      if self._steps >= enough_steps:
-        break
-    else:
+    tally = self._tally
+    self._play(until, enough_steps)
+    if self._steps < enough_steps:
       self._now = until
     begin = max(self._start, self._count_from)
     tally.secs = self._now - begin
@@ -187,8 +183,12 @@ class World:
           assert isinstance(action, island_core.Publish)
           self._publish(island, action)
     self._hand(syncer_core.Drain())
-    until = self._now + secs
-    while self._queue and self._queue[0][0] < until:
+    self._play(self._now + secs)
+
+  def _play(self, until: float, enough_steps: float = math.inf) -> None:
+    while (
+      self._queue and self._queue[0][0] < until and self._steps < enough_steps
+    ):
       self._now, _, act, args = heapq.heappop(self._queue)
       act(*args)
 
