@@ -235,15 +235,15 @@ def sample(args: argparse.Namespace) -> int:
 def replay(args: argparse.Namespace) -> int:
   """Does a run again; returns the exit code."""
   # Imported here so that other commands start without JAX.
-  from diloco.replay import command
+  from diloco.replay import replayer
 
-  outcome = command.run(
+  outcome = replayer.run(
     args.dir,
     args.until_version,
     args.task,
     told=lambda text: print(text, file=sys.stderr),
   )
-  arguments.answer(args, outcome.to_json(), command.describe(outcome))
+  arguments.answer(args, outcome.to_json(), replayer.describe(outcome))
   return process.EXIT_FAILED if outcome.difference else 0
 
 

@@ -116,7 +116,7 @@ def _wait(run_dir: pathlib.Path, child: "_Child") -> None:
     time.sleep(_POLL_SECS)
 
 
-class _Thread(threading.Thread):
+class _Thread:
   """A run in a thread of this process.
 
   Attributes:
@@ -127,19 +127,20 @@ class _Thread(threading.Thread):
     self, conduct: Callable[..., Any], values: Any, run_dir: pathlib.Path
   ):
     """Starts it; `conduct` is `run.conduct`."""
-    super().__init__(name="diloco", daemon=True)
     self.error: BaseException | None = None
     self._conduct = functools.partial(
       conduct, values, run_dir, quiet=True, begun=self._begin
     )
     self._controller: Any = None
-    self.start()
+    self._thread = threading.Thread(
+      target=self._run, name="diloco", daemon=True
+    )
+    self._thread.start()
 
   def _begin(self, controller: Any) -> None:
     self._controller = controller
 
-  def run(self) -> None:
-    """Conducts it."""
+  def _run(self) -> None:
     try:
       self._conduct()
     except BaseException as error:
@@ -152,7 +153,7 @@ class _Thread(threading.Thread):
 
   def poll(self) -> int | None:
     """None while it goes on, as of a process."""
-    return None if self.is_alive() else 0
+    return None if self._thread.is_alive() else 0
 
   def interrupt(self) -> None:
     """Winds it down."""
@@ -164,10 +165,10 @@ class _Thread(threading.Thread):
 
   def end(self) -> None:
     """Kills all of it, if it goes on."""
-    if self.begun and self.is_alive():
+    if self.begun and self._thread.is_alive():
       self.interrupt()
       self.interrupt()
-      self.join(_END_SECS)
+      self._thread.join(_END_SECS)
 
 
 _Child = subprocess.Popen[bytes] | _Thread

@@ -14,7 +14,7 @@ from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
 from diloco.inline import engine, threads
 from diloco.islands import island, programs
-from diloco.replay import command as replay
+from diloco.replay import replayer as replay
 from diloco.snapshots import digest, operations
 from diloco.syncer import main as syncer_main
 from diloco.tape import reader

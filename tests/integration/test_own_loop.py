@@ -14,7 +14,7 @@ import real_run
 
 import diloco
 from diloco import errors, launch, process
-from diloco.replay import command as replay
+from diloco.replay import replayer as replay
 from diloco.tape import reader
 from tests.inline import test_inline_engine as inline
 

@@ -7,7 +7,7 @@ from run_tape import A, RunTape, two_islands
 
 from diloco import cli, process
 from diloco import config as config_lib
-from diloco.replay import command, replayer
+from diloco.replay import replayer
 
 OUTCOME = replayer.Replayed(
   compared=12,
@@ -75,13 +75,13 @@ def test_run_without_its_store_is_refused(capsys, write_run):
 def test_live_run_is_refused(capsys, write_run, monkeypatch):
   run_dir = write_run(two_islands())
   monkeypatch.setattr(
-    command.liveness, "controller_alive", lambda run_dir: True
+    replayer.liveness, "controller_alive", lambda run_dir: True
   )
   assert "is alive; stop it first" in refusal(capsys, run_dir)
 
 
 def test_equal_outcome_in_words():
-  assert command.describe(OUTCOME) == (
+  assert replayer.describe(OUTCOME) == (
     "12 of 12 versions are equal to the bit, 4 of them compared with the"
     " stored values too\nreplayed 3 lives, 1,234 inner steps in 1.2 s"
   )
@@ -97,7 +97,7 @@ def test_equal_outcome_in_words():
 def test_difference_says_whose_it_is(contributions, said):
   difference = replayer.Difference(2, 7, "aa", "bb", contributions)
   outcome = replayer.Replayed(12, 11, 0, difference, 3, 1234, 1.25)
-  text = command.describe(outcome)
+  text = replayer.describe(outcome)
   assert "first difference: version 7 of fragment 2" in text
   assert "the run has aa, the replay bb" in text
   assert said in text
