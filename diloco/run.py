@@ -41,8 +41,8 @@ from diloco.fragments import partition
 from diloco.inline import engine as inline_engine
 from diloco.islands import bootstrap, compilation, devices, trial
 from diloco.report import html, live, liveness, summary, totals
+from diloco.report import view as view_lib
 from diloco.snapshots import locations, members, portable, store
-from diloco.tape import events, reader
 from diloco.tasks import registry
 from diloco.tasks import task as task_lib
 from diloco.virtual import fleet
@@ -170,7 +170,7 @@ def conduct(
       exposed_secs=config.controller.openmetrics_secs,
     )
     controller = controller_lib.Controller(
-      _without_past_faults(config, run_dir),
+      _without_past_faults(config, view.shown),
       run_dir,
       outside.Outside(
         engine,
@@ -438,16 +438,11 @@ def _never_began(run_dir: pathlib.Path, config: config_lib.RunConfig) -> bool:
 
 
 def _without_past_faults(
-  config: config_lib.RunConfig, run_dir: pathlib.Path
+  config: config_lib.RunConfig, shown: view_lib.RunView
 ) -> config_lib.RunConfig:
   """Drops faults that an earlier session of the run already injected."""
-  record = reader.stream(run_dir, only_role="controller")
-  past = [
-    (event["kind"], event["target"])
-    for event in record.events
-    if event["event"] == events.FAULT_INJECTED
-  ]
-  for problem in record.problems:
+  past = [(event["kind"], event["target"]) for event in shown.faults]
+  for problem in shown.broken:
     # No reason to stop: what a run goes on from is in its store.
     logger.warning("tape_damaged %s", problem)
   left = []

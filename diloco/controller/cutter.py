@@ -41,14 +41,14 @@ def wish_path(run_dir: str | os.PathLike[str]) -> pathlib.Path:
 
 def end_line(run_dir: str | os.PathLike[str], cut: int) -> reader.Line | None:
   """What the tapes tell of how a cut ended; None while they do not."""
-  ends = {events.CUT_COMPLETED, events.CUT_ABANDONED}
-  record = reader.stream(run_dir, only_role="controller")
-  found = (
-    line
-    for line in reader.select(record.events, ends)
-    if line.get("cut") == cut
-  )
-  return next(found, None)
+  names = {events.CUT_REQUESTED, events.CUT_COMPLETED, events.CUT_ABANDONED}
+  for line in reader.newest(run_dir, "controller", names):
+    if line["event"] == events.CUT_REQUESTED:
+      if line["cut"] <= cut:  # nobody has told of its end before that
+        return None
+    elif line.get("cut") == cut:
+      return line
+  return None
 
 
 @dataclasses.dataclass(frozen=True)

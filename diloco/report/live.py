@@ -82,7 +82,7 @@ class LiveView:
     self._run_dir = pathlib.Path(run_dir)
     self._stream = stream or sys.stderr
     self._reading = totals.begin(run_dir)
-    self._view = self._reading.view
+    self.shown = self._reading.view
     self._reading.take(self._reading.follower.news())
     self._due = self._line_due = self._exposed_due = 0.0
     self._exposed_secs = exposed_secs
@@ -128,14 +128,14 @@ class LiveView:
       self._failure = failure
 
   def _refresh(self, now: float, alive: bool) -> None:
-    if not self._view.config:
-      self._view.config = view_lib.read_config(self._run_dir)
+    if not self.shown.config:
+      self.shown.config = view_lib.read_config(self._run_dir)
     record = self._reading.follower.poll()
     self._reading.take(record)
     totals.keep(self._run_dir, self._reading)
     if self._exposed_secs and now >= self._exposed_due:
       self._exposed_due = now + self._exposed_secs
-      facts = status_lib.status_of(self._view, alive, time.time())
+      facts = status_lib.status_of(self.shown, alive, time.time())
       told = openmetrics.text(facts, self._run_dir.name)
       summary.replace(self._run_dir / openmetrics.FILE_NAME, told)
     if self._quiet:
@@ -145,7 +145,7 @@ class LiveView:
       if now < self._line_due:
         return
       self._line_due = now + _LINE_SECS
-    facts = status_lib.status_of(self._view, alive, time.time())
+    facts = status_lib.status_of(self.shown, alive, time.time())
     if self._screen is None:
       line = _line(facts)
       if line != self._printed:

@@ -332,9 +332,14 @@ class RunView:
     )
 
   @property
+  def broken(self) -> list[str]:
+    """What is wrong with its record, one line for each file."""
+    return list(self._broken.values())
+
+  @property
   def problems(self) -> list[str]:
     """What is wrong with the run's data or its record, one line each."""
-    return [*self._stood_still, *self._broken.values()]
+    return [*self._stood_still, *self.broken]
 
   @property
   def bytes_published(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from diloco.tape import evidence, fates
 
 IN_VAIN = (fates.LOST_WITH_ISLAND, fates.REPEATED, fates.ROLLED_BACK)
-LIMIT = 512  # facts of an island's fragment, from which on it is tried
+LIMIT = 128  # facts of an island's fragment, from which on it is tried
 _AGAIN = 1.5  # times as many, if it could not be done
 
 

@@ -11,6 +11,7 @@ the same.
 hold one line of each role, however long the run was.
 """
 
+import contextlib
 import dataclasses
 import functools
 import heapq
@@ -29,6 +30,7 @@ Line = dict[str, Any]
 Fault = Callable[[Line], str]  # what is wrong with a line; empty if nothing
 
 _TAPE_NAME = re.compile(r"(?P<role>.+)-(?P<incarnation>\d{1,6})\.jsonl")
+_BLOCK_BYTES = 1 << 18  # read at once, from the end
 _METRICS_NAME = re.compile(r"island-(?P<island>\d{1,4})\.jsonl")
 
 
@@ -155,6 +157,17 @@ def select(lines: Iterable[Line], names: Collection[str]) -> Iterator[Line]:
   if isinstance(lines, _Again):
     lines = lines.begin(tuple(f'"{name}"'.encode() for name in names))
   return (line for line in lines if line["event"] in names)
+
+
+def newest(
+  run_dir: str | os.PathLike[str], role: str, names: Collection[str]
+) -> Iterator[Line]:
+  """Yields a role's lines of some events, the last first, as far as asked."""
+  needles = tuple(f'"{name}"'.encode() for name in names)
+  for path, of, incarnation in reversed(_tapes(check_directory(run_dir))):
+    if of == role:
+      lines = _tape_file(path, role, incarnation).backwards(needles)
+      yield from (line for line in lines if line["event"] in names)
 
 
 class _Again:
@@ -395,6 +408,25 @@ class _File:
         self._tell(why, found)
       else:
         yield line
+
+  def backwards(self, needles: tuple[bytes, ...]) -> Iterator[Line]:
+    """Yields the sound lines that have one of the needles, the last first."""
+    with contextlib.suppress(OSError), open(self.path, "rb") as file:
+      left, rest, torn = _size(self.path), b"", True
+      while left > 0:
+        begin = max(left - _BLOCK_BYTES, 0)
+        file.seek(begin)
+        texts = (file.read(left - begin) + rest).split(b"\n")
+        if torn:
+          texts.pop()  # what follows the last newline
+          torn = not texts
+        rest = texts.pop(0) if begin and texts else b""
+        left = begin
+        for text in reversed(texts):
+          if any(needle in text for needle in needles):
+            line, why = self._parse(text)
+            if not why:
+              yield line
 
   def _tell(self, why: str, found: _Found) -> None:
     self.broken += 1

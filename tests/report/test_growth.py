@@ -9,7 +9,7 @@ import pytest
 
 from diloco import run as run_lib
 from diloco.report import charts, html, live, series, status, summary, totals
-from diloco.tape import folding, schema
+from diloco.tape import folding, history, schema
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ def small(monkeypatch):
   """Bounds so small that a short record reaches them."""
   monkeypatch.setattr(series, "LIMIT", 64)
   monkeypatch.setattr(folding, "LIMIT", 32)
+  monkeypatch.setattr(history, "_KNOWN_VERSIONS", 16)
   monkeypatch.setattr(totals, "_EVERY_BYTES", 1 << 16)
 
 

@@ -435,7 +435,7 @@ def test_work_grows_with_publications_not_with_steps():
   few = _operations(40, 24)
   # Now and then the interpreter itself does something meanwhile.
   assert abs(_operations(40, 24_000_000) - few) < 0.01 * few
-  assert _operations(160, 24) < 4.5 * few
+  assert _operations(160, 24) < 1.5 * 4 * few  # some is summed up meanwhile
   assert _operations(640, 24) < 1.5 * 16 * few
 
 

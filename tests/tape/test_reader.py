@@ -96,6 +96,23 @@ def test_first_of_several_broken_lines_is_named_and_all_are_counted(tmp_path):
   assert record.sound == {"tape/syncer-0001.jsonl": 3}
 
 
+@pytest.mark.parametrize("tail", [b"", b"{", b"x" * 500])
+def test_newest_lines_are_those_of_a_reading_from_the_end(
+  tmp_path, tail, monkeypatch
+):
+  names = ("a", "b")
+  for incarnation in (1, 2):
+    lines = [_event(name, n) for n, name in enumerate("aXbXXaba" * 9)]
+    _tape(tmp_path, "controller", incarnation, *lines, b"{\n", tail)
+  _tape(tmp_path, "syncer", 1, _event("a", 3))
+  record = reader.stream(tmp_path, only_role="controller")
+  told = list(reader.select(record.events, names))
+  assert len(told) == 90
+  for size in (1, 40, 100, 1 << 20):
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", size)
+    assert list(reader.newest(tmp_path, "controller", names)) == told[::-1]
+
+
 def test_broken_metric_line_is_named(tmp_path):
   path = recorder.metrics_path(tmp_path, 1)
   path.parent.mkdir()
