@@ -185,7 +185,10 @@ def _end_with_process() -> None:
         child.end()
 
   # What `atexit` calls comes after the end of all pools of threads, and a save
-  # that is under way would complain.
+  # or merge that is under way would complain. What is registered first, as
+  # pools are by their import, is called last.
+  import concurrent.futures.thread  # noqa: F401
+
   getattr(threading, "_register_atexit", atexit.register)(end)
 
 
