@@ -8,17 +8,20 @@ new epoch, in which nothing counts that an old role may still publish.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import pathlib
 import shutil
-import sys
 import time
 
 from diloco import config as config_lib
 from diloco import errors, logbook, process, timing
+from diloco.controller import move as move_lib
 from diloco.controller import restorer, roles, tenure
 from diloco.fragments import partition
-from diloco.snapshots import keys, members, operations, records, store
+from diloco.report import liveness
+from diloco.snapshots import operations, store
 from diloco.tape import events, evidence, fates, history, reader, recorder
 
 
@@ -106,82 +109,100 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
     UserError: the run is alive, or cannot go on from what its store has.
   """
   snapshots = store.SnapshotStore(found.url)
-  times = timing.read(snapshots, found.config.controller)
-  watch = tenure.Watch(times.control_ttl_secs)
-  before = tenure.home(snapshots)
-  _refuse_living(found, snapshots, times, watch)
-  with process.private_files():
+  with process.private_files(), contextlib.ExitStack() as stack:
+    move = _Move(found, run_dir, cut, snapshots, stack)
     try:
-      _copy_files(found.url, run_dir)
-      whole = _is_whole(run_dir)
-      told = [] if whole else _told_cuts(found, run_dir, cut)
-      run_id = process.draw_run_id()
-      with tenure.take(
-        snapshots, run_id, times.control_ttl_secs, found.what, watch
-      ) as mine:
-        mine.home = before  # where it stays, however this fails
-        if not whole:
-          _set_back(found, run_dir, told, mine.token)
-        process.write_config(found.config, run_dir, run_id, found.run)
-        mine.home = run_id
+      set_back = operations.perform(
+        move.moving(), functools.partial(tenure.execute, snapshots)
+      )
+      process.write_config(found.config, run_dir, move.run_id, found.run)
+      move.settle()
     except BaseException:
       shutil.rmtree(run_dir, ignore_errors=True)
       raise
-  return cut if whole else None
+  return None if set_back else cut
 
 
-def _refuse_living(
-  found: Found,
-  snapshots: store.SnapshotStore,
-  times: timing.Timing,
-  watch: tenure.Watch,
-) -> None:
-  """Watches for signs of life as long as a living role could give none.
+class _Move(move_lib.Move):
+  """See base; to a directory of this machine."""
 
-  Not so if all have said that they leave.
-  """
-  first = _signs(found, snapshots)
-  held = first["controller"]
-  assert held is None or isinstance(held, records.Lease)
-  free = watch.expired(held, time.monotonic())
-  there = [s for s in first.values() if isinstance(s, records.Member)]
-  lead = first["syncer"]
-  led = isinstance(lead, records.Lease) and bool(lead.owner)
-  if free and not led and there and all(one.left for one in there):
-    return
-  secs = max(times.member_ttl_secs, 0.0 if free else times.control_ttl_secs)
-  print(f"{found.what}: is it alive? watching {secs:.0f} s", file=sys.stderr)
-  end = time.monotonic() + secs
-  while time.monotonic() < end:
-    time.sleep(min(times.heartbeat_secs, 1.0))
-    now = _signs(found, snapshots)
-    for role in sorted({*first, *now}):
-      if first.get(role) != now.get(role):
-        raise errors.UserError(
-          found.what,
-          f"it is alive: its {role} gives signs of life",
-          "stop it where it runs, and give the command again",
-        )
-
-
-def _signs(found: Found, snapshots: store.SnapshotStore) -> dict[str, object]:
-  """The last sign of life of every role, by its name for a user.
-
-  Raises:
-    UserError: roles of another run are in its store.
-  """
-  signs: dict[str, object] = {}
-  for role, key in (
-    ("controller", keys.CONTROLLER_LEASE),
-    ("syncer", keys.SYNCER_LEASE),
+  def __init__(
+    self,
+    found: Found,
+    run_dir: pathlib.Path,
+    cut: str | None,
+    snapshots: store.SnapshotStore,
+    stack: contextlib.ExitStack,
   ):
-    lease = operations.sound(key, records.Lease)
-    signs[role], _ = snapshots.perform(lease)
-  everyone = members.of_run(found.run, snapshots.each)
-  for member in snapshots.perform(everyone):
-    where = f"{member.role} on {member.host} (process {member.pid})"
-    signs[where] = member
-  return signs
+    """The lease is held until `stack` is left."""
+    self.what, self.run_name = found.what, found.run
+    self.each = snapshots.each
+    self.times = timing.read(snapshots, found.config.controller)
+    self.owner = liveness.name_process()
+    self.watch = tenure.Watch(self.times.control_ttl_secs, self.check)
+    self.before = ""
+    self.run_id = process.draw_run_id()
+    self._found = found
+    self._run_dir = run_dir
+    self._cut = cut
+    self._snapshots = snapshots
+    self._stack = stack
+    self._mine: tenure.Tenure | None = None
+    self._restorer: restorer.Restorer | None = None
+
+  def clock(self) -> float:
+    """See base."""
+    return time.monotonic()
+
+  def say(self, text: str) -> None:
+    """See base."""
+    tenure.say(text)
+
+  def told_cuts(self) -> list[int] | None:
+    """See base."""
+    _copy_files(self._found.url, self._run_dir)
+    if _is_whole(self._run_dir):
+      return None
+    return _told_cuts(self._found, self._run_dir, self._cut)
+
+  def take(self) -> operations.Script[int]:
+    """See base."""
+    yield from ()
+    self._mine = self._stack.enter_context(
+      tenure.take(
+        *(self._snapshots, self.run_id, self.times.control_ttl_secs),
+        *(self.what, self.watch),
+      )
+    )
+    self._mine.home = self.before  # where it stays, however this fails
+    return self._mine.token
+
+  def settle(self) -> None:
+    """The run is in its new directory from now on."""
+    assert self._mine is not None
+    self._mine.home = self.run_id
+
+  def go_back(self, cut: int, token: int) -> operations.Script[str]:
+    """See base."""
+    yield from ()
+    self._restorer = self._restorer or restorer.Restorer(
+      self._run_dir,
+      self._found.config,
+      self._found.plan,
+      list,  # no role of it can be one of this directory
+      roles.draw_incarnation(self._run_dir, "controller"),
+      known=_unresolved(self._run_dir),
+      token=token,
+    )
+    try:
+      self._restorer.prepare(str(cut))
+    except errors.UserError as error:
+      return error.why
+    return ""
+
+  def torn(self, why: str) -> errors.UserError:
+    """See base."""
+    return _torn(self._found, why)
 
 
 def _copy_files(url: str, run_dir: pathlib.Path) -> None:
@@ -220,29 +241,6 @@ def _told_cuts(
   if not told:
     raise _torn(found, "they tell of no such cut")
   return sorted(told, reverse=True)
-
-
-def _set_back(
-  found: Found, run_dir: pathlib.Path, told: list[int], token: int
-) -> None:
-  """Goes back to the first of these cuts that will do."""
-  why = ""
-  going_back = restorer.Restorer(
-    run_dir,
-    found.config,
-    found.plan,
-    list,  # no role of it can be one of this directory
-    roles.draw_incarnation(run_dir, "controller"),
-    known=_unresolved(run_dir),
-    token=token,
-  )
-  for number in told:
-    try:
-      going_back.prepare(str(number))
-      return
-    except errors.UserError as error:
-      why = error.why
-  raise _torn(found, why)
 
 
 def _torn(found: Found, why: str) -> errors.UserError:

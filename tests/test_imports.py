@@ -79,7 +79,7 @@ ALLOWED = {
     *("diloco.controller.core", "diloco.controller.cutter"),
     *("diloco.controller.orders", "diloco.controller.outcome"),
     *("diloco.controller.program", "diloco.controller.resources"),
-    *("diloco.islands", "diloco.syncer"),
+    *("diloco.controller.move", "diloco.islands", "diloco.syncer"),
   },
   "diloco.planning.bandwidth": BASE | {"diloco.fragments", "diloco.arguments"},
   "diloco.planning.fleet": REPORT

@@ -9,7 +9,7 @@ from cut_builder import PLAN, run_with_a_cut
 
 from diloco import cli, errors, logbook, moving, process, timing
 from diloco import config as config_lib
-from diloco.controller import roles, tenure
+from diloco.controller import move, roles, tenure
 from diloco.snapshots import checkpoint, keys, records, states, store
 from diloco.tape import events, reader, recorder
 
@@ -207,14 +207,14 @@ def _control(lost):
 )
 def test_run_that_is_alive_is_refused(tmp_path, monkeypatch, live, who):
   lost = Lost(tmp_path).finish().gone()
-  signs = moving._signs
+  signs = move.signs
 
   def and_then(*of):
-    found = signs(*of)
+    found = yield from signs(*of)
     live(lost)
     return found
 
-  monkeypatch.setattr(moving, "_signs", and_then)
+  monkeypatch.setattr(move, "signs", and_then)
   assert f"it is alive: its {who} gives" in lost.refusal()
   assert not lost.new.exists()
 
@@ -228,7 +228,7 @@ def test_run_of_which_all_have_left_is_not_watched(
     lost.sign(role, 7, left=role != stays)
   {"syncer": _renew, "controller": _control}.get(stays, lambda lost: None)(lost)
   looks = []
-  monkeypatch.setattr(moving.time, "sleep", looks.append)
+  monkeypatch.setattr(tenure.time, "sleep", looks.append)
   lost.resume()
   assert bool(looks) == bool(stays)
 
@@ -252,15 +252,17 @@ def test_run_is_known_by_the_directory_it_was_begun_in(tmp_path):
 
 def test_of_two_who_take_a_run_over_one_does(tmp_path, monkeypatch):
   lost = Lost(tmp_path).finish().gone()
-  watch = moving._refuse_living
+  watch = move.Move._refuse_living
 
   with contextlib.ExitStack() as ending:
 
-    def and_then(*args):
-      watch(*args)
-      ending.enter_context(tenure.take(lost.store, "other", 0.5, "", args[-1]))
+    def and_then(self):
+      seen = yield from watch(self)
+      taken = tenure.take(lost.store, "other", 0.5, "", self.watch)
+      ending.enter_context(taken)
+      return seen
 
-    monkeypatch.setattr(moving, "_refuse_living", and_then)
+    monkeypatch.setattr(move.Move, "_refuse_living", and_then)
     assert "a controller of this run is alive" in lost.refusal()
   assert not lost.new.exists()
   assert tenure.home(lost.store) == "other"

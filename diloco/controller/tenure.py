@@ -14,13 +14,16 @@ when it wakes that it cannot be sure, and asks first.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from diloco import errors, workers
+from diloco.controller import move
 from diloco.report import liveness
 from diloco.snapshots import keys, lease, operations, records, restore, store
 
@@ -30,7 +33,6 @@ _RENEWALS = 5  # in a time to live
 _SURE = 2 / 3  # of a time to live after a renewal nobody else has the lease
 _ASK_SECS = 2.0  # what a store does not answer by then is no reason to wait
 _EXCUSED = 1 / 3  # of a time to live for which it is not asked again then
-_POLL_SECS = 0.2
 
 
 def _with_suspensions() -> float:
@@ -239,29 +241,14 @@ def take(
   if watch is None:
     watch = Watch(
       ttl_secs,
-      lambda held: _check_home(held, home, what, unused),
+      lambda held: move.check_home(held, home, what, unused, liveness.lives),
       copied=copied,
     )
-  owner, first, told = liveness.name_process(), None, False
-  while True:
-    above = snapshots.perform(restore.newest_token())
-    token = snapshots.perform(
-      lease.acquire(
-        keys.CONTROLLER_LEASE, owner, watch, time.monotonic, home, above
-      )
-    )
-    if token:
-      break
-    held = watch.held
-    if held is not None and held.owner:
-      first = first or held
-      if held != first or watch.lives(held.owner):
-        raise _alive(what)
-    if not told and (held is None or held.owner):
-      text = f"{what}: is its controller alive? watching {ttl_secs:.0f} s"
-      print(text, file=sys.stderr)
-      told = True
-    time.sleep(_POLL_SECS)
+  owner = liveness.name_process()
+  script = move.taking(
+    *(owner, home, what, ttl_secs, watch), time.monotonic, say
+  )
+  token = operations.perform(script, functools.partial(execute, snapshots))
   mine = Tenure(snapshots, records.Lease(owner, token, 0, home), ttl_secs)
   try:
     snapshots.perform(restore.hold(token))
@@ -269,26 +256,9 @@ def take(
     mine.home = watch.held.home if watch.held else ""
     mine.__exit__()
     if isinstance(error, errors.FencedError):
-      raise _alive(what) from error
+      raise move.alive(what) from error
     raise
   return mine
-
-
-def _check_home(
-  held: records.Lease, home: str, what: str, unused: Callable[[], bool]
-) -> None:
-  if held.home in ("", home):
-    return
-  # Asked first, for it may begin its run and die meanwhile.
-  lives = bool(held.owner) and liveness.lives(held.owner)
-  if not unused():
-    raise errors.UserError(
-      what,
-      "its run was taken over, and goes on in another directory",
-      "go on there, or take it back: 'diloco resume URL --workdir=NEW'",
-    )
-  if lives:
-    raise _alive(what)
 
 
 def is_unused(snapshots: store.SnapshotStore) -> bool:
@@ -301,10 +271,9 @@ def is_unused(snapshots: store.SnapshotStore) -> bool:
   return {key, lease.drawn_key(key), keys.EPOCH}.issuperset(snapshots.keys(""))
 
 
-def _alive(what: str) -> errors.UserError:
-  return errors.UserError(
-    what, "a controller of this run is alive", "stop it first"
-  )
+def say(text: str) -> None:
+  """Tells the user what is waited for."""
+  print(text, file=sys.stderr)
 
 
 def home(snapshots: store.SnapshotStore) -> str:
@@ -313,8 +282,11 @@ def home(snapshots: store.SnapshotStore) -> str:
   Raises:
     OSError: the store cannot be read.
   """
-  try:
-    held = snapshots.read(keys.CONTROLLER_LEASE, records.Lease)
-  except errors.CorruptSnapshotError:
-    return ""
-  return held.home if held else ""
+  return operations.perform(move.home(), snapshots.execute)
+
+
+def execute(snapshots: store.SnapshotStore, operation: Any) -> Any:
+  """Does one operation, or pause, before there is a session."""
+  if isinstance(operation, float):
+    return time.sleep(operation)
+  return snapshots.execute(operation)

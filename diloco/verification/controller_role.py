@@ -215,7 +215,7 @@ class Controller:
 
     def end_roles() -> kernel_lib.Script:
       yield from ()
-      return rollback.kill_roles(self.world, self.life.role)
+      return rollback.kill_roles(self.world, (self.life.role,))
 
     while True:
       try:
@@ -226,7 +226,7 @@ class Controller:
   def _go_back(self, order: orders.Order) -> kernel_lib.Script:
     def end_roles() -> kernel_lib.Script:
       yield from self._tell(orders.Ending())
-      living = rollback.kill_roles(self.world, self.life.role)
+      living = rollback.kill_roles(self.world, (self.life.role,))
       while self._deaths:
         yield from self._tell(self._deaths.pop(0))
       return living
@@ -359,12 +359,15 @@ class _Cutter(cutter_lib.Cutter):
     )
     nobody: Any = _NobodyWishes()
     self._told: set[int] = world.told_cuts
+    self._copies = world.copies
     super().__init__(settings, self._note, nobody, self._told.__contains__)
     self._due = begun + schedule.cuts * draw
 
   def _note(self, event: str, **fields: Any) -> None:
     if event in (events.CUT_COMPLETED, events.CUT_ABANDONED):
       self._told.add(fields["cut"])
+    if event == events.CUT_COMPLETED:
+      self._copies.told(fields["cut"])
     if event == events.CUT_ABANDONED:
       self._checker.seen["cuts_abandoned"] += 1
 

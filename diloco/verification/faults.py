@@ -30,6 +30,8 @@ UNLISTED = "unlisted"  # a commit record is in no listing for `secs`
 # At a role's n-th life, so many seconds after it began.
 EXIT_ALIKE = "exit_alike"  # it ends by an error, always in the same words
 EXIT = "exit"  # by one of its own
+# So long after a user has begun to move a run; else before.
+MACHINE_LOST = "machine_lost"
 # For good: whoever is started on the n-th slice dies at once.
 BAD_SLICE = "bad_slice"
 
@@ -125,6 +127,8 @@ class Fault(NamedTuple):
       at += f" or later, a change of {self.near}" if self.near else ""
     elif self.kind in EXITS:
       at = f"in life {self.at:.0f}"
+    elif self.kind == MACHINE_LOST:
+      at = f"{self.at:.3f} s after somebody moves it"
     elif self.kind == BAD_SLICE:
       at = f"no. {self.at:.0f}"
     elif self.kind in OF_THE_ASKED:
@@ -509,3 +513,21 @@ def draw_bad_slices(
   count = 1 + int(spares * rng.random())
   slices = rng.sample(range(islands + spares), count)
   return tuple(Fault(BAD_SLICE, "", float(number)) for number in slices)
+
+
+def draw_moving(
+  rng: random.Random, users: int, ended: bool
+) -> tuple[Fault, ...]:
+  """Draws when a run's machine is lost, and what meets who moves the run."""
+  uniform = rng.random
+  found: list[Fault] = []
+  if not ended and uniform() < 0.4:
+    found.append(Fault(MACHINE_LOST, "", round(20.0 * uniform() ** 2, 3)))
+  kinds = (KILL_BEFORE, KILL_AFTER, KILL_LATE, FAIL_BEFORE, FAIL_AFTER, STOP)
+  for _ in range(int(3 * uniform())):
+    kind = kinds[int(uniform() * len(kinds))]
+    secs = round(25.0 * uniform(), 3) if kind in (KILL_LATE, STOP) else 0.0
+    role = ("restorer", "restorer-2")[int(uniform() * users)]
+    # Mostly beyond what it reads while it watches.
+    found.append(Fault(kind, role, float(20 + int(uniform() * 120)), secs))
+  return tuple(found)

@@ -15,7 +15,7 @@ the next restore must pass over every cut that points to it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from diloco import errors
@@ -125,7 +125,9 @@ class Restorer:
     return choice.parts, facts
 
 
-def choose(world: Any, life: kernel_lib.Life, token: int) -> kernel_lib.Script:
+def choose(
+  world: Any, life: kernel_lib.Life, token: int, wanted: int | None = None
+) -> kernel_lib.Script:
   """Chooses the cut to go back to; the checker hears of it."""
 
   def check(parts: cut_parts.Parts) -> str:
@@ -140,7 +142,7 @@ def choose(world: Any, life: kernel_lib.Life, token: int) -> kernel_lib.Script:
 
   name, listings = life.role.name, world.store.stale
   stale = name in listings
-  choice = yield from restore.choose(check, check_sent, token=token)
+  choice = yield from restore.choose(check, check_sent, wanted, token)
   stale = stale or name in listings  # it may have been stopped meanwhile
   if choice.parts is None and world.spoiled and stale:
     raise OSError("an old listing has no cut: somebody resumes again later")
@@ -321,15 +323,15 @@ def begin(world: Any) -> None:
     world.start(role)
 
 
-def kill_roles(world: Any, spared: kernel_lib.Role | None = None) -> bool:
-  """Kills all for a return to a cut, but one; says whether any lived."""
+def kill_roles(world: Any, spared: Collection[kernel_lib.Role] = ()) -> bool:
+  """Kills all for a return to a cut, but some; says whether any lived."""
   for role in world.islands:
     # Who goes on as it is starts islands that would meet what flies for long.
     if role.life is not None and len(world.restorers) == 1:
       _let_fly(world, role.life)
   world.restoring = True
   living = [
-    role for role in world.roles if role.life is not None and role is not spared
+    role for role in world.roles if role.life is not None and role not in spared
   ]
   for role in living:
     world.kernel.kill(role.life, "everything is killed")

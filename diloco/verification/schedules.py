@@ -47,6 +47,9 @@ class Schedule:
   # version is spoiled. A restorer's faults at operations strike it then,
   # counted from its return's first.
   within: bool = False
+  # The run goes on in another directory then, or after its session's end. A
+  # restorer is a user who has it go on there.
+  moves: bool = False
   # Whether the controller kills who is silent for long.
   supervised: bool = False
   # Whether the user ends the session once the rounds are done, in order, and
@@ -107,7 +110,7 @@ class Schedule:
       *islands,
       *seats,
       "controller",
-      *(restorers if self.set_back else ()),
+      *(restorers if self.set_back or self.moves else ()),
     )
 
   @property
@@ -123,7 +126,7 @@ def _checked(schedule: Schedule) -> Schedule:
     known = fault.kind in (
       *(*faults_lib.AT_OPERATION, *faults_lib.AT_TIME),
       *(faults_lib.KILL_ENDING, *faults_lib.OF_THE_ASKED),
-      *(*faults_lib.EXITS, faults_lib.BAD_SLICE),
+      *(*faults_lib.EXITS, faults_lib.BAD_SLICE, faults_lib.MACHINE_LOST),
     )
     if not (known or spoiling) or fault.role not in schedule.targets:
       raise ValueError(f"unknown fault or role in {fault}")
@@ -146,6 +149,10 @@ def _checked(schedule: Schedule) -> Schedule:
     raise ValueError("ends excludes restarts and set_back")
   if schedule.budget and not schedule.ends:
     raise ValueError("budget needs ends")
+  if schedule.moves and (schedule.within or schedule.set_back > 1):
+    raise ValueError("moves excludes within, and more than one set_back")
+  if schedule.moves and not (schedule.set_back or schedule.ends):
+    raise ValueError("moves needs set_back or ends")
   if schedule.within and (schedule.resumers > 1 or not schedule.set_back):
     raise ValueError("within needs set_back, and one resumer")
   bad = sum(f.kind == faults_lib.BAD_SLICE for f in schedule.faults)
@@ -270,4 +277,12 @@ def draw(
   if may_return and free and rng.random() < 0.04:
     base = base.replace(spares=1 + int(2 * rng.random()))
     drawn += faults_lib.draw_bad_slices(rng, islands, base.spares)
+  rng = random.Random(seed + (1 << 49))
+  spoils = any(f.kind in faults_lib.SPOILING for f in drawn)
+  alone = base.set_back == 1 and not (spoils or base.within)
+  share = 0.4 if alone else 0.15
+  if may_return and (alone or base.ends) and rng.random() < share:
+    users = max(base.resumers, 1 + int(1.4 * rng.random()))
+    base = base.replace(moves=True, resumers=users)
+    drawn += faults_lib.draw_moving(rng, base.resumers, base.ends)
   return dataclasses.replace(base, merge=method, faults=drawn)

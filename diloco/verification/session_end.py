@@ -21,14 +21,13 @@ from diloco.controller import program as program_lib
 from diloco.islands import core as island_core
 from diloco.islands import hands, protocol, runner
 from diloco.snapshots import operations
-from diloco.verification import faults
+from diloco.verification import faults, mover
 from diloco.verification import kernel as kernel_lib
 
 LEFT = "it was told to stop"
 _LIMIT_SECS = 400.0  # until a session is over, whatever happens meanwhile
 _QUIET_SECS = 40.0  # the same if nothing does
 _BUDGET_SECS = 200.0  # until a budget is spent, if the rounds are done before
-_BACK_SECS = 20.0  # until a version is due in the session after
 _PATIENCE = hands.Patience(1.0, 5.0, 60.0)
 _POLL_SECS = 0.3
 _USER_SECS = 2.0  # until the user interrupts another controller, at most
@@ -349,9 +348,11 @@ def play(world: Any) -> None:
     ending.check(ending.secs)
   world.ending = None
   world.budget = 0  # the user wants more
-  since = max(kernel.now, world.evaluations.struck_until)
-  world.calm_since = since + _BACK_SECS
-  world.start(world.controller)
+  world.begins_again()
+  if world.schedule.moves:
+    mover.play(world, whole=True)
+  else:
+    world.start(world.controller)
 
 
 def _interrupt(life: kernel_lib.Life) -> None:

@@ -25,6 +25,7 @@ from diloco.verification import (
   invariants,
   island_recovery,
   island_role,
+  mover,
   rare,
   rollback,
   schedules,
@@ -37,6 +38,7 @@ from diloco.verification import kernel as kernel_lib
 _DEADLINE_SECS = 90.0  # of training under faults
 _ROUNDS_AFTER = 8  # versions to commit after a return to a cut
 _RESTORE_SECS = 10.0  # it may take, deaths included
+_BACK_SECS = 20.0  # until a version is due in another session
 _RETURN_SECS = 60.0  # until damage is mended, deaths of the controller included
 _SUSPENDED_SECS = 40.0  # by a gate, as often as schedules offend
 _RESOLVE_SECS = 60.0  # of calm, until all is resolved
@@ -138,6 +140,7 @@ class World:
     )
     self.cut_states: dict[tuple[int, int], island_recovery.Saved] = {}
     self.told_cuts: set[int] = set()  # whose end is on a tape
+    self.copies = mover.Copies(self)
     self.unreadable = [0.0] * schedule.islands  # saved state, until then
     self.trained = [0] * schedule.islands  # furthest row ever trained
     self.exits = {
@@ -209,7 +212,8 @@ class World:
     if role is self.controller:
       shell = controller_role.Controller(self, life)
     elif role in self.restorers:
-      shell = rollback.Restorer(self, life)
+      moves = self.schedule.moves
+      shell = (mover.Mover if moves else rollback.Restorer)(self, life)
     elif role.name[0] == "i":
       shell = island_role.Island(self, life, role.index)
     else:
@@ -277,6 +281,11 @@ class World:
   def disturbed(self, secs: float) -> None:
     """Something is wrong, and will be for so long."""
     self.calm_since = max(self.calm_since, self.kernel.now + secs)
+
+  def begins_again(self) -> None:
+    """A session begins, and is not at work before its roles are."""
+    since = max(self.kernel.now, self.evaluations.struck_until)
+    self.calm_since = since + _BACK_SECS
 
   def _begin(self, fault: faults.Fault) -> Callable[[], None]:
     def begin() -> None:
@@ -382,8 +391,11 @@ class World:
     """Kills everything, goes back to the last cut, and trains on."""
     kernel, checker = self.kernel, self.checker
     self.restored = False
-    rollback.begin(self)
-    self.disturbed(_RESTORE_SECS)
+    if self.schedule.moves:
+      mover.play(self, whole=False)
+    else:
+      rollback.begin(self)
+      self.disturbed(_RESTORE_SECS)
     checker.wanted = checker.rounds + _ROUNDS_AFTER
     kernel.run(kernel.now + _DEADLINE_SECS)
     kernel.done = False

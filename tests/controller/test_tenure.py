@@ -11,7 +11,7 @@ import pytest
 from cut_builder import CutRun, run_with_a_cut
 
 from diloco import errors
-from diloco.controller import roles, tenure
+from diloco.controller import move, roles, tenure
 from diloco.report import liveness
 from diloco.snapshots import (
   cuts,
@@ -85,7 +85,7 @@ def test_controller_takes_a_free_run_and_leaves_it_free(snapshots):
 def test_dead_controller_of_this_machine_is_replaced_at_once(
   snapshots, monkeypatch
 ):
-  monkeypatch.setattr(tenure, "_POLL_SECS", None)  # to wait would fail
+  monkeypatch.setattr(move, "_POLL_SECS", None)  # to wait would fail
   child = subprocess.Popen(["sleep", "60"])
   owner = name_of(child.pid, liveness.start_ticks(child.pid))
   assert liveness.lives(owner) is True

@@ -19,6 +19,7 @@ from diloco.controller import core as controller_core
 from diloco.controller import (
   damage,
   fleet,
+  move,
   resources,
   supervisor,
   wind_down,
@@ -192,6 +193,30 @@ PLANTS: dict[str, Plant] = {
     wind_down.WindDown,
     "_ask_islands",
     wrong_control.not_saved_at_the_end,
+  ),
+  "moved_while_alive": Plant(
+    "a run is moved without a look whether it lives",
+    move.Move,
+    "_refuse_living",
+    wrong_pieces.no_procedure(None),
+  ),
+  "moved_from_the_oldest": Plant(
+    "a run that is moved goes back further than it must",
+    move.Move,
+    "moving",
+    wrong_control.moved_from_the_oldest,
+  ),
+  "moved_as_it_was": Plant(
+    "a run that is moved keeps what its tapes do not tell",
+    move.Move,
+    "moving",
+    wrong_control.moved_as_it_was,
+  ),
+  "any_directory": Plant(
+    "a run goes on in a directory that it was moved out of",
+    move,
+    "check_home",
+    wrong_pieces.constant(None),
   ),
   "last_evaluation_not_asked": Plant(
     "a session ends without a last evaluation",

@@ -517,7 +517,30 @@ def islands_that_moved_before_their_controller_died():
     )
 
 
+def moves(**fields):
+  return SMALL.replace(rounds=10, cuts=1.5, set_back=1, moves=True, **fields)
+
+
+def moves_of_a_run_that_is_alive():
+  lost = faults.Fault(faults.MACHINE_LOST, "", 10.0)
+  return (moves(seed=seed, faults=(lost,)) for seed in range(1, 9))
+
+
+def moves_of_a_run_that_is_lost():
+  return (moves(seed=seed) for seed in range(1, 9))
+
+
+def moves_that_stop_until_another_user_has_the_run():
+  for number in range(80, 112):
+    stop = faults.Fault(faults.STOP, "restorer", float(number), 20.0)
+    yield moves(resumers=2, faults=(stop,))
+
+
 SWEEPS = {
+  "moved_while_alive": moves_of_a_run_that_is_alive,
+  "moved_from_the_oldest": moves_of_a_run_that_is_lost,
+  "moved_as_it_was": moves_of_a_run_that_is_lost,
+  "any_directory": moves_that_stop_until_another_user_has_the_run,
   "slices_forgotten": islands_that_moved_before_their_controller_died,
   "last_evaluation_not_asked": budgets_that_are_spent,
   "first_figure_kept": budgets_that_are_spent,

@@ -249,7 +249,9 @@ def test_run_goes_back_again_and_again():
   for seed in range(500):
     schedule = schedules.draw(seed)
     if schedule.set_back:
-      outcome = world.run(schedule.replace(set_back=3, within=False))
+      outcome = world.run(
+        schedule.replace(set_back=3, within=False, moves=False)
+      )
       assert not outcome.violation, (outcome.violation, schedule.to_json())
       seen.update(outcome.seen)
   assert seen["set_back"] > 100
@@ -320,3 +322,24 @@ def test_controller_may_stop_or_die_anywhere_between_lease_and_restore(kind):
     seen.update(outcome.seen)
   assert seen["set_back"] > 30
   assert (seen["fenced"] > 20) == (kind == faults.STOP)
+
+
+@pytest.mark.parametrize("kind", [faults.STOP, faults.KILL_AFTER])
+def test_user_who_moves_a_run_may_stop_or_die_anywhere(kind):
+  seen = collections.Counter()
+  for at in range(1, 112, 2):
+    fault = faults.Fault(kind, "restorer", float(at), 20.0)
+    outcome = world.run(
+      schedules.Schedule(
+        *(1, 8, 2, 1, 1),
+        cuts=1.5,
+        set_back=1,
+        moves=True,
+        resumers=2,
+        faults=(fault,),
+      )
+    )
+    assert not outcome.violation, at
+    seen.update(outcome.seen)
+    seen.update(outcome.struck)
+  assert seen["moved_away"] > 50 and seen[kind] > 40

@@ -171,6 +171,33 @@ def first_figure_kept(evaluate):
   return wrong
 
 
+def moved_from_the_oldest(moving):
+  """Of the cuts that the tapes tell of the oldest is taken first."""
+
+  def wrong(self):
+    told_cuts = self.told_cuts
+
+    def reversed_cuts():
+      told = told_cuts()
+      return told and told[::-1]
+
+    self.told_cuts = reversed_cuts
+    return (yield from moving(self))
+
+  return wrong
+
+
+def moved_as_it_was(moving):
+  """It goes on from its store, whatever the tapes tell."""
+
+  def wrong(self):
+    told_cuts = self.told_cuts
+    self.told_cuts = lambda: told_cuts() and None
+    return (yield from moving(self))
+
+  return wrong
+
+
 def leader_leaves_first(stop):
   """Seats are told to stop in the order of the fleet, the leader among them."""
 
