@@ -205,7 +205,7 @@ def leases_torn_as_they_are_taken():
 def returns_to_a_cut():
   for seed in range(600, 1000):
     yield schedules.draw(seed).replace(
-      rounds=14, cuts=2.0, set_back=True, fine=False, faults=()
+      rounds=14, cuts=2.0, set_back=True, moves=False, fine=False, faults=()
     )
 
 
