@@ -64,6 +64,8 @@ class WindDown:
     while fleet.now < deadline and fleet.ready_islands:
       for role in filter(fleet.is_ready, fleet.islands):
         answers = yield from self._ask([role], "evaluate", True, **args)
+        if role not in answers:  # it is gone, and so is the others' time
+          deadline = fleet.now + self._times.drain_secs
         found = answers.get(role) or {"error": f"{role} gave no answer"}
         if "error" not in found:
           return found

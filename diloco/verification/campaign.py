@@ -107,7 +107,8 @@ def play(first: int, count: int) -> Tally:
   started = time.process_time()
   # Production code warns of what is provoked here a thousand times.
   loggers = [
-    logging.getLogger(name) for name in ("diloco.controller", "diloco.syncer")
+    logging.getLogger(f"diloco.{name}")
+    for name in ("controller", "islands", "syncer")
   ]
   levels = [logger.level for logger in loggers]
   for logger in loggers:

@@ -127,6 +127,19 @@ FOUND = {
     '["kill_after","island-3",9.0,0.0,""],["bad_slice","",4.0,0.0,""]]}',
     "moved",
   ),
+  # One island could not reach the store for a moment, the other one hung.
+  "last evaluation after one that hung": (
+    '{"seed":2219833228,"fragments":3,"overlap_steps":1,"max_staleness":3,'
+    '"merge":"mean","ends":true,"budget":41,"faults":['
+    '["stale","island-2",5.725,0.137,""],["fail_before","syncer",22.0,0.0,""],'
+    '["slow","island-0",73.0,0.541,""],["stale","island-1",4.077,0.365,""],'
+    '["kill_after","standby",12.0,0.0,"contributions/"],'
+    '["kill_ending","island-2",0.691,0.0,""],'
+    '["kill_ending","island-1",0.332,0.0,""],'
+    '["kill_ending","syncer",6.306,0.0,""],["cut_asked","",1.0,3.526,""],'
+    '["slow_asked","",2.0,73.625,""]]}',
+    "evaluated",
+  ),
   # An island published before it was sent to train, and did not wait.
   "publication before the first step": (
     '{"seed":17457,"rounds":1,"islands":2,"fragments":1,"sync_every":2,'
