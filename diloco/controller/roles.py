@@ -10,7 +10,6 @@ import logging
 import os
 import pathlib
 import signal
-import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
@@ -159,14 +158,13 @@ class Roles:
 
   def _tell_out_of_reach(self, survivors: Container[str]) -> None:
     """Says who lives elsewhere: their next lives will have them leave."""
-    run, now = process.run_name(self._run_dir), time.time()
-    for member in self._store.perform(members.of_run(run, self._store.each)):
-      alive = roster.state(member, now) == roster.ALIVE
-      if alive and member.role not in survivors:
+    run = process.run_name(self._run_dir)
+    found = self._store.perform(members.of_run(run, self._store.each))
+    for role, one in roster.of(found).items():
+      if one["state"] == roster.ALIVE and role not in survivors:
         logger.warning(
           "out_of_reach role=%s life=%d host=%s pid=%d heard_secs=%.1f",
-          *(member.role, member.incarnation, member.host, member.pid),
-          now - member.told_secs,
+          *(role, one["life"], one["host"], one["pid"], one["heard_secs"]),
         )
 
   def _adopt(self, role: str, found: base.Survivor) -> bool:

@@ -63,7 +63,7 @@ class WindDown:
     deadline = fleet.now + self._times.drain_secs
     while fleet.now < deadline and fleet.ready_islands:
       for role in filter(fleet.is_ready, fleet.islands):
-        answers = yield from self._ask([role], "evaluate", True, **args)
+        answers = yield from self._ask([role], "evaluate", **args)
         if role not in answers:  # it is gone, and so is the others' time
           deadline = fleet.now + self._times.drain_secs
         found = answers.get(role) or {"error": f"{role} gave no answer"}
@@ -72,22 +72,18 @@ class WindDown:
     return found
 
   def _ask_islands(self, name: program.Name, **args: Any) -> Script:
-    yield from self._ask(self._fleet.ready_islands, name, True, **args)
+    yield from self._ask(self._fleet.ready_islands, name, **args)
 
   def _ask(
-    self,
-    roles: Sequence[str],
-    name: program.Name,
-    patient: bool = False,
-    /,
-    **args: Any,
+    self, roles: Sequence[str], name: program.Name, /, **args: Any
   ) -> Script:
     """Asks several roles, and waits for those that live to answer.
+
+    One whose channel is away is waited for, and asked again.
 
     Args:
       roles: who can be asked.
       name: of the program.
-      patient: whether one whose channel is away is waited for.
       args: of the program.
 
     Returns:
@@ -98,13 +94,10 @@ class WindDown:
     asked = [fleet.dispatch(r, name, preempt=True, **args) for r in roles]
 
     def waits(sent: program.Program) -> bool:
-      return not sent.over or (
-        patient and sent.lost and sent.peer in fleet.lives
-      )
+      return not sent.over or (sent.lost and sent.peer in fleet.lives)
 
     while fleet.now < deadline and any(map(waits, asked)):
-      if patient:
-        asked = list(map(self._again, asked))
+      asked = list(map(self._again, asked))
       yield
     for sent in filter(waits, asked):
       fleet.say(f"no_answer role={sent.peer} program={name}")

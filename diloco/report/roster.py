@@ -6,7 +6,7 @@ Whoever reaches the store can ask, on any machine and without the run directory.
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from diloco import errors, process
@@ -48,8 +48,13 @@ def look(run_dir: str | os.PathLike[str]) -> dict[str, dict[str, Any]] | None:
   except OSError as error:
     logger.warning("roles_unknown error=%s", errors.of_store(error))
     return None
+  return of(found)
+
+
+def of(found: Iterable[records.Member]) -> dict[str, dict[str, Any]]:
+  """Members by role, syncers first, as JSON."""
   now = time.time()
-  found.sort(key=lambda one: (one.role == "evaluator", one.island))
+  found = sorted(found, key=lambda one: (one.role == "evaluator", one.island))
   return {
     member.role: {
       "state": state(member, now),

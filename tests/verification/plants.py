@@ -230,12 +230,6 @@ PLANTS: dict[str, Plant] = {
     "_final_eval",
     wrong_control.first_one_evaluates,
   ),
-  "lost_evaluation_forgotten": Plant(
-    "a last evaluation that went with a channel is not asked for again",
-    wind_down.WindDown,
-    "_ask",
-    wrong_control.lost_evaluation_forgotten,
-  ),
   "first_figure_kept": Plant(
     "an island answers with an earlier evaluation",
     runner.ProgramRunner,

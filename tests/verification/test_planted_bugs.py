@@ -489,19 +489,6 @@ def evaluations_whose_island_dies():
   return evaluations_whose_island(faults.KILL_ASKED, 0.1)
 
 
-def evaluations_that_wait_for_the_store_for_long():
-  slow = faults.Fault(faults.SLOW_ASKED, "", 1.0, 100.0)
-  for seed in (2, 6, 22, 23, 24, 26):  # some of them lose a channel then
-    yield schedules.Schedule(
-      *(seed, 5, 2),
-      sync_every=3,
-      supervised=True,
-      ends=True,
-      budget=40,
-      faults=(slow,),
-    )
-
-
 def islands_that_moved_before_their_controller_died():
   for seed in range(1, 9):
     yield SMALL.replace(
@@ -545,7 +532,6 @@ SWEEPS = {
   "last_evaluation_not_asked": budgets_that_are_spent,
   "first_figure_kept": budgets_that_are_spent,
   "first_one_evaluates": evaluations_whose_island_dies,
-  "lost_evaluation_forgotten": evaluations_that_wait_for_the_store_for_long,
   "drained_unpublished": sessions_that_end,
   "leader_not_asked": sessions_that_end,
   "lost_program_forgotten": sessions_that_end,

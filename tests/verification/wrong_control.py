@@ -107,7 +107,7 @@ def leader_not_asked(ask):
 def nobody_awaited(ask):
   """Programs of the end are sent, and their answers not waited for."""
 
-  def wrong(self, roles, name, patient=False, /, **args):
+  def wrong(self, roles, name, /, **args):
     for role in roles:
       self._fleet.dispatch(role, name, preempt=True, **args)
     yield
@@ -146,16 +146,6 @@ def first_one_evaluates(final_eval):
     args = {"target": "global", "num_batches": 1}
     answers = yield from self._ask([role], "evaluate", **args)
     return answers.get(role) or {"error": "it gave no answer"}
-
-  return wrong
-
-
-def lost_evaluation_forgotten(ask):
-  """Whose channel was away for a moment is taken for one that failed."""
-
-  def wrong(self, roles, name, patient=False, /, **args):
-    patient = patient and name != "evaluate"
-    return (yield from ask(self, roles, name, patient, **args))
 
   return wrong
 
