@@ -49,7 +49,8 @@ def show(value: Any) -> str:
 def is_config_dict(value: Any) -> bool:
   """Whether it is one of ml_collections, which most processes do without."""
   found = sys.modules.get("ml_collections")
-  return found is not None and isinstance(value, found.ConfigDict)
+  kind = getattr(found, "ConfigDict", None)  # it may be half imported
+  return kind is not None and isinstance(value, kind)
 
 
 def _as_dict(values: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from diloco import errors, process
 from diloco.workbench import frozen
 
 EXIT_BUSY = 75  # somebody else does this point
+_BUSY_SECS = 2.0
 _claims: list[socket.socket] = []  # of cores, as long as this process lives
 
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> int:
     os.sched_setaffinity(0, cores)  # before JAX sizes its pools
   with process.private_files(), _own(workdir, name, life) as mine:
     if not mine:
+      time.sleep(_BUSY_SECS)  # it is begun again until whoever has it has ended
       return EXIT_BUSY
     facts = _done(workdir, name)
     frozen.set_outcome(workdir, name, facts)
