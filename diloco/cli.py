@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed run, 2 bad input (one line on stderr).
 """
 
 import argparse
+import contextlib
 import dataclasses
 import errno
 import json
@@ -189,7 +190,9 @@ def explain(args: argparse.Namespace) -> int:
   record = reader.read(args.dir, strict=True)
   facts = explain_lib.explain(record, args.fragment, args.version)
   text = explain_text.render(facts, config.sync)
-  roles = roster.look(args.dir)
+  roles = None
+  with contextlib.suppress(errors.UserError):  # the store is another run's
+    roles = roster.look(args.dir)
   told = dataclasses.asdict(facts) | {"roles": roles}
   arguments.answer(args, told, f"{text}\n\n{roster.show(roles)}".rstrip())
   return 0

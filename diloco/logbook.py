@@ -311,8 +311,9 @@ def _pieces(keys: Iterable[str]) -> Iterator[tuple[str, int]]:
 def _birth(config: bytes | None) -> object:
   """What tells the runs apart that were at one place one after another."""
   try:
-    return json.loads(config or b"")["run"]
-  except (ValueError, KeyError, TypeError):
+    content = json.loads(config or b"")
+    return content.get("run") or content["directory"]  # an earlier version's
+  except (ValueError, KeyError, TypeError, AttributeError):
     return None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
 import shutil
 import time
@@ -23,6 +24,8 @@ from diloco.fragments import partition
 from diloco.report import liveness
 from diloco.snapshots import operations, store
 from diloco.tape import events, evidence, fates, history, reader, recorder
+
+_CLAIM = ".moving"  # in a directory that a run is being brought to
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,8 +121,10 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
       process.write_config(found.config, run_dir, move.run_id, found.run)
       move.settle()
     except BaseException:
-      shutil.rmtree(run_dir, ignore_errors=True)
+      if move.claimed:  # or it may be that of somebody else by now
+        shutil.rmtree(run_dir, ignore_errors=True)
       raise
+    (run_dir / _CLAIM).unlink()
   return None if set_back else cut
 
 
@@ -141,6 +146,7 @@ class _Move(move_lib.Move):
     self.owner = liveness.name_process()
     self.watch = tenure.Watch(self.times.control_ttl_secs, self.check)
     self.before = ""
+    self.claimed = False  # whether the directory is this move's own
     self.run_id = process.draw_run_id()
     self._found = found
     self._run_dir = run_dir
@@ -160,6 +166,9 @@ class _Move(move_lib.Move):
 
   def told_cuts(self) -> list[int] | None:
     """See base."""
+    if not self.claimed:
+      _claim(self._run_dir)
+      self.claimed = True
     _copy_files(self._found.url, self._run_dir)
     if _is_whole(self._run_dir):
       return None
@@ -172,6 +181,7 @@ class _Move(move_lib.Move):
       tenure.take(
         *(self._snapshots, self.run_id, self.times.control_ttl_secs),
         *(self.what, self.watch),
+        owner=self.owner,
       )
     )
     self._mine.home = self.before  # where it stays, however this fails
@@ -203,6 +213,22 @@ class _Move(move_lib.Move):
   def torn(self, why: str) -> errors.UserError:
     """See base."""
     return _torn(self._found, why)
+
+
+def _claim(run_dir: pathlib.Path) -> None:
+  """Makes a new or empty directory one's own, of all who want it."""
+  run_dir.mkdir(parents=True, exist_ok=True)
+  claim = run_dir / _CLAIM
+  with contextlib.suppress(FileExistsError):
+    claim.touch(exist_ok=False)
+    if os.listdir(run_dir) == [_CLAIM]:
+      return
+    claim.unlink()
+  raise errors.UserError(
+    f"--workdir={run_dir}",
+    "somebody else has brought a run there meanwhile",
+    "name another directory",
+  )
 
 
 def _copy_files(url: str, run_dir: pathlib.Path) -> None:

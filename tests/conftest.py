@@ -81,9 +81,9 @@ def far_s3(credentials):
     yield server
 
 
-# Two workers take whole files, in this order: whole runs, which wait for their
-# processes now and then, are beside what keeps a core busy, and the longest go
-# first. A third worker makes two cores too busy for runs to keep their pace.
+# Three workers take whole files, in this order: whole runs, which wait for their
+# processes half of the time, are beside what keeps a core busy, and the longest
+# go first.
 _FIRST = (
   "integration/test_real_runs.py",
   "verification/",

@@ -268,6 +268,28 @@ def test_of_two_who_take_a_run_over_one_does(tmp_path, monkeypatch):
   assert tenure.home(lost.store) == "other"
 
 
+@pytest.mark.parametrize("lives", [True, False])
+def test_directory_that_another_has_brought_a_run_to_is_left_alone(
+  tmp_path, monkeypatch, lives
+):
+  lost = Lost(tmp_path).finish().gone()
+  signs = move.signs
+
+  def and_then(*of):
+    found = yield from signs(*of)
+    if not lost.new.exists():  # it was empty when this command began
+      lost.new.mkdir(parents=True)
+      (lost.new / "config.json").write_text("theirs")
+      if lives:
+        _control(lost)
+    return found
+
+  monkeypatch.setattr(move, "signs", and_then)
+  why = "it is alive" if lives else "somebody else has brought a run there"
+  assert why in lost.refusal()
+  assert [p.name for p in lost.new.iterdir()] == ["config.json"]
+
+
 def test_first_directory_keeps_nothing_any_more_and_does_not_go_on(
   tmp_path, capsys
 ):

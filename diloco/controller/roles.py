@@ -159,7 +159,11 @@ class Roles:
   def _tell_out_of_reach(self, survivors: Container[str]) -> None:
     """Says who lives elsewhere: their next lives will have them leave."""
     run = process.run_name(self._run_dir)
-    found = self._store.perform(members.of_run(run, self._store.each))
+    try:
+      found = self._store.perform(members.of_run(run, self._store.each))
+    except operations.FAILURES as error:
+      logger.warning("out_of_reach_unknown error=%s", error)
+      return
     for role, one in roster.of(found).items():
       if one["state"] == roster.ALIVE and role not in survivors:
         logger.warning(

@@ -218,6 +218,7 @@ def take(
   what: str,
   watch: Watch | None = None,
   *,
+  owner: str = "",
   copied: bool = False,
   unused: Callable[[], bool] = lambda: False,
 ) -> Tenure:
@@ -230,6 +231,7 @@ def take(
     what: the run, for a user.
     watch: has seen the lease before; takes it from whatever home. By default
       the run must be in this one, or nowhere.
+    owner: who takes it, by `liveness.name_process`; drawn if none is given.
     copied: see `Watch`.
     unused: whether nothing of a run is there. Then the directory that the lease
       names is that of a controller which died before it wrote anything.
@@ -244,7 +246,7 @@ def take(
       lambda held: move.check_home(held, home, what, unused, liveness.lives),
       copied=copied,
     )
-  owner = liveness.name_process()
+  owner = owner or liveness.name_process()
   script = move.taking(
     *(owner, home, what, ttl_secs, watch), time.monotonic, say
   )

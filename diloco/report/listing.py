@@ -83,8 +83,11 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
     }
   if facts["status"] not in ("unreadable", "running", sessions.CRASHED):
     facts |= _result(run_dir / summary.FILE_NAME)
-  elif facts["status"] != "unreadable" and (found := roster.look(run_dir)):
-    facts["roles"] = {role: one["state"] for role, one in found.items()}
+  elif facts["status"] != "unreadable":
+    # Another run may have its store by now: others are listed all the same.
+    with contextlib.suppress(errors.UserError):
+      if found := roster.look(run_dir):
+        facts["roles"] = {role: one["state"] for role, one in found.items()}
   return facts
 
 

@@ -231,6 +231,20 @@ def test_no_life_is_given_out_by_two_directories(tmp_path):
   assert lives == [(1, 1), (2, 2), (3, 3)]
 
 
+def test_roles_are_taken_up_though_nobody_can_tell_who_lives_elsewhere(
+  make, tmp_path, monkeypatch
+):
+  process.write_config(_config(), tmp_path)
+  _start_all(make())
+
+  def refuse(*_):
+    raise OSError("the store is out of reach")
+
+  later = make(controller=2)
+  monkeypatch.setattr(store.SnapshotStore, "names", refuse)
+  assert {t.role for t in later.attach()} == set(NAMES)
+
+
 def test_roles_that_live_elsewhere_are_told_and_get_next_lives(
   make, tmp_path, caplog
 ):

@@ -133,6 +133,9 @@ def test_member_of_another_run_is_refused_in_one_line(signed, capsys):
   assert cli.main(["status", signed.url]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert "island-1, life 2 on" in line and "(run another," in line
+  # Of many runs the others are listed, and this one without its roles.
+  assert cli.main(["ls", str(signed.dir), "--json"]) == 0
+  assert json.loads(capsys.readouterr().out)["runs"][0]["roles"] is None
 
 
 def test_run_without_a_store_has_no_roles(tmp_path):
