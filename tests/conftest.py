@@ -81,9 +81,8 @@ def far_s3(credentials):
     yield server
 
 
-# Three workers take whole files, in this order: whole runs, which wait for their
-# processes half of the time, are beside what keeps a core busy, and the longest
-# go first.
+# Three workers take whole files, in this order: whole runs, which wait for half
+# of their time, are beside what keeps a core busy, and the longest go first.
 _FIRST = (
   "integration/test_real_runs.py",
   "verification/",

@@ -83,7 +83,7 @@ class LiveView:
     self._stream = stream or sys.stderr
     self._reading = totals.begin(run_dir)
     self.shown = self._reading.view
-    self._reading.take(self._reading.follower.news())
+    self._reading.read_on()
     self._due = self._line_due = self._exposed_due = 0.0
     self._exposed_secs = exposed_secs
     self._printed = self._failure = ""
@@ -128,10 +128,12 @@ class LiveView:
       self._failure = failure
 
   def _refresh(self, now: float, alive: bool) -> None:
+    if self._reading.torn:
+      self._reading = totals.begin(self._run_dir)
+      self.shown = self._reading.view
     if not self.shown.config:
       self.shown.config = view_lib.read_config(self._run_dir)
-    record = self._reading.follower.poll()
-    self._reading.take(record)
+    record = self._reading.read_on(again=True)
     totals.keep(self._run_dir, self._reading)
     if self._exposed_secs and now >= self._exposed_due:
       self._exposed_due = now + self._exposed_secs

@@ -34,7 +34,7 @@ def look(
   run_dir: str | os.PathLike[str], reading: totals.Reading
 ) -> dict[str, Any]:
   """As `status`, of a run that is on, from where earlier looks have read to."""
-  reading.take(reading.follower.news())
+  reading.read_on()
   alive = liveness.controller_alive(run_dir)
   return status_of(reading.view, alive, time.time())
 

@@ -11,7 +11,6 @@ import array
 import base64
 import collections
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -70,6 +69,8 @@ class Reading:
     past: of the same lines, for the ledger; None once it was reopened.
     kept_bytes: how much of the record the kept totals are of.
     run_dir: of the run.
+    torn: whether a look was cut short, by an interrupt or a mistake: then the
+      follower is beyond what was taken, and nothing is kept any more.
   """
 
   view: view_lib.RunView
@@ -77,12 +78,17 @@ class Reading:
   past: history.History | None
   kept_bytes: int
   run_dir: pathlib.Path
+  torn: bool = False
 
-  def take(self, record: reader.Record) -> None:
-    """Takes what the follower has returned."""
+  def read_on(self, *, again: bool = False) -> reader.Record:
+    """Takes what is new; returns it, to be read `again` or not."""
+    torn, self.torn = self.torn, True
+    record = self.follower.poll() if again else self.follower.news()
     self.view.update(record, self.past)
     if self.past is not None and self.past.reopened:
       self.past = None
+    self.torn = torn
+    return record
 
   def whole_history(self) -> history.History:
     """Returns the history; reads all again if it was reopened."""
@@ -114,8 +120,9 @@ def catch_up(
 ) -> Reading:
   """Returns a reading of all there is, and keeps it if that was much."""
   reader.check_directory(run_dir)
-  reading = reading or begin(run_dir)
-  reading.take(reading.follower.news())
+  if reading is None or reading.torn:
+    reading = begin(run_dir)
+  reading.read_on()
   keep(run_dir, reading)
   return reading
 
@@ -123,7 +130,7 @@ def catch_up(
 def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
   """Leaves the view behind if much was read since it was left last."""
   read = reading.follower.num_bytes
-  if read < reading.kept_bytes + _EVERY_BYTES:
+  if reading.torn or read < reading.kept_bytes + _EVERY_BYTES:
     return
   reading.kept_bytes = read
   root = pathlib.Path(run_dir)
@@ -137,10 +144,10 @@ def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
     }
   )
   content = json.dumps(
-    {"code": _code(), "crc32": zlib.crc32(body.encode()), "body": body}
+    {"code": _CODE, "crc32": zlib.crc32(body.encode()), "body": body}
   )
   path = root / recorder.TAPE_DIR / FILE_NAME
-  temporary = path.with_suffix(f".{os.getpid()}.tmp")
+  temporary = path.with_suffix(".tmp")  # two at once would be seen as damage
   try:
     temporary.write_text(content)
     temporary.replace(path)
@@ -154,10 +161,12 @@ def _restore(root: pathlib.Path) -> Reading:
   content = json.loads(path.read_text())
   text = content["body"]
   known = content["code"], content["crc32"]
-  if known != (_code(), zlib.crc32(text.encode())):
+  if known != (_CODE, zlib.crc32(text.encode())):
     raise ValueError("of another version, or damaged")
   body = json.loads(text)
-  for name, (offset, *_) in body["position"].items():
+  for name, (offset, _, broken, *_) in body["position"].items():
+    if broken:  # somebody may have put it right meanwhile
+      raise ValueError(f"{name} has broken lines")
     if _tail(root / name, offset) != body["tails"][name]:
       raise ValueError(f"{name} is not the file that was read")
   view, past = _decoded(body["view"]), _decoded(body["past"])
@@ -165,11 +174,13 @@ def _restore(root: pathlib.Path) -> Reading:
   return Reading(view, follower, past, follower.num_bytes, root)
 
 
-@functools.cache
-def _code() -> int:
-  """Checksum of the code that totals are made by."""
+def _checksum() -> int:
+  """Of the code that totals are made by."""
   files = [pathlib.Path(str(module.__file__)) for module in _MODULES]
   return zlib.crc32(b"".join(path.read_bytes() for path in files))
+
+
+_CODE = _checksum()  # of what is loaded; the files may be others later
 
 
 def _tail(path: pathlib.Path, offset: int) -> int:

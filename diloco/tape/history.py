@@ -254,7 +254,8 @@ class History:
       return
     if len(versions) == _KNOWN_VERSIONS:
       oldest = next(iter(versions))  # they are told of in order
-      if version < oldest:  # told again after so many others
+      if version < oldest:  # told again after so many others, or late
+        self.reopened = True
         return
       del versions[oldest]
     versions[version] = keys

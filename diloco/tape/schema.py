@@ -120,7 +120,9 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   events.REATTACHED: {"peer": _is_text},
   events.FAULT_INJECTED: {"kind": _is_text, "target": _is_text},
   events.CONFIG_CHANGED: {"changes": _is_changes},
+  events.CUT_REQUESTED: {"cut": _is_count},
   events.CUT_COMPLETED: {"cut": _is_count},
+  events.CUT_ABANDONED: {"cut": _is_count},
   events.RESTORED: {
     "version_from": _list_of(_is_count),
     "version_to": _list_of(_is_count),

@@ -9,6 +9,7 @@ import pytest
 
 from diloco import run as run_lib
 from diloco.report import charts, html, live, series, status, summary, totals
+from diloco.report import view as view_lib
 from diloco.tape import folding, history, schema
 
 
@@ -124,7 +125,7 @@ def test_totals_that_are_damaged_or_of_other_files_are_made_again(
     text[:-100],
     text.replace('"code": ', '"code": 1'),  # another version's
     text.replace("RunView", "RunViex"),
-    json.dumps({"code": totals._code(), "crc32": 3, "body": "{}"}),
+    json.dumps({"code": totals._CODE, "crc32": 3, "body": "{}"}),
   ]
   for content in damage:
     kept.write_text(content)
@@ -137,6 +138,42 @@ def test_totals_that_are_damaged_or_of_other_files_are_made_again(
   assert status.status(tmp_path)["merges"] == len(lines) // 2
   tape.unlink()
   assert status.status(tmp_path)["merges"] == 0
+
+
+def test_look_that_was_cut_short_is_not_kept(small, tmp_path, monkeypatch):
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  run.close()
+  reading = totals.begin(tmp_path)
+
+  def interrupted(self, record, past=None):
+    next(iter(record.events))
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    patch.setattr(view_lib.RunView, "update", interrupted)
+    reading.read_on()
+  reading.read_on()  # as who closes the view does
+  totals.keep(tmp_path, reading)
+  assert not (tmp_path / "tape" / totals.FILE_NAME).exists()
+  anew = totals.catch_up(tmp_path, reading)
+  assert anew is not reading and not anew.torn
+  assert (tmp_path / "tape" / totals.FILE_NAME).exists()
+
+
+def test_tape_that_is_put_right_is_read_again(small, tmp_path):
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  run.close()
+  tape = tmp_path / "tape" / "syncer-0001.jsonl"
+  sound = tape.read_bytes()
+  middle = len(sound) // 2
+  tape.write_bytes(sound[:middle] + b"\0\0\0" + sound[middle + 3 :])
+  spoiled = _timeless(status.status(tmp_path))
+  tape.write_bytes(sound)
+  found = _timeless(status.status(tmp_path))
+  (tmp_path / "tape" / totals.FILE_NAME).unlink(missing_ok=True)
+  assert found == _timeless(status.status(tmp_path)) != spoiled
 
 
 def test_report_of_a_long_run_is_drawn_from_bounded_series(
