@@ -81,8 +81,9 @@ def far_s3(credentials):
     yield server
 
 
-# Three workers take whole files, in this order: whole runs, which wait for half
-# of their time, are beside what keeps a core busy, and the longest go first.
+# Two workers take whole files, in this order: whole runs, which wait for half
+# of their time, are beside what keeps a core busy, and the longest go first. A
+# third worker is a fifth faster, but runs on two cores then miss their pace.
 _FIRST = (
   "integration/test_real_runs.py",
   "verification/",
