@@ -33,6 +33,7 @@ from diloco.tape import (
 
 FILE_NAME = "totals.json"
 _EVERY_BYTES = 8 << 20  # of the record, from one time they are kept to the next
+_TIMES = 8  # or so many times what was kept last: a controller has more to do
 _TAIL_BYTES = 256
 
 _MODULES = (
@@ -67,7 +68,7 @@ class Reading:
     view: of all lines that the follower has returned.
     follower: of the run's record.
     past: of the same lines, for the ledger; None once it was reopened.
-    kept_bytes: how much of the record the kept totals are of.
+    due_bytes: how much of the record is read when totals are kept next.
     run_dir: of the run.
     torn: whether a look was cut short, by an interrupt or a mistake: then the
       follower is beyond what was taken, and nothing is kept any more.
@@ -76,7 +77,7 @@ class Reading:
   view: view_lib.RunView
   follower: reader.Follower
   past: history.History | None
-  kept_bytes: int
+  due_bytes: int
   run_dir: pathlib.Path
   torn: bool = False
 
@@ -95,7 +96,7 @@ class Reading:
     if self.past is None:
       position = self.follower.position
       self.past = history.read(reader.stream(self.run_dir, until=position))
-      self.kept_bytes = 0
+      self.due_bytes = _due(0)
     return self.past
 
 
@@ -108,7 +109,7 @@ def begin(run_dir: str | os.PathLike[str]) -> Reading:
       view_lib.RunView(),
       reader.Follower(run_dir),
       history.History(),
-      kept_bytes=0,
+      due_bytes=_due(0),
       run_dir=pathlib.Path(run_dir),
     )
   reading.view.config = view_lib.read_config(run_dir)
@@ -130,9 +131,9 @@ def catch_up(
 def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
   """Leaves the view behind if much was read since it was left last."""
   read = reading.follower.num_bytes
-  if reading.torn or read < reading.kept_bytes + _EVERY_BYTES:
+  if reading.torn or read < reading.due_bytes:
     return
-  reading.kept_bytes = read
+  reading.due_bytes = _due(read)
   root = pathlib.Path(run_dir)
   position = reading.follower.position
   body = json.dumps(
@@ -146,6 +147,7 @@ def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
   content = json.dumps(
     {"code": _CODE, "crc32": zlib.crc32(body.encode()), "body": body}
   )
+  reading.due_bytes = _due(read, len(content))
   path = root / recorder.TAPE_DIR / FILE_NAME
   temporary = path.with_suffix(".tmp")  # two at once would be seen as damage
   try:
@@ -155,10 +157,16 @@ def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
     temporary.unlink(missing_ok=True)
 
 
+def _due(read: int, size: int = 0) -> int:
+  """When totals are kept next, after some of this size."""
+  return read + max(_EVERY_BYTES, _TIMES * size)
+
+
 def _restore(root: pathlib.Path) -> Reading:
   """Raises one of many errors if there is nothing to go on from."""
   path = root / recorder.TAPE_DIR / FILE_NAME
-  content = json.loads(path.read_text())
+  kept = path.read_text()
+  content = json.loads(kept)
   text = content["body"]
   known = content["code"], content["crc32"]
   if known != (_CODE, zlib.crc32(text.encode())):
@@ -171,7 +179,8 @@ def _restore(root: pathlib.Path) -> Reading:
       raise ValueError(f"{name} is not the file that was read")
   view, past = _decoded(body["view"]), _decoded(body["past"])
   follower = reader.Follower(root, body["position"])
-  return Reading(view, follower, past, follower.num_bytes, root)
+  due = _due(follower.num_bytes, len(kept))
+  return Reading(view, follower, past, due, root)
 
 
 def _checksum() -> int:

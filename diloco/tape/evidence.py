@@ -82,7 +82,7 @@ class FragmentHistory:
     merged: contributions with the version they entered.
     discarded: reasons and contributions, in the syncer's order.
     rolled_back: contributions of versions that a return to a cut took back.
-    reinjected: keys of contributions that wait again since such a return.
+    reinjected: keys of those of them that wait again since such a return.
     overwritten: steps given up by adopting a version.
     quarantined: steps given up when the island was told of an offence.
     repeated: steps an incarnation was to do again, if it lived so long, that
@@ -147,6 +147,8 @@ class FragmentHistory:
         if inside(self.published.get(item.key, item))
       ],
       rolled_back=[i for i in self.rolled_back if inside(i)],
+      reinjected=self.reinjected
+      & {i.key for i in self.rolled_back if inside(i)},
       overwritten=[i for i in self.overwritten if inside(i)],
       quarantined=[i for i in self.quarantined if inside(i)],
       repeated=[i for i in self.repeated if inside(i)],

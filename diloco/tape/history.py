@@ -45,7 +45,7 @@ class History:
     self._begun: dict[int, int] = {}  # by island, the incarnation that tells
     self._settled: dict[int, int] = {}  # by island, last row that is summed up
     self._returns: list[list[tuple[int, int]]] = []  # by fragment, from, to
-    self._reinjected: set[str] = set()
+    self._reinjected: set[object] = set()  # by all returns
     self._cuts: dict[int, list[int]] = {}  # the last ones, versions
 
   def take(self, line: reader.Line, island: int | None = None) -> None:
@@ -102,7 +102,7 @@ class History:
   def _facts(self, island: int, fragment: int) -> evidence.FragmentHistory:
     facts = self.fragments.get((island, fragment))
     if facts is None:
-      facts = evidence.FragmentHistory(reinjected=set(self._reinjected))
+      facts = evidence.FragmentHistory()
       self.fragments[island, fragment] = facts
     return facts
 
@@ -144,16 +144,16 @@ class History:
     if spans in self._returns:  # told again, or foreseen
       return
     self._returns.append(spans)
-    keys = set(line.get("reinjected") or ())
-    self._reinjected |= keys
+    self._reinjected.update(line.get("reinjected") or ())
     cut = line.get("cut")
     self._cuts = {
       n: v for n, v in self._cuts.items() if cut is None or n <= cut
     }
     for (_, fragment), facts in self.fragments.items():
-      facts.reinjected |= keys
       if fragment < len(spans):
         facts.roll_back(*spans[fragment])
+        taken_back = {item.key for item in facts.rolled_back}
+        facts.reinjected = self._reinjected & taken_back
         if facts.folded.version > spans[fragment][0]:
           self.reopened = True
 
@@ -271,6 +271,7 @@ class History:
         )
       elif undone:
         facts.rolled_back.append(item)
+        facts.reinjected |= self._reinjected & {item.key}
       else:
         facts.merged.append(evidence.Merge(version, item))
       self._extend(island, item.incarnation, item.step)

@@ -65,6 +65,14 @@ class Session:
     return self.run.perform(cuts.numbers())
 
 
+def test_damaged_line_of_a_cut_tells_nothing(tmp_path):
+  session = Session(tmp_path)
+  session.tape.record("cut_requested", cut=1, islands=ISLANDS)
+  session.tape.record("cut_completed", cut=1, secs=1.0, islands={})
+  session.tape.record("cut_requested", cut=None, islands=ISLANDS)
+  assert cutter.end_line(tmp_path, 1)["event"] == "cut_completed"
+
+
 def test_cuts_are_asked_for_at_intervals_and_completed(tmp_path):
   session = Session(tmp_path)
   session.look(0.0, {})  # the first interval begins with training

@@ -20,6 +20,7 @@ def small(monkeypatch):
   monkeypatch.setattr(folding, "LIMIT", 32)
   monkeypatch.setattr(history, "_KNOWN_VERSIONS", 16)
   monkeypatch.setattr(totals, "_EVERY_BYTES", 1 << 16)
+  monkeypatch.setattr(totals, "_TIMES", 0)
 
 
 @pytest.fixture
@@ -159,6 +160,48 @@ def test_look_that_was_cut_short_is_not_kept(small, tmp_path, monkeypatch):
   anew = totals.catch_up(tmp_path, reading)
   assert anew is not reading and not anew.torn
   assert (tmp_path / "tape" / totals.FILE_NAME).exists()
+
+
+def test_totals_are_kept_less_often_the_larger_they_are(
+  small, tmp_path, monkeypatch
+):
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  kept = tmp_path / "tape" / totals.FILE_NAME
+  totals.catch_up(tmp_path)
+  monkeypatch.setattr(totals, "_TIMES", 8)
+  reading = totals.begin(tmp_path)
+  first, size = reading.follower.num_bytes, kept.stat().st_size
+  before = kept.read_bytes()
+  while reading.follower.num_bytes < first + 7 * size:
+    assert totals.catch_up(tmp_path, reading) is reading
+    assert kept.read_bytes() == before
+    run.write(50)
+  while reading.follower.num_bytes < first + 9 * size:
+    run.write(50)
+    totals.catch_up(tmp_path, reading)
+  run.close()
+  assert kept.read_bytes() != before
+
+
+def test_what_a_killed_process_was_writing_is_gone_after_the_next(
+  small, tmp_path, monkeypatch
+):
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  run.close()
+
+  def killed(self, target):
+    raise KeyboardInterrupt
+
+  for number in (1, 2):  # two processes
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+      patch.setattr("pathlib.Path.replace", killed)
+      patch.setattr("os.getpid", lambda number=number: number)
+      totals.catch_up(tmp_path)
+  assert list(tmp_path.glob("tape/*.tmp"))
+  totals.catch_up(tmp_path)
+  assert not list(tmp_path.glob("tape/*.tmp"))
 
 
 def test_tape_that_is_put_right_is_read_again(small, tmp_path):

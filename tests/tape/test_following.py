@@ -132,6 +132,7 @@ def test_history_is_reopened_by_what_was_summed_up():
   tapes.discard({**items[20], "key": "unknown"}, "passed_over")
   tapes.merge(9000, {**items[20], "key": "another"})
   tapes.restore([30], [9001])
+  tapes.merge(3, tapes.contribution(4000, 4002))  # older than all known
   for line in tapes.lines[begun:]:
     past = history.History()
     for each, island in reader.together(_record({"a": tapes.lines[:begun]})):
@@ -139,6 +140,26 @@ def test_history_is_reopened_by_what_was_summed_up():
     assert not past.reopened
     past.take(line)
     assert past.reopened, line
+
+
+def test_fragment_keeps_its_own_keys_that_wait_until_they_are_summed_up():
+  tapes = model_lib.Tapes()
+  tapes.start()
+  tapes.start(island=1)
+  waiting = [tapes.publish(0, 2, island=n, fragment=n) for n in range(2)]
+  for version, item in zip((2, 3), waiting, strict=True):
+    tapes.merge(version, item)
+  late = tapes.publish(2, 4)
+  tapes.restore([1] * 2, [9] * 2, [item["key"] for item in (*waiting, late)])
+  tapes.merge(4, late)  # told late
+  past = history.History()
+  for line in tapes.lines:
+    past.take(line)
+  own = {at: facts.reinjected for at, facts in past.fragments.items()}
+  keys = [item["key"] for item in waiting]
+  assert own == {(0, 0): {keys[0], late["key"]}, (1, 1): {keys[1]}}
+  past.fragments[0, 0].keep_above(2, past.lives_of(0))
+  assert past.fragments[0, 0].reinjected == {late["key"]}
 
 
 def test_life_that_logged_more_than_its_tape_tells_reopens_the_history():
