@@ -128,9 +128,6 @@ class LiveView:
       self._failure = failure
 
   def _refresh(self, now: float, alive: bool) -> None:
-    if self._reading.torn:
-      self._reading = totals.begin(self._run_dir)
-      self.shown = self._reading.view
     if not self.shown.config:
       self.shown.config = view_lib.read_config(self._run_dir)
     record = self._reading.read_on(again=True)

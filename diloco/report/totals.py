@@ -33,7 +33,7 @@ from diloco.tape import (
 
 FILE_NAME = "totals.json"
 _EVERY_BYTES = 8 << 20  # of the record, from one time they are kept to the next
-_TIMES = 8  # or so many times what was kept last: a controller has more to do
+_TIMES = 2  # or so many times what was kept last: a controller has more to do
 _TAIL_BYTES = 256
 
 _MODULES = (
