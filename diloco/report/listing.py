@@ -6,8 +6,11 @@ No tape is read whole, so a folder of long runs is listed at once.
 import contextlib
 import datetime
 import json
+import logging
 import os
 import pathlib
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +18,11 @@ from diloco import errors, process
 from diloco.report import figures, liveness, roster, sessions, summary
 from diloco.tape import events, recorder, schema
 
+logger = logging.getLogger(__name__)
+
 _TAIL_BYTES = 1 << 16
+_AT_ONCE = 24  # stores asked side by side
+_PATIENCE_SECS = 10.0  # for all of them
 
 
 def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -28,7 +35,7 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Plain JSON values: `dir`, `name`, `status`, `tokens`, `tokens_budget`,
     `final_eval_loss` in nats, `wall_secs`, the wall time of its last line, and
     of a run that did not end `roles`, the state of each (see `roster`). What is
-    not known is None.
+    not known is None, as where a store gives no answer in ten seconds.
 
   Raises:
     UserError: there is no such directory.
@@ -37,7 +44,42 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     raise errors.UserError(
       f"the directory {folder}", "there is none", "name one that holds runs"
     )
-  return [_facts(run_dir) for run_dir in _found(folder)]
+  found = [_facts(run_dir) for run_dir in _found(folder)]
+  unended = [
+    one["dir"]
+    for one in found
+    if one["status"] in ("running", sessions.CRASHED)
+  ]
+  roles = _roles(unended)
+  return [one | {"roles": roles.get(one["dir"])} for one in found]
+
+
+def _roles(run_dirs: Sequence[str]) -> dict[str, dict[str, str]]:
+  """The roles' states of runs whose stores answer in time, by directory."""
+  found = {}
+  waiting = iter(run_dirs)
+  unanswered = set(run_dirs)
+
+  def ask() -> None:
+    for run_dir in waiting:
+      # Another run may have its store by now: others are listed all the same.
+      with contextlib.suppress(errors.UserError):
+        if roles := roster.look(run_dir):
+          found[run_dir] = {role: one["state"] for role, one in roles.items()}
+      unanswered.discard(run_dir)
+
+  # They end with the process: a pool would be waited for.
+  threads = [
+    threading.Thread(target=ask, daemon=True) for _ in run_dirs[:_AT_ONCE]
+  ]
+  for thread in threads:
+    thread.start()
+  deadline = time.monotonic() + _PATIENCE_SECS
+  for thread in threads:
+    thread.join(max(0.0, deadline - time.monotonic()))
+  for run_dir in sorted(unanswered.copy()):
+    logger.warning("roles_unknown dir=%s error=no answer in time", run_dir)
+  return found.copy()
 
 
 def _found(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
@@ -83,11 +125,6 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
     }
   if facts["status"] not in ("unreadable", "running", sessions.CRASHED):
     facts |= _result(run_dir / summary.FILE_NAME)
-  elif facts["status"] != "unreadable":
-    # Another run may have its store by now: others are listed all the same.
-    with contextlib.suppress(errors.UserError):
-      if found := roster.look(run_dir):
-        facts["roles"] = {role: one["state"] for role, one in found.items()}
   return facts
 
 

@@ -3,13 +3,14 @@
 import json
 import os
 import pathlib
+import threading
 
 import pytest
 import run_builder
 
 from diloco import cli, process
 from diloco import config as config_lib
-from diloco.report import listing, liveness, status, summary
+from diloco.report import listing, liveness, roster, status, summary
 
 
 @pytest.fixture
@@ -131,3 +132,28 @@ def test_folder_that_is_closed_to_us_hides_no_other(
   monkeypatch.setattr(pathlib.Path, "open", refuse)
   found = listing.runs(tmp_path)
   assert [one["status"] for one in found] == ["finished", "unreadable"]
+
+
+def test_stores_are_asked_side_by_side(tmp_path, make, monkeypatch):
+  all_asked = threading.Barrier(3)
+
+  def look(run_dir):
+    all_asked.wait(timeout=60)
+    return {"syncer": {"state": "dead"}}
+
+  for name in ("one", "three", "two"):
+    make(name, finish=False)
+  monkeypatch.setattr(roster, "look", look)
+  found = listing.runs(tmp_path)
+  assert [one["roles"] for one in found] == [{"syncer": "dead"}] * 3
+
+
+def test_store_that_never_answers_is_not_waited_for(make, monkeypatch, caplog):
+  answered = threading.Event()
+  monkeypatch.setattr(roster, "look", lambda run_dir: answered.wait() and None)
+  monkeypatch.setattr(listing, "_PATIENCE_SECS", 0.0)
+  run_dir = make("one", finish=False)
+  (found,) = listing.runs(run_dir)
+  assert (found["status"], found["roles"]) == ("crashed", None)
+  assert f"roles_unknown dir={run_dir}" in caplog.text
+  answered.set()
