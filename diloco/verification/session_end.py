@@ -219,7 +219,7 @@ def leads_on(syncer: Any, leader: Any) -> str:
   while syncer.inbox:
     sent = syncer.inbox.next()
     if sent.name == "drain":
-      leader.drained, syncer.to_drain = False, sent
+      leader.drained, syncer.to_drain, syncer.has_drained = False, sent, False
       return ""  # answered after a whole turn
     syncer.inbox.answer(sent)
     if sent.name == "stop":

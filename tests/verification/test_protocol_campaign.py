@@ -148,6 +148,13 @@ FOUND = {
     '["kill_after","island-1",19.0,0.0,""]]}',
     "ended",
   ),
+  # A leader that had drained heard it again, and the world gave no answer.
+  "drain that is asked for twice": (
+    '{"seed":30022164,"rounds":1,"fragments":1,"sync_every":1,'
+    '"overlap_steps":1,"max_staleness":0,"standby":false,"ends":true,'
+    '"budget":68,"faults":[]}',
+    "ended_in_order",
+  ),
   # The checker asked for rows up to 0 of an island that was still stopped.
   "island that ends at step 0": (
     '{"seed":167534,"rounds":7,"fragments":1,"sync_every":1,"overlap_steps":1,'
