@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from diloco import errors, pulse
+from diloco import errors
 from diloco.snapshots import operations
 
 logger = logging.getLogger(__name__)
@@ -204,6 +204,52 @@ class Loop:
       self._woken = False
 
 
+class Pulse:
+  """Calls `beat` every `every_secs`, and at once on `nudge`.
+
+  Whoever tells two parties that it lives has one for each: a store that answers
+  nobody must not silence the other.
+  """
+
+  def __init__(self, beat: Callable[[], None], every_secs: float, name: str):
+    """Starts beating.
+
+    Args:
+      beat: called on the pulse's own thread; one that raises is logged, and
+        the next is due as ever.
+      every_secs: time between beats.
+      name: of the thread.
+    """
+    self._beat = beat
+    self._every_secs = every_secs
+    self._wake = threading.Event()
+    self._stopping = False
+    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread.start()
+
+  def nudge(self) -> None:
+    """Beats now: something that others wait for has changed."""
+    self._wake.set()
+
+  def close(self) -> None:
+    """Beats a last time and ends the thread."""
+    self._stopping = True
+    self._wake.set()
+    self._thread.join()
+
+  def _run(self) -> None:
+    stopping = False
+    while not stopping:
+      stopping = self._stopping
+      try:
+        self._beat()
+      except Exception as error:  # whatever it is, silence would read as death
+        logger.warning("beat_failed name=%s error=%r", self._thread.name, error)
+      if not stopping:
+        self._wake.wait(self._every_secs)
+        self._wake.clear()
+
+
 class Ended(BaseException):
   """Ends a thread from outside, where it asks for it; nobody handles it."""
 
@@ -252,9 +298,9 @@ class Threads:
 
   def pulse(
     self, beat: Callable[[], None], every_secs: float, name: str
-  ) -> pulse.Pulse:
-    """Starts a pulse; see `pulse.Pulse`."""
-    return pulse.Pulse(beat, every_secs, name)
+  ) -> Pulse:
+    """Starts a pulse; see `Pulse`."""
+    return Pulse(beat, every_secs, name)
 
   def once(self, name: str, work: Callable[[], None]) -> Worker:
     """Starts work in the background that is done once."""

@@ -21,7 +21,7 @@ STORE = BASE | {"diloco.fragments", "diloco.snapshots", "diloco.tape"}
 REPORT = CONFIG | STORE
 PROCESS = CONFIG | {"diloco.process", "diloco.channel"}
 ROLE = PROCESS | STORE
-ROLE |= {"diloco.relay", "diloco.timing", "diloco.pulse", "diloco.workers"}
+ROLE |= {"diloco.relay", "diloco.timing", "diloco.workers"}
 ROLE |= {"diloco.heartbeat"}
 CONTROLLER = ROLE | {"diloco.report"}
 ALLOWED = {
@@ -40,11 +40,10 @@ ALLOWED = {
   "diloco.process": CONFIG,
   "diloco.heartbeat": PROCESS
   | {"diloco.snapshots", "diloco.workers", "diloco.report.liveness"},
-  "diloco.pulse": set(),
   "diloco.timing": CONFIG | {"diloco.snapshots"},
   "diloco.promises": BASE
   | {"diloco.snapshots", "diloco.timing", "diloco.workers"},
-  "diloco.workers": {"diloco.errors", "diloco.snapshots", "diloco.pulse"},
+  "diloco.workers": {"diloco.errors", "diloco.snapshots"},
   "diloco.relay": STORE | {"diloco.process", "diloco.workers"},
   "diloco.logbook": STORE
   | {"diloco.process", "diloco.relay", "diloco.workers"},

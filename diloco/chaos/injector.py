@@ -11,21 +11,24 @@ import json
 import pathlib
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from diloco import crash
+from diloco import crash, process
 from diloco.chaos import faults as faults_lib
 from diloco.chaos import fleet as fleet_lib
-from diloco.chaos import keeper as keeper_lib
 from diloco.chaos import store_faults
 
 CONTROLLER = "controller"
 FAULT_LOG = "chaos.jsonl"
 DONE = "done"
+State = Literal["running", "down", "finished", "failed"]
 
 _POLL_SECS = 0.05
+_RESTART_SECS = 0.5  # as a service manager waits
 _RECOVERY_SECS = 240.0
 _ENDING_SECS = 300.0
 _FIRED_SECS = 60.0
@@ -44,6 +47,67 @@ def read_log(trial_dir: pathlib.Path) -> list[dict[str, Any]]:
 
 class StuckError(Exception):
   """The run did not recover, or the command failed by itself."""
+
+
+class Keeper:
+  """Keeps `diloco resume` alive until it ends by itself.
+
+  It is started again whenever it was killed, as somebody's service file would:
+  nothing else is done for a run that was hit.
+  """
+
+  def __init__(self, run_dir: pathlib.Path, log: pathlib.Path):
+    """Starts nothing yet."""
+    self._run_dir = run_dir
+    self._log = log
+    self._process: subprocess.Popen[bytes] | None = None
+    self._due = 0.0
+    self.starts = 0
+    self.failure = ""
+    self.refused = False  # whether it failed because of what it was given
+
+  def start(self, *flags: str) -> None:
+    """Starts the command now."""
+    command = [sys.executable, "-m", "diloco.cli", "resume"]
+    with self._log.open("ab") as log:
+      self._process = subprocess.Popen(
+        [*command, str(self._run_dir), *flags],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+      )
+    self.starts += 1
+
+  def kill(self) -> None:
+    """Kills the command; it will be started again."""
+    if self._process is not None:
+      self._process.kill()
+      self._process.wait()
+
+  def tend(self) -> State:
+    """Starts the command again if it was killed; says how it is."""
+    if self._process is None:
+      if time.monotonic() < self._due:
+        return "down"
+      self.start()
+      return "running"
+    code = self._process.poll()
+    if code is None:
+      return "running"
+    if code == 0:
+      return "finished"
+    if code == -signal.SIGKILL:
+      self._process = None
+      self._due = time.monotonic() + _RESTART_SECS
+      return "down"
+    self.refused = code == process.EXIT_USER_ERROR
+    self.failure = f"the command ended with code {code}: {self._last_line()}"
+    return "failed"
+
+  def _last_line(self) -> str:
+    lines = self._log.read_text(errors="replace").splitlines()
+    return lines[-1] if lines else ""
 
 
 class Trial:
@@ -68,13 +132,13 @@ class Trial:
     """
     self.run_dir = trial_dir / "run"
     self.fleet = fleet_lib.Fleet(self.run_dir)
-    self.keeper = keeper_lib.Keeper(self.run_dir, trial_dir / "command.log")
+    self.keeper = Keeper(self.run_dir, trial_dir / "command.log")
     self._log = trial_dir / FAULT_LOG
     self._total_tokens = total_tokens
     self._num_islands = num_islands
     self._num_syncers = num_syncers
     self._disk = disk
-    self._state: keeper_lib.State = "down"
+    self._state: State = "down"
     crash.arm(self.run_dir, [])  # so that every process looks for points
 
   def run(self, faults: Sequence[faults_lib.Fault]) -> list[faults_lib.Fault]:
@@ -249,7 +313,7 @@ class Trial:
     except OSError as error:
       line["outcome"] = f"it could not be shut: {error}"
 
-  def _tend(self) -> keeper_lib.State:
+  def _tend(self) -> State:
     """Sees to the command."""
     self._state = self.keeper.tend()
     if self._state == "failed":

@@ -122,7 +122,7 @@ class Controller:
       ) from error
     except Exception as error:
       # A mistake in here is no reason to kill a fleet that trains.
-      if not self.roles.outlive:
+      if not self.roles.engine.apart:
         with contextlib.suppress(errors.PlainError):  # its lease is lost, too
           self.roles.end_all()
       self.leave()
@@ -145,7 +145,7 @@ class Controller:
       self._tell(event)
     self._tenure.check()
     self._announce()
-    self.roles.tell_address()
+    self.roles.engine.tell_address()
     self._tell(orders.Opened(self._tenure.token, self._changed))
 
   def turn(self) -> None:
@@ -188,7 +188,7 @@ class Controller:
         traceback.print_exception(error, file=file)
     what = " ".join(f"{type(error).__name__}: {error}".split())
     fate = "its roles ended with it; go on"
-    if self.roles.outlive:
+    if self.roles.engine.apart:
       secs = f"{self._times.orphan_secs:g}"
       fate = f"roles that live go on for {secs} s, then save and leave; take"
       fate += " them up"
@@ -226,7 +226,7 @@ class Controller:
       return
     self._hints_due = now + _HINTS_SECS
     process.keep_config(self.run_dir)
-    self.roles.tell_address()
+    self.roles.engine.tell_address()
     if not liveness.controller_alive(self.run_dir):
       logger.warning("address_lost written_again=1")
       self._announce()
@@ -276,17 +276,14 @@ class Controller:
       case orders.CloseCuts():
         self._store.perform(self._cutter.close())
       case orders.TakeChanges():
-        change.take_up(self.run_dir, self._configured)
+        change.take_up(
+          self.run_dir, lambda *made: self._tell(orders.Configured(*made))
+        )
       case orders.GoBack():
         return self._go_back()
       case orders.End(outcome):
         self._outcome = outcome
     return None
-
-  def _configured(
-    self, config: config_lib.RunConfig, changes: change.Changes
-  ) -> None:
-    self._tell(orders.Configured(config, changes))
 
   def _go_back(self) -> orders.Event:
     def end_roles() -> list[str]:

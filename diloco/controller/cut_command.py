@@ -112,13 +112,9 @@ def _wait(
       if keys.ABANDONED in look.names:
         return number, asked.of(cuts.reason, number)
       if not look.is_open:  # two later ones were complete meanwhile
-        return number, _why_ended(run_dir, number)
+        line = cutter.end_line(run_dir, number)
+        lost = {"reason": "no record of it was left"}
+        return number, (lost if line is None else line).get("reason", "")
     if not alive:
       return number, "the run ended before it was complete"
     time.sleep(_POLL_SECS)
-
-
-def _why_ended(run_dir: pathlib.Path, number: int) -> str:
-  """Why a cut that is deleted by now was given up; empty if it was complete."""
-  line = cutter.end_line(run_dir, number)
-  return "no record of it was left" if line is None else line.get("reason", "")

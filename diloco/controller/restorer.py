@@ -164,18 +164,15 @@ class Restorer:
       return f"the restore of cut {cut} was not finished"
     return self._verifier.damage(begun=bool(begun(self._run_dir)))
 
-  def _look(self, number: int | None) -> restore.Choice:
+  def _choose(
+    self, number: int | None, why: str
+  ) -> tuple[cut_parts.Parts, restore.Choice]:
     check = self._verifier
-    return self._store.perform(
+    choice = self._store.perform(
       restore.choose(
         check.check_cut, check.check_contribution, number, self._token
       )
     )
-
-  def _choose(
-    self, number: int | None, why: str
-  ) -> tuple[cut_parts.Parts, restore.Choice]:
-    choice = self._look(number)
     if choice.parts is None:
       raise self._refusal(number, why, choice)
     return choice.parts, choice

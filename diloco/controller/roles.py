@@ -5,7 +5,6 @@ and whose death is on the record are its own business (`fleet`).
 """
 
 import dataclasses
-import itertools
 import logging
 import os
 import pathlib
@@ -44,15 +43,13 @@ def draw_incarnation(run_dir: pathlib.Path, role: str, last: int = 0) -> int:
   and only if it is not there.
   """
   (run_dir / recorder.TAPE_DIR).mkdir(parents=True, exist_ok=True)
-  for incarnation in itertools.count(max(last, newest_tape(run_dir, role)) + 1):
+  life = max(last, newest_tape(run_dir, role)) + 1
+  while True:
     try:
-      recorder.tape_path(run_dir, role, incarnation).touch(
-        0o600, exist_ok=False
-      )
+      recorder.tape_path(run_dir, role, life).touch(0o600, exist_ok=False)
+      return life
     except FileExistsError:
-      continue
-    return incarnation
-  raise AssertionError("numbers do not end")
+      life += 1
 
 
 def draw_life(role: str, newest: int) -> operations.Procedure[int]:
@@ -105,7 +102,7 @@ class Roles:
     self._check = check
     self._store = store.SnapshotStore(process.store_url(run_dir, config))
     self._run_dir = run_dir
-    self._engine = engine
+    self.engine = engine
     self._tape = tape
     self._digest = digest(config)
     cores: Sequence[int] = []
@@ -120,11 +117,6 @@ class Roles:
     self._incarnations: dict[str, int] = {}
     self._log_begun: dict[str, int] = {}  # role -> size before its last life
 
-  @property
-  def outlive(self) -> bool:
-    """Whether they live on without their controller."""
-    return self._engine.apart
-
   def attach(self) -> list[orders.Begun]:
     """Takes up roles that an earlier controller of this run left alive.
 
@@ -134,7 +126,7 @@ class Roles:
       UserError: roles of another run are in its store.
     """
     attached: list[orders.Begun] = []
-    survivors = self._engine.survivors()
+    survivors = self.engine.survivors()
     self._tell_out_of_reach(survivors)
     self._check()
     changed = [
@@ -143,7 +135,7 @@ class Roles:
       if found.facts.get("config") != self._digest
     ]
     if changed:
-      killed = self._engine.kill_leftovers()
+      killed = self.engine.kill_leftovers()
       logger.warning("config_changed roles_ended=%s", ",".join(killed))
       return []
     for role, found in survivors.items():
@@ -198,74 +190,41 @@ class Roles:
     self._check()  # the store may have taken its time
     incarnation = draw_incarnation(self._run_dir, role, drawn - 1)
     self._incarnations[role] = incarnation
-    self._begin_log(role)
+    log = self.log(role)  # which goes on from its lives before
+    self._log_begun[role] = log.stat().st_size if log.exists() else 0
+    launch, begun = self._launch(role, incarnation)
+    handle = self._handles[role] = self.engine.start(launch)
+    event, facts = begun
+    self._tape.record(event, pid=handle.pid, **facts)
+    return orders.Begun(role, incarnation, handle.pid)
+
+  def _launch(
+    self, role: str, incarnation: int
+  ) -> tuple[base.Launch, tuple[str, dict[str, Any]]]:
+    """How to start a life, and its line on the tape but for the process."""
     args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
-    facts = {"incarnation": incarnation, "config": self._digest}
+    facts: dict[str, Any] = {"incarnation": incarnation, "config": self._digest}
+    module, env = "diloco.islands.main", process.ISLAND_ENV
+    cores: Sequence[int] = []
+    begun: tuple[str, dict[str, Any]]
     if role in self._islands:
-      self._start_island(role, args, facts)
+      island = self._islands[role]
+      slice_index, cores = self._resources.bind(island)
+      args += ["--island", str(island), "--slice", str(slice_index)]
+      args += ["--cores", *map(str, cores)]
+      facts |= {"slice": slice_index, "cores": list(cores)}
+      told = {"island": island, "island_incarnation": incarnation}
+      begun = events.ISLAND_STARTED, told | {"cores": cores}
     elif role in self._names.evaluators:
-      self._start_evaluator(role, args, facts)
+      module, cores = "diloco.islands.evaluator", self._evaluator_cores
+      args += ["--cores", *map(str, cores)]
+      begun = events.EVALUATOR_STARTED, {"cores": cores}
     else:
-      self._start_syncer(role, args, facts)
-    return orders.Begun(role, incarnation, self._handles[role].pid)
-
-  def _start_syncer(
-    self, seat: str, args: list[str], facts: dict[str, Any]
-  ) -> None:
-    args += ["--role", seat]
-    launch = base.Launch(
-      seat,
-      "diloco.syncer.main",
-      args,
-      self.log(seat),
-      env=process.SYNCER_ENV,
-      facts=facts,
-    )
-    handle = self._handles[seat] = self._engine.start(launch)
-    self._tape.record(events.SYNCER_STARTED, pid=handle.pid, seat=seat)
-
-  def _start_island(
-    self, role: str, args: list[str], facts: dict[str, Any]
-  ) -> None:
-    island = self._islands[role]
-    slice_index, cores = self._resources.bind(island)
-    args += ["--island", str(island), "--slice", str(slice_index)]
-    args += ["--cores", *map(str, cores)]
-    handle = self._handles[role] = self._engine.start(
-      base.Launch(
-        role,
-        "diloco.islands.main",
-        args,
-        self.log(role),
-        env=process.ISLAND_ENV,
-        cores=cores,
-        facts=facts | {"slice": slice_index, "cores": list(cores)},
-      )
-    )
-    self._tape.record(
-      events.ISLAND_STARTED,
-      island=island,
-      island_incarnation=self._incarnations[role],
-      pid=handle.pid,
-      cores=cores,
-    )
-
-  def _start_evaluator(
-    self, role: str, args: list[str], facts: dict[str, Any]
-  ) -> None:
-    cores = self._evaluator_cores
-    args += ["--cores", *map(str, cores)]
-    launch = base.Launch(
-      role,
-      "diloco.islands.evaluator",
-      args,
-      self.log(role),
-      env=process.ISLAND_ENV,
-      cores=cores,
-      facts=facts,
-    )
-    handle = self._handles[role] = self._engine.start(launch)
-    self._tape.record(events.EVALUATOR_STARTED, pid=handle.pid, cores=cores)
+      module, env = "diloco.syncer.main", process.SYNCER_ENV
+      args += ["--role", role]
+      begun = events.SYNCER_STARTED, {"seat": role}
+    log = self.log(role)
+    return base.Launch(role, module, args, log, env, cores, facts), begun
 
   def deaths(self) -> list[orders.Died]:
     """Roles whose process has ended since the last call, each once."""
@@ -304,16 +263,12 @@ class Roles:
     for role, handle in self._handles.items():
       if not handle.wait(_KILL_SECS):
         logger.error("unkillable role=%s pid=%d", role, handle.pid)
-    return sorted({*living, *self._engine.kill_leftovers()})
-
-  def tell_address(self) -> None:
-    """Has all who live know where their controller is; cheap if they do."""
-    self._engine.tell_address()
+    return sorted({*living, *self.engine.kill_leftovers()})
 
   def kill_stray(self, pid: int) -> None:
     """Ends a process of this run that is not the one known by its role."""
     self._check()
-    self._engine.kill_stray(pid)
+    self.engine.kill_stray(pid)
 
   def log(self, role: str) -> pathlib.Path:
     """Where a role's output goes."""
@@ -337,8 +292,3 @@ class Roles:
     lines = [line for line in text.splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(_ERROR)]
     return next(iter([*said[-1:], *lines[-1:]]), "").removeprefix(_ERROR)
-
-  def _begin_log(self, role: str) -> None:
-    """Notes where the log of a new life begins: logs are continued."""
-    log = self.log(role)
-    self._log_begun[role] = log.stat().st_size if log.exists() else 0

@@ -35,10 +35,6 @@ _ASK_SECS = 2.0  # what a store does not answer by then is no reason to wait
 _EXCUSED = 1 / 3  # of a time to live for which it is not asked again then
 
 
-def _with_suspensions() -> float:
-  return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Unopposed:
   """Hold of a controller that nobody deposes.
 
@@ -96,7 +92,9 @@ class Tenure(Unopposed):
     snapshots: store.SnapshotStore,
     mine: records.Lease,
     ttl_secs: float,
-    clock: Callable[[], float] = _with_suspensions,
+    clock: Callable[[], float] = functools.partial(
+      time.clock_gettime, time.CLOCK_BOOTTIME
+    ),
   ):
     """Renews a lease that was taken just now.
 

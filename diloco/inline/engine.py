@@ -22,16 +22,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
 from diloco import config as config_lib
 from diloco import process, workers
 from diloco.controller.engines import base
-from diloco.inline import threads as threads_lib
 from diloco.islands import devices, programs, trainer
 from diloco.islands import island as island_lib
-from diloco.snapshots import store
+from diloco.snapshots import operations, store
 from diloco.syncer import main as syncer_main
 from diloco.tasks import task as task_lib
 
@@ -39,12 +39,94 @@ _HANG_SECS = 10.0  # after a kill; then a role counts as gone
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
+class MortalThreads(workers.Threads):
+  """See `workers.Threads`; these are of one life, which can be killed.
+
+  A thread of Python cannot be ended from outside, so each of these asks before
+  whatever it does next whether it still may: the main thread with every step
+  and operation, a loop before every operation of the store, a pulse before a
+  beat. `kill` may be called by any thread, all else by the role's main thread.
+  """
+
+  def __init__(self, prefix: str):
+    self._prefix = prefix  # of the names of its threads
+    self._dead = threading.Event()
+    self._ends: list[Callable[[], None]] = []
+    self._releases: list[Callable[[], None]] = []
+
+  @property
+  def dead(self) -> bool:
+    """See `workers.Threads`."""
+    return self._dead.is_set()
+
+  def kill(self) -> None:
+    """Has every thread end before whatever it does next; waits for none."""
+    self._dead.set()
+
+  def end(self) -> None:
+    """Ends what is left of all threads, then releases what they had.
+
+    Called where the role has ended otherwise than in order. What hangs in one
+    of its threads hangs here.
+    """
+    self.kill()
+    for end in [*self._ends, *reversed(self._releases)]:
+      with contextlib.suppress(Exception):  # the others are to end too
+        end()
+
+  def check(self) -> None:
+    """See `workers.Threads`."""
+    if self.dead:
+      raise workers.Ended
+
+  def at_death(self, release: Callable[[], None]) -> None:
+    """See `workers.Threads`."""
+    self._releases.append(release)
+
+  def loop(
+    self,
+    name: str,
+    script: operations.Script[None],
+    execute: Callable[[operations.Operation], Any],
+    *,
+    at_once: bool = False,
+  ) -> workers.Loop:
+    """See `workers.Threads`."""
+
+    def while_alive(operation: operations.Operation) -> Any:
+      self.check()
+      return execute(operation)
+
+    loop = super().loop(self._named(name), script, while_alive, at_once=at_once)
+    self._ends.append(loop.close)
+    return loop
+
+  def pulse(
+    self, beat: Callable[[], None], every_secs: float, name: str
+  ) -> workers.Pulse:
+    """See `workers.Threads`; the dead do not beat."""
+    made = super().pulse(
+      lambda: None if self.dead else beat(), every_secs, self._named(name)
+    )
+    self._ends.append(made.close)
+    return made
+
+  def once(self, name: str, work: Callable[[], None]) -> workers.Worker:
+    """See `workers.Threads`."""
+    made = super().once(self._named(name), work)
+    self._ends.append(made.join)
+    return made
+
+  def _named(self, name: str) -> str:
+    return f"{self._prefix}/{name}"
+
+
 class Role:
   """A life of a role; see `base.Handle`."""
 
   def __init__(
     self,
-    threads: threads_lib.MortalThreads,
+    threads: MortalThreads,
     log: pathlib.Path,
     name: str,
     body: Callable[[], None],
@@ -128,7 +210,7 @@ class Engine(base.Engine):
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     incarnation = launch.facts["incarnation"]
     prefix = f"{self._run_dir.name}:{launch.role}.{incarnation}"
-    threads = threads_lib.MortalThreads(prefix)
+    threads = MortalThreads(prefix)
     _LOGS.paths[prefix] = launch.log
 
     def body() -> None:
@@ -144,9 +226,7 @@ class Engine(base.Engine):
     self._roles.append(role)
     return role
 
-  def _live(
-    self, launch: base.Launch, threads: threads_lib.MortalThreads
-  ) -> None:
+  def _live(self, launch: base.Launch, threads: MortalThreads) -> None:
     """An island's life."""
     config = process.read_config(self._run_dir, or_copy=True)
     place = self._places[launch.facts["slice"]]

@@ -21,7 +21,7 @@ from typing import Any
 
 from diloco import channel as channel_lib
 from diloco import config as config_lib
-from diloco import errors, heartbeat, process, pulse, relay, timing
+from diloco import errors, heartbeat, process, relay, timing, workers
 from diloco.islands import devices
 from diloco.snapshots import operations, requests, store, versions
 from diloco.tape import events, recorder
@@ -92,7 +92,7 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
     told = {"progress": progress.standing[0], **patience}
     channel.send({"type": "status", **told})
 
-  reports = pulse.Pulse(report, times.heartbeat_secs, "report")
+  reports = workers.Pulse(report, times.heartbeat_secs, "report")
   tape = recorder.Recorder(run_dir, ROLE, incarnation)
   snapshots = store.SnapshotStore(process.store_url(run_dir, config))
   mine = heartbeat.born(run_dir, ROLE, incarnation)
@@ -102,7 +102,7 @@ def live(run_dir: pathlib.Path, incarnation: int) -> None:
     timing.read(snapshots, config.controller).lease_ttl_secs,
   )
   counter = requests.Counter(snapshots.url)
-  requesting = pulse.Pulse(
+  requesting = workers.Pulse(
     lambda: tape.record(events.STORE_REQUESTS, **counter.made()),
     requests.EVERY_SECS,
     "requests",

@@ -354,7 +354,7 @@ class Island(hands.Hands):
   def beat(self) -> kernel_lib.Script:
     """The heartbeat's thread."""
     for beat in itertools.count(1):
-      with contextlib.suppress(Exception):  # as a `pulse.Pulse` does
+      with contextlib.suppress(Exception):  # as a `workers.Pulse` does
         yield from members.beat(self._member(beat, self.core.step))
       yield self.world.heartbeat_secs
 

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from diloco import pulse, workers
+from diloco import workers
 from diloco.snapshots import operations
 
 
@@ -79,7 +79,7 @@ class Process(workers.Threads):
 
   def pulse(
     self, beat: Callable[[], None], every_secs: float, name: str
-  ) -> pulse.Pulse:
+  ) -> workers.Pulse:
     """See `workers.Threads`."""
     return _Pulse(self, beat, every_secs)
 
@@ -184,8 +184,8 @@ class _Loop(workers.Loop):
     return self._do(operation)
 
 
-class _Pulse(pulse.Pulse):
-  """See `pulse.Pulse`."""
+class _Pulse(workers.Pulse):
+  """See `workers.Pulse`."""
 
   def __init__(
     self, process: Process, beat: Callable[[], None], every_secs: float

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from diloco.chaos import keeper as keeper_lib
+from diloco.chaos import injector
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def make_keeper(tmp_path, monkeypatch):
       "starts.write_text('x' * (n + 1))\n" + script
     )
     fake.chmod(0o755)
-    monkeypatch.setattr(keeper_lib.sys, "executable", str(fake))
-    made.append(keeper_lib.Keeper(tmp_path / "run", tmp_path / "log"))
+    monkeypatch.setattr(injector.sys, "executable", str(fake))
+    made.append(injector.Keeper(tmp_path / "run", tmp_path / "log"))
     return made[-1]
 
   yield make

@@ -12,7 +12,7 @@ from diloco import channel, cli, errors, process, workers
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
-from diloco.inline import engine, threads
+from diloco.inline import engine
 from diloco.islands import island, programs
 from diloco.replay import replayer as replay
 from diloco.snapshots import digest, operations
@@ -187,7 +187,7 @@ def test_role_that_hangs_counts_as_gone_and_does_nothing_more(
 ):
   monkeypatch.setattr(engine, "_HANG_SECS", 0.0)
   hanging, go_on = threading.Event(), threading.Event()
-  mortal, done, ended = threads.MortalThreads("run:island-0.1"), [], []
+  mortal, done, ended = engine.MortalThreads("run:island-0.1"), [], []
 
   def script():
     yield operations.Compute(lambda: hanging.set() or go_on.wait())
@@ -230,7 +230,7 @@ def test_killed_role_whose_threads_hang_takes_no_channel_from_the_next(
     "island-0": lambda of: programs.live(spec, config, None, [], of),
     "syncer": lambda of: syncer_main.live(tmp_path, "syncer", 1, of),
   }.items():
-    mortal = threads.MortalThreads(name)
+    mortal = engine.MortalThreads(name)
     with pytest.raises(InterruptedError):
       live(mortal)
     assert not found[name]()
@@ -239,7 +239,7 @@ def test_killed_role_whose_threads_hang_takes_no_channel_from_the_next(
 
 
 def test_dead_pulse_is_silent():
-  mortal, beats = threads.MortalThreads("x"), []
+  mortal, beats = engine.MortalThreads("x"), []
   made = mortal.pulse(lambda: beats.append(1), 1000.0, "heartbeat")
   while not beats:
     pass
@@ -257,7 +257,7 @@ def test_whatever_ends_a_role_it_is_no_right_end(tmp_path):
   def body():
     raise SystemExit(0)
 
-  role = engine.Role(threads.MortalThreads("x"), tmp_path / "log", "x", body)
+  role = engine.Role(engine.MortalThreads("x"), tmp_path / "log", "x", body)
   assert role.wait(20) and role.cause_of_death() == "exit 1"
 
 

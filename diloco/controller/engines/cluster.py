@@ -89,28 +89,6 @@ def check(config: config_lib.RunConfig) -> None:
       load().shutdown()
 
 
-def needs(
-  config: config_lib.RunConfig, kinds: Sequence[str]
-) -> dict[str, Need]:
-  """What each island of a run asks Ray for.
-
-  Others ask for nothing, or where they are placed, which is first, might be the
-  only room that an island has.
-
-  Args:
-    config: of the run.
-    kinds: custom resources of the cluster.
-
-  Returns:
-    By role; see `of_slice`.
-  """
-  slices = config.fleet.slices[: config.fleet.islands]
-  return {
-    f"island-{m}": of_slice(hardware, kinds)
-    for m, hardware in enumerate(slices)
-  }
-
-
 def of_slice(hardware: config_lib.SliceConfig, kinds: Sequence[str]) -> Need:
   """What an island on a slice asks Ray for.
 
@@ -136,9 +114,17 @@ def kinds() -> set[str]:
 
 
 def check_fits(config: config_lib.RunConfig) -> None:
-  """Raises `UserError` if the cluster could not hold the run's roles."""
-  left = [dict(node) for node in nodes()]
-  wanted = needs(config, sorted(kinds()))
+  """Raises `UserError` if the cluster could not hold the run's islands.
+
+  Others ask for nothing, or where they are placed, which is first, might be the
+  only room that an island has.
+  """
+  left, there_are = [dict(node) for node in nodes()], sorted(kinds())
+  slices = config.fleet.slices[: config.fleet.islands]
+  wanted = {
+    f"island-{m}": of_slice(hardware, there_are)
+    for m, hardware in enumerate(slices)
+  }
   total = _text(
     sum(map(collections.Counter, wanted.values()), collections.Counter())
   )

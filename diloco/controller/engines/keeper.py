@@ -177,7 +177,8 @@ class Keeper:
         self.signal(signal.SIGKILL)
       time.sleep(_POLL_SECS)
     with self._lock:
-      _kill_session(process.pid)  # what it started
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # what it started
       return End(process.wait())
 
   def _start(
@@ -268,10 +269,3 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
   # Not reaped yet, its number cannot have gone to another session.
   look = os.WEXITED | os.WNOHANG | os.WNOWAIT
   return os.waitid(os.P_PID, process.pid, look) is not None
-
-
-def _kill_session(pid: int) -> None:
-  try:
-    os.killpg(pid, signal.SIGKILL)
-  except (ProcessLookupError, PermissionError):
-    return

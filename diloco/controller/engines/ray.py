@@ -306,7 +306,10 @@ class Engine(base.Engine):
         continue  # its permit goes when its successor starts
       life = facts["incarnation"]
       if role not in found or found[role].facts["incarnation"] < life:
-        handle = self._attached(role, life, actor)
+        placed: futures.Future[Placed] = futures.Future()
+        placed.set_result((actor, actor.live.remote()))
+        log = self._run_dir / "logs" / f"{role}.log"
+        handle = self._handle(f"{role}.{life}", life, log, placed)
         found[role] = base.Survivor(handle, facts)
     return found
 
@@ -320,12 +323,6 @@ class Engine(base.Engine):
           actor = self._ray.get_actor(named["name"], self._namespace)
           found.append((role, actor))
     return found
-
-  def _attached(self, role: str, life: int, actor: Any) -> Handle:
-    placed: futures.Future[Placed] = futures.Future()
-    placed.set_result((actor, actor.live.remote()))
-    log = self._run_dir / "logs" / f"{role}.log"
-    return self._handle(f"{role}.{life}", life, log, placed)
 
   def kill_leftovers(self) -> list[str]:
     """Ends all roles of this run, whoever started them; returns who lived."""
