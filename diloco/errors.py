@@ -5,6 +5,7 @@ line prints it as one line and exits with code 2; nothing has been touched.
 """
 
 import dataclasses
+import importlib
 import math
 import pathlib
 import sysconfig
@@ -76,6 +77,24 @@ def check_amounts(of: Any, where: str = "") -> None:
   names = [field.name for field in dataclasses.fields(of)]
   amounts = [n for n in names if isinstance(getattr(of, n), int | float)]
   check(of, {"at least 0": amounts}, where)
+
+
+def needed(module: str, what: str, extra: str = "workbench") -> Any:
+  """A module of a package that not everybody has.
+
+  Args:
+    module: its name.
+    what: needs it, for people.
+    extra: of this package, which brings it.
+
+  Raises:
+    UserError: it is not installed.
+  """
+  try:
+    return importlib.import_module(module)
+  except ImportError as error:
+    name, remedy = error.name or module, f"pip install 'diloco[{extra}]'"
+    raise UserError(what, f"{name} is not installed", remedy) from error
 
 
 class DetachedError(RuntimeError):

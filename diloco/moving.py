@@ -141,6 +141,7 @@ class _Move(move_lib.Move):
   ):
     """The lease is held until `stack` is left."""
     self.what, self.run_name = found.what, found.run
+    self.clock, self.say = time.monotonic, tenure.say
     self.each = snapshots.each
     self.times = timing.read(snapshots, found.config.controller)
     self.owner = liveness.name_process()
@@ -155,14 +156,6 @@ class _Move(move_lib.Move):
     self._stack = stack
     self._mine: tenure.Tenure | None = None
     self._restorer: restorer.Restorer | None = None
-
-  def clock(self) -> float:
-    """See base."""
-    return time.monotonic()
-
-  def say(self, text: str) -> None:
-    """See base."""
-    tenure.say(text)
 
   def told_cuts(self) -> list[int] | None:
     """See base."""

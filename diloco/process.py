@@ -295,11 +295,8 @@ def check_task(
 
 def was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
   """Whether a run was last begun in this directory; not so in a copy of it."""
-  for path in _config_paths(run_dir):
-    with contextlib.suppress(*UNREADABLE):
-      content = json.loads(path.read_text())
-      return bool(content["directory"] == directory_id(run_dir))
-  return False
+  said = _said(run_dir, "directory")
+  return bool(said) and said == directory_id(run_dir)
 
 
 def print_error(error: object) -> None:

@@ -186,7 +186,11 @@ def conduct(
     )
     begun(controller)
     with _kept(run_dir, config, held.check) as keeper:
-      outcome = _run(controller, view)
+      with (
+        contextlib.closing(view),
+        process.hearing(lambda _: controller.interrupt()),
+      ):
+        outcome = controller.run()
       if keeper:
         keeper.bring()
       concluded = _conclude(run_dir)
@@ -452,17 +456,6 @@ def _without_past_faults(
     else:
       left.append(fault)
   return dataclasses.replace(config, faults=tuple(left))
-
-
-def _run(
-  controller: controller_lib.Controller, view: live.LiveView
-) -> outcome_lib.Outcome:
-  """Runs the controller with signals in its hands."""
-  with (
-    contextlib.closing(view),
-    process.hearing(lambda _: controller.interrupt()),
-  ):
-    return controller.run()
 
 
 def _kept(

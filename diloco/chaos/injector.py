@@ -163,7 +163,9 @@ class Trial:
           )
       finally:
         self._write(line)
-    self._wait_end()
+    self._pause(_ENDING_SECS)
+    if self._state != "finished":
+      raise StuckError(f"the budget was not trained in {_ENDING_SECS:.0f} s")
     return left
 
   def clean_up(self) -> list[int]:
@@ -365,12 +367,6 @@ class Trial:
       and len(waiting) >= self._num_syncers - 1
       and all(f"island-{m}" in living for m in range(self._num_islands))
     )
-
-  def _wait_end(self) -> None:
-    for _ in self._until(_ENDING_SECS):
-      pass
-    if self._state != "finished":
-      raise StuckError(f"the budget was not trained in {_ENDING_SECS:.0f} s")
 
   def _write(self, line: dict[str, Any]) -> None:
     with contextlib.suppress(OSError), self._log.open("a") as file:

@@ -104,6 +104,8 @@ class Move(abc.ABC):
     watch: of the controller's lease; it asks `check`.
     owner: name of who moves it.
     before: id of the directory it was in.
+    clock: gives monotonic seconds.
+    say: tells the user.
   """
 
   what: str
@@ -113,6 +115,8 @@ class Move(abc.ABC):
   watch: Any
   owner: str
   before: str
+  clock: Callable[[], float]
+  say: Callable[[str], None]
 
   _watched: records.Lease | None = None  # as it stood for so long
   _has_watched = False
@@ -125,14 +129,6 @@ class Move(abc.ABC):
     token = self._watched.token if self._watched else 0
     if self._has_watched and held.owner != self.owner and held.token != token:
       raise alive(self.what)
-
-  @abc.abstractmethod
-  def clock(self) -> float:
-    """Monotonic seconds."""
-
-  @abc.abstractmethod
-  def say(self, text: str) -> None:
-    """Tells the user."""
 
   @abc.abstractmethod
   def told_cuts(self) -> list[int] | None:

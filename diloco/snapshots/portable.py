@@ -7,7 +7,6 @@ checkpoint, the entry `__metadata__` of an `npz`, as JSON.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pathlib
@@ -154,14 +153,7 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _safetensors(part: str) -> Any:
-  try:
-    return importlib.import_module(f"safetensors.{part}")
-  except ImportError as error:
-    raise errors.UserError(
-      "a file of safetensors",
-      "the package safetensors is not installed",
-      "pip install 'diloco[workbench]', or take another format",
-    ) from error
+  return errors.needed(f"safetensors.{part}", "a file of safetensors")
 
 
 def _write_orbax(

@@ -9,7 +9,6 @@ parameters.
 import argparse
 import collections
 import contextlib
-import importlib
 import json
 import math
 import os
@@ -173,16 +172,9 @@ _WRITERS: dict[str, Callable[[pathlib.Path, opened.Run], Writer]] = {
 
 
 def _library(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ImportError as error:
-    package = name.partition(".")[0]
-    extra = package if package == "wandb" else "workbench"
-    raise errors.UserError(
-      f"metrics for {package}",
-      "that package is not installed",
-      f"pip install 'diloco[{extra}]'",
-    ) from error
+  package = name.partition(".")[0]
+  extra = package if package == "wandb" else "workbench"
+  return errors.needed(name, f"metrics for {package}", extra)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -297,13 +297,8 @@ def _table(
   rows: Iterable[Mapping[str, Any]], columns: Sequence[str]
 ) -> "pd.DataFrame":
   """A table; one without a row has these columns."""
-  try:
-    import pandas as pd  # an extra, and slow to load
-  except ImportError as error:
-    raise errors.UserError(
-      "a table of a run",
-      "pandas is not installed",
-      "pip install 'diloco[workbench]'",
-    ) from error
+  pandas = errors.needed("pandas", "a table of a run")
   found = list(rows)
-  return pd.DataFrame.from_records(found, columns=None if found else columns)
+  names = None if found else columns
+  made: pd.DataFrame = pandas.DataFrame.from_records(found, columns=names)
+  return made

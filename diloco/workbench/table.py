@@ -15,15 +15,8 @@ _MAX_INCHES = 40.0
 
 def check_extra() -> None:
   """Refuses if what tables are written with is not installed."""
-  try:
-    import pandas  # noqa: F401
-    import pyarrow  # noqa: F401
-  except ImportError as error:
-    raise errors.UserError(
-      "a sweep's table",
-      f"{error.name} is not installed",
-      "pip install 'diloco[workbench]'",
-    ) from error
+  for name in ("pandas", "pyarrow"):
+    errors.needed(name, "a sweep's table")
 
 
 def write(workdir: pathlib.Path, sweep: frozen.Sweep) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The Ray cluster that the `ray` engine places roles on."""
 
 import collections
-import importlib
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -30,14 +29,7 @@ def load() -> Any:
   """
   for name, value in _ENV.items():
     os.environ.setdefault(name, value)
-  try:
-    return importlib.import_module("ray")
-  except ImportError as error:
-    raise errors.UserError(
-      "config.engine = 'ray'",
-      f"Ray cannot be imported ({error})",
-      "install it: pip install 'diloco[ray]'",
-    ) from error
+  return errors.needed("ray", "config.engine = 'ray'", "ray")
 
 
 def connect(address: str) -> bool:
