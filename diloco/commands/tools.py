@@ -67,8 +67,8 @@ AHEAD: tuple[entry.Command, ...] = (
   entry.Command(
     name="simulate --calibrate",
     what="fit the simulator's unpublished times",
-    run="diloco.planning.fleet.calibrate:main",
-    parser="diloco.planning.fleet.calibrate:parser",
+    run="experiments.benchmarks.calibrate:main",
+    parser="experiments.benchmarks.calibrate:parser",
   ),
   entry.Command(
     name="plan",

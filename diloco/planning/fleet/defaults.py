@@ -1,9 +1,8 @@
-"""The times nobody has published, as `calibrate` found them.
+"""The times nobody has published, as `diloco simulate --calibrate` found them.
 
 Fitted to the ten single-job cells of Decoupled DiLoCo (arXiv 2604.21428) only;
-`python -m diloco.planning.fleet.calibrate` finds them again and tells how
-sure they are. Repair delays are drawn, as there, from the exponentiated Weibull
-distribution, for a time t >= 0:
+the command finds them again and tells how sure they are. Repair delays are
+drawn, as there, from the exponentiated Weibull distribution, for a time t >= 0:
 
     F(t) = (1 - exp(-(t / scale)^shape))^power
 

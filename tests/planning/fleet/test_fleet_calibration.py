@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from diloco.planning.fleet import calibrate, defaults, scenario, simulator
+from diloco.planning.fleet import defaults, scenario, simulator
 from diloco.planning.fleet import fleet as fleet_lib
+from experiments.benchmarks import calibrate
 
 FEW = 8_000  # failures in each cell: half a point of noise
 

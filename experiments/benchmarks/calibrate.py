@@ -6,7 +6,7 @@ see the same failures, so the fit is smooth enough to differentiate. The cell
 of 8 islands that is printed beside them repeats the one of 150k chips: islands
 fail each for itself, so that the two agree is no evidence for either.
 
-Command: `python -m diloco.planning.fleet.calibrate [--json]`.
+Command: `diloco simulate --calibrate [--json]`. A minute on one core.
 
 Reference: Decoupled DiLoCo, arXiv 2604.21428.
 """
