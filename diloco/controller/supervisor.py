@@ -165,6 +165,11 @@ class Supervisor:
     if self._roles[role].state == "stopped":
       self._roles[role] = _Role(due=now)
 
+  def may_start(self, role: str, before: float) -> bool:
+    """Whether the role, which has no process, is due to have one by then."""
+    entry = self._roles[role]
+    return entry.state == "waiting" and entry.due < before
+
   def due(self, now: float) -> list[orders.Start | orders.Kill]:
     """What to do at `now`."""
     self._excuse(now)

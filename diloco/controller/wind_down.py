@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from diloco import timing
+from diloco.controller import damage, orders, program
 from diloco.controller import fleet as fleet_lib
-from diloco.controller import orders, program
 
 Script = Generator[None, None, Any]
 
@@ -21,12 +21,24 @@ class WindDown:
   """Ends a session; nobody starts an island any more."""
 
   def __init__(
-    self, fleet: fleet_lib.Fleet, times: timing.Timing, final_batches: int
+    self,
+    fleet: fleet_lib.Fleet,
+    times: timing.Timing,
+    final_batches: int,
+    watch: damage.DamageWatch,
   ):
-    """Args: whose, by which times, and of how many batches the last loss is."""
+    """Knows all that it needs.
+
+    Args:
+      fleet: whose session ends.
+      times: the run's timeouts.
+      final_batches: of how many batches the last loss is.
+      watch: what its syncers say is damaged.
+    """
     self._fleet = fleet
     self._times = times
     self._final_batches = final_batches
+    self._damage = watch
 
   def run(self, *, evaluate: bool) -> Script:
     """Drain, merge what is left, evaluate, save, stop.
@@ -115,7 +127,7 @@ class WindDown:
     """Asks who leads, and whoever leads next if that one dies meanwhile."""
     fleet = self._fleet
     deadline = fleet.now + self._times.drain_secs + _GRACE_SECS
-    while fleet.now < deadline:
+    while fleet.now < deadline and self._may_lead(deadline):
       leader = fleet.leader
       if leader is not None and fleet.is_ready(leader):
         sent = fleet.dispatch(leader, name, preempt=True)
@@ -127,6 +139,19 @@ class WindDown:
           continue
       yield  # a channel, a death or a leader is due
     fleet.say(f"no_answer role=syncer program={name}")
+
+  def _may_lead(self, deadline: float) -> bool:
+    """Whether a seat leads, or one that lives by then may.
+
+    Nobody begins to while there is damage that no leader mends.
+    """
+    fleet = self._fleet
+    if self._damage.standing(fleet.now):
+      return fleet.leader is not None
+    return any(
+      seat in fleet.lives or fleet.supervisor.may_start(seat, deadline)
+      for seat in fleet.seats
+    )
 
   def _stop(self, roles: Sequence[str], patience_secs: float) -> Script:
     """Ends roles: in order those that can be asked, the others at once."""

@@ -79,6 +79,45 @@ def test_who_leads_merges_what_islands_left_that_are_all_dead(session, fleet):
   assert "drain" in [m["name"] for name, m in fleet.sent if name == "syncer"]
 
 
+@pytest.mark.parametrize("why", ["no start is due", "damage stands"])
+def test_leader_that_cannot_come_is_not_waited_for(session, fleet, why):
+  fleet.damaged = [0] if why == "damage stands" else []
+  again_secs = 0.5 if fleet.damaged else 1000.0
+  fleet.start_secs["syncer"] = 10.0**6 if fleet.damaged else 1.0
+  run = session(
+    controller={
+      "standbys": 0,
+      "restart_base_secs": again_secs,
+      "restart_max_secs": again_secs,
+    }
+  )
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 60)
+  if not fleet.damaged:
+    fleet.living["syncer"].die("SIGKILL")
+  before = fleet.now
+  run.controller.interrupt()
+  assert run.run().status == "stopped"
+  assert fleet.now < before + 5.0
+
+
+def test_leader_that_is_due_is_waited_for(session, fleet):
+  run = session(
+    controller={
+      "standbys": 0,
+      "restart_base_secs": 20.0,
+      "restart_max_secs": 20.0,
+    }
+  )
+  run.open()
+  run.turn_until(lambda: fleet.steps)
+  fleet.living["syncer"].die("SIGKILL")
+  run.controller.interrupt()
+  assert run.run().status == "stopped"
+  last = [m["name"] for name, m in fleet.sent if name == "syncer"]
+  assert last[-2:] == ["drain", "stop"]
+
+
 def test_second_interrupt_kills_everything(session, fleet):
   run = session()
   run.open()
