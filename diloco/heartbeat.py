@@ -24,11 +24,13 @@ def born(
 ) -> records.Member:
   """What a life signs in with: who it is, and where."""
   now = threads.wall()
+  nonce = liveness.name_process()
+  threads.at_death(lambda: liveness.is_over(nonce))
   return records.Member(
     role,
     incarnation,
     beat=0,
-    nonce=liveness.name_process(),
+    nonce=nonce,
     run=process.run_name(run_dir),
     host=os.uname().nodename,
     pid=os.getpid(),

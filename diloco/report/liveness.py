@@ -19,6 +19,7 @@ import psutil
 from diloco import process
 
 UNSEEN_SECS = 60.0  # of a role elsewhere, and of clocks that differ
+_over: set[str] = set()  # names of this process's that stand for nobody now
 _START_TIME = 19  # field 22 of /proc/<pid>/stat, counted behind the name
 
 
@@ -82,12 +83,19 @@ def name_process() -> str:
   return json.dumps(facts)
 
 
+def is_over(name: str) -> None:
+  """Whoever this process named has ended, and the process has not."""
+  _over.add(name)
+
+
 def lives(name: str) -> bool | None:
   """Whether the process that `name_process` named lives; None: not known here.
 
   Such is one of another machine or container, or this very process, of another
   of its sessions.
   """
+  if name in _over:
+    return False
   try:
     place, pid, ticks, _ = json.loads(name)
   except (ValueError, TypeError):

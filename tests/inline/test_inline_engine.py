@@ -8,13 +8,14 @@ import time
 import jax
 import pytest
 
-from diloco import channel, cli, errors, process, workers
+from diloco import channel, cli, errors, heartbeat, process, workers
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
 from diloco.inline import engine
 from diloco.islands import island, programs
 from diloco.replay import replayer as replay
+from diloco.report import roster
 from diloco.snapshots import digest, operations
 from diloco.syncer import main as syncer_main
 from diloco.tape import reader
@@ -248,6 +249,16 @@ def test_dead_pulse_is_silent():
   assert beats == [1]
   with pytest.raises(workers.Ended):
     mortal.check()
+
+
+def test_role_that_was_killed_here_is_dead_at_once(tmp_path):
+  """Its process lives on, and may begin the run's next session."""
+  process.write_config(config_lib.RunConfig(), tmp_path)
+  mortal = engine.MortalThreads("run:island-0.1")
+  member = heartbeat.born(tmp_path, "island-0", 1, mortal)
+  assert roster.state(member, member.told_secs) == roster.ALIVE
+  mortal.end()
+  assert roster.state(member, member.told_secs) == "dead"
 
 
 @pytest.mark.filterwarnings(
