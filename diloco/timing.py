@@ -31,6 +31,7 @@ import math
 import os
 import statistics
 import time
+from typing import Any, Self
 
 from diloco import config as config_lib
 from diloco import errors
@@ -70,6 +71,14 @@ class Timing(records.Record):
   start_secs: float  # to import, compile and report ready
   orphan_secs: float  # a role lives so long without controller
   drain_secs: float  # for each of draining, saving and stopping
+
+  @classmethod
+  def from_fields(cls, fields: Any) -> Self:
+    """See `Record`; other versions have figures that this one needs not."""
+    if isinstance(fields, dict):
+      known = {field.name for field in dataclasses.fields(cls)}
+      fields = {name: fields[name] for name in fields.keys() & known}
+    return super().from_fields(fields)
 
   @property
   def deposed_secs(self) -> float:

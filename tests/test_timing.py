@@ -1,6 +1,7 @@
 """Timeouts: one chosen figure, one measured, and what contradicts them."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -178,6 +179,15 @@ def test_timing_that_living_roles_know_is_kept_while_it_fits(snapshots):
   kept = timing.settle(snapshots, other, anew=False)
   assert kept.takeover_secs == 6.0
   assert timing.read(snapshots, _chosen()) == kept
+
+
+def test_timing_of_a_version_with_more_figures_is_one(snapshots, caplog):
+  written = timing.derive(_chosen(), 0.002)
+  fields = written.to_fields() | {"foreign_secs": 10.0}
+  envelope = {"crc32": records.checksum(fields), "record": fields}
+  snapshots.put(timing.KEY, json.dumps(envelope).encode())
+  assert timing.read(snapshots, _chosen()) == written
+  assert not caplog.messages
 
 
 def test_damaged_timing_is_derived_again(snapshots, caplog):
