@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _KILL_SECS = 10.0
 _TAIL_BYTES = 1 << 16
+_VERSION = 1  # of what roles say to a controller, and of where they beat
 _ERROR = "error: "  # begins the line of `process.print_error`
 # A role lives on when these change: the controller alone reads them, or tells.
 _OWN_FIELDS = ("config.faults", "config.programs")
@@ -60,6 +61,10 @@ def draw_life(role: str, newest: int) -> operations.Procedure[int]:
   """
   member, _ = yield from operations.sound(keys.member_key(role), records.Member)
   newest = max(newest, member.incarnation if member else 0)
+  if keys.is_island(role):
+    key = lease.drawn_key(keys.earlier_lives_key(keys.island_of(role)))
+    earlier, _ = yield from operations.sound(key, records.DrawnToken)
+    newest = max(newest, earlier.token if earlier else 0)
   while not (life := (yield from lease.draw(keys.lives_key(role), newest))):
     pass
   return int(life)
@@ -120,7 +125,8 @@ class Roles:
   def attach(self) -> list[orders.Begun]:
     """Takes up roles that an earlier controller of this run left alive.
 
-    Those that run under another configuration are ended.
+    Those of another version or configuration are ended: they would beat, speak
+    or train otherwise than this one expects.
 
     Raises:
       UserError: roles of another run are in its store.
@@ -129,15 +135,12 @@ class Roles:
     survivors = self.engine.survivors()
     self._tell_out_of_reach(survivors)
     self._check()
-    changed = [
-      role
-      for role, found in survivors.items()
-      if found.facts.get("config") != self._digest
-    ]
-    if changed:
-      killed = self.engine.kill_leftovers()
-      logger.warning("config_changed roles_ended=%s", ",".join(killed))
-      return []
+    for name, mine in (("version", _VERSION), ("config", self._digest)):
+      theirs = {found.facts.get(name) for found in survivors.values()}
+      if theirs - {mine}:
+        killed = self.engine.kill_leftovers()
+        logger.warning("%s_changed roles_ended=%s", name, ",".join(killed))
+        return []
     for role, found in survivors.items():
       if not self._adopt(role, found):
         logger.warning("unknown_role_ended role=%s", role)
@@ -203,7 +206,11 @@ class Roles:
   ) -> tuple[base.Launch, tuple[str, dict[str, Any]]]:
     """How to start a life, and its line on the tape but for the process."""
     args = ["--run_dir", str(self._run_dir), "--incarnation", str(incarnation)]
-    facts: dict[str, Any] = {"incarnation": incarnation, "config": self._digest}
+    facts: dict[str, Any] = {
+      "incarnation": incarnation,
+      "config": self._digest,
+      "version": _VERSION,
+    }
     module, env = "diloco.islands.main", process.ISLAND_ENV
     cores: Sequence[int] = []
     begun: tuple[str, dict[str, Any]]

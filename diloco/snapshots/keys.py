@@ -71,6 +71,11 @@ def lives_key(role: str) -> str:
   return f"lives/{role}"
 
 
+def earlier_lives_key(island: int) -> str:
+  """What an island's were drawn from before all roles signed in."""
+  return f"lives/{island:04d}"
+
+
 @functools.cache
 def island_of(role: str) -> int:
   """Number of the island that a role, or a key below `members/`, is; or -1."""

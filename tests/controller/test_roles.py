@@ -142,6 +142,22 @@ def test_roles_live_on_unless_they_read_what_has_changed(
   assert bool(engine.living) == kept
 
 
+@pytest.mark.parametrize("version", [None, 7])
+def test_roles_of_another_version_are_ended_and_it_is_said(
+  make, engine, caplog, version
+):
+  _start_all(make())
+  found = engine.living["island-1"]
+  facts = {k: v for k, v in found.facts.items() if k != "version"}
+  facts |= {"version": version} if version else {}
+  engine.living["island-1"] = dataclasses.replace(found, facts=facts)
+  later = make(controller=2)
+  assert later.attach() == [] and engine.living == {}
+  (told,) = [m for m in caplog.messages if "roles_ended" in m]
+  assert told == f"version_changed roles_ended={','.join(NAMES)}"
+  assert later.start("island-1").life == 2
+
+
 @pytest.mark.parametrize(
   "facts",
   [

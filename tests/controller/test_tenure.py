@@ -498,7 +498,7 @@ def test_damaged_epoch_stays_what_shows_that_the_run_must_be_set_back(tmp_path):
 
 
 def test_no_life_is_drawn_twice_however_two_controllers_meet(snapshots):
-  for moments in itertools.product(range(8), repeat=2):
+  for moments in itertools.product(range(9), repeat=2):
     run, lives = Store("memory://"), []
     for moment in moments:
       first = roles.draw_life("island-0", 2)
@@ -516,6 +516,13 @@ def test_no_life_is_drawn_twice_however_two_controllers_meet(snapshots):
             step = first.send(run.execute(step))
         lives.append(end.value.value)
     assert len(set(lives)) == len(lives) and min(lives) == 3
+
+
+def test_life_is_newer_than_those_an_earlier_version_drew(snapshots):
+  snapshots.write("lives/0011.token", records.DrawnToken(7))
+  assert snapshots.perform(roles.draw_life("island-11", 2)) == 8
+  assert snapshots.perform(roles.draw_life("island-11", 2)) == 9
+  assert snapshots.perform(roles.draw_life("island-1", 2)) == 3
 
 
 def test_life_is_newer_than_that_of_a_living_member(snapshots):
