@@ -70,7 +70,8 @@ def check_resumable(
         f"config.{name} = {typed.show(new_value)}",
         f"the run in this directory has {typed.show(old_value)}, and this field"
         " cannot change within a run",
-        f"set config.{name} back to that, or use a new --workdir",
+        f"set config.{name} back to that, go on by 'diloco resume', which takes"
+        " the run's own settings, or use a new --workdir",
       )
 
 

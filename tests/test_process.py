@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from diloco import config as config_lib
-from diloco import errors, process
+from diloco import config_changes, errors, process
 
 CONFIG = config_lib.from_mapping({"name": "mine", "seed": 3})
 
@@ -142,3 +142,32 @@ def test_files_of_a_run_are_their_owners_alone(tmp_path):
   found = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
   assert len(found) == 4
   assert [path for path in found if path.stat().st_mode & 0o077] == []
+
+
+LEAVES = [name for name, _ in process.flat(config_lib.RunConfig().to_dict())]
+
+
+def _begun_without(folder, leaf):
+  """A run whose version did not know a field yet."""
+  fields = config_lib.from_mapping({}).to_dict()
+  group = fields
+  *groups, name = leaf.partition("[")[0].split(".")[1:]
+  for each in groups:
+    group = group[each]
+  group.pop(name)
+  content = {"format": process.FORMAT, "config": fields}
+  content["crc32"] = process._checksum(fields)
+  (folder / "config.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_run_begun_before_a_field_came_goes_on_by_its_default(tmp_path, leaf):
+  _begun_without(tmp_path, leaf)
+  old, new = process.read_config(tmp_path), config_lib.from_mapping({})
+  if leaf != "config.outer.count_absent":
+    assert old == new
+    return
+  assert (old.outer.count_absent, new.outer.count_absent) == (False, True)
+  with pytest.raises(errors.UserError, match="go on by 'diloco resume'"):
+    config_changes.check_resumable(old, new)
+  config_changes.check_resumable(old, old)
