@@ -219,14 +219,22 @@ def test_run_that_is_alive_is_refused(tmp_path, monkeypatch, live, who):
   assert not lost.new.exists()
 
 
-@pytest.mark.parametrize("stays", ["", "island-1", "syncer", "controller"])
+def _begin(lost):
+  lost.store.perform(roles.draw_life("standby", MEMBER.incarnation))
+
+
+@pytest.mark.parametrize(
+  "stays", ["", "island-1", "syncer", "controller", "one that begins"]
+)
 def test_run_of_which_all_have_left_is_not_watched(
   tmp_path, monkeypatch, stays
 ):
   lost = Lost(tmp_path).finish().gone()
+  lost.store.perform(roles.draw_life("standby", MEMBER.incarnation - 1))
   for role in ("island-0", "island-1", "standby"):
     lost.sign(role, 7, left=role != stays)
-  {"syncer": _renew, "controller": _control}.get(stays, lambda lost: None)(lost)
+  acts = {"syncer": _renew, "controller": _control, "one that begins": _begin}
+  acts.get(stays, lambda lost: None)(lost)
   looks = []
   monkeypatch.setattr(tenure.time, "sleep", looks.append)
   lost.resume()

@@ -172,7 +172,7 @@ class Move(abc.ABC):
   def _refuse_living(self) -> operations.Script[records.Lease | None]:
     """Watches for signs of life as long as a living role could give none.
 
-    Not so if all have said that they leave.
+    Not so if all have said that they leave, and none has begun since.
     """
     times = self.times
     first = yield from signs(self.run_name, self.each)
@@ -180,7 +180,8 @@ class Move(abc.ABC):
     free = self.watch.expired(held, self.clock())
     there = [s for s in first.values() if isinstance(s, records.Member)]
     led = first["syncer"] is not None and bool(first["syncer"].owner)
-    if free and not led and there and all(one.left for one in there):
+    all_left = free and not led and there and all(one.left for one in there)
+    if all_left and not (yield from _begun_since(there)):
       return held
     secs = max(times.member_ttl_secs, 0.0 if free else times.control_ttl_secs)
     self.say(f"{self.what}: is it alive? watching {secs:.0f} s")
@@ -202,6 +203,19 @@ def home() -> operations.Procedure[str]:
   """Id of the directory that a run is in; empty if none is known."""
   held, _ = yield from operations.sound(keys.CONTROLLER_LEASE, records.Lease)
   return held.home if held else ""
+
+
+def _begun_since(there: list[records.Member]) -> operations.Procedure[bool]:
+  """Whether a life was drawn later than those that have signed in."""
+  newest = {one.role: one.incarnation for one in there}
+  for name in (yield operations.Names(keys.LIVES)):
+    role, _, kind = name.partition(".")
+    if kind == "token":
+      key = lease.drawn_key(keys.lives_key(role))
+      drawn, _ = yield from operations.sound(key, records.DrawnToken)
+      if drawn is None or drawn.token > newest.get(role, 0):
+        return True
+  return False
 
 
 def signs(

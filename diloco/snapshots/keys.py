@@ -35,6 +35,7 @@ import re
 from collections.abc import Iterable
 
 BOARD = "board"
+LIVES = "lives"
 # Of a version: for all, from the version before for who has it, for the syncer.
 PARAMS, DELTA, MASTER = "params", "delta", "master"
 SYNCER_LEASE = "leases/syncer"
@@ -68,12 +69,12 @@ def member_key(role: str) -> str:
 
 def lives_key(role: str) -> str:
   """What the numbers of a role's lives are drawn from; see `lease.draw`."""
-  return f"lives/{role}"
+  return f"{LIVES}/{role}"
 
 
 def earlier_lives_key(island: int) -> str:
   """What an island's were drawn from before all roles signed in."""
-  return f"lives/{island:04d}"
+  return f"{LIVES}/{island:04d}"
 
 
 @functools.cache
