@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 
 import bad_stores
 import numpy as np
@@ -1021,7 +1022,7 @@ def test_usage_names_every_command(capsys, argv, code):
 @pytest.mark.parametrize(
   ("module", "argv", "code", "told"),
   [
-    ("diloco.cli", [], 2, "usage: diloco"),
+    ("diloco", [], 2, "usage: diloco"),
     ("diloco.cli", ["report", "nowhere"], 2, "error: "),
     ("diloco.cli", train("sync.qourum=2"), 2, "config.sync.quorum?"),
     (
@@ -1046,6 +1047,30 @@ def test_real_process_refuses_in_the_same_way(place, module, argv, code, told):
   if argv:
     assert len(result.stderr.splitlines()) == 1
   assert tree_of(place) == before
+
+
+def test_interrupt_while_the_command_is_imported_is_silent():
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  module, _, function = project["scripts"]["diloco"].partition(":")
+  code = f"""
+import sys
+
+class Interrupted:
+  def find_spec(self, name, *_):
+    if name == "diloco.errors":
+      raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from {module} import {function}
+sys.exit({function}())
+"""
+  result = subprocess.run(
+    [sys.executable, "-c", code],
+    env={**os.environ, "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    check=False,
+  )
+  assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
 
 
 def test_reader_that_leaves_early_is_no_error(run_dir, place):

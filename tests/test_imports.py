@@ -122,6 +122,7 @@ TOP = (
   "diloco.launch",
   "diloco.chaos",
   "diloco.workbench",
+  "diloco.__main__",
   "diloco.cli",
   "diloco.completion",
   "diloco.interface",
