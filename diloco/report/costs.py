@@ -6,10 +6,9 @@ from typing import Any
 
 from diloco.report import view as view_lib
 
-# US dollars for a thousand reads, writes and listings, as listed for S3
-# Standard in us-east-1 and for Google's standard storage in one region. To
-# delete is free there, and counts as to write here.
-LIST_PRICES = (0.0004, 0.005, 0.005)
+# US dollars for a thousand requests of each kind, as listed for S3 Standard in
+# us-east-1 and for Google's standard storage in one region.
+LIST_PRICES = (0.0004, 0.005, 0.005, 0.0)
 
 
 def by_role(view: view_lib.RunView) -> dict[str, dict[str, Any]]:
@@ -17,7 +16,7 @@ def by_role(view: view_lib.RunView) -> dict[str, dict[str, Any]]:
 
   `usd_per_hour` is None where the store is no bucket.
   """
-  sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * 4)
+  sums: dict[str, list[float]] = collections.defaultdict(lambda: [0.0] * 5)
   for life, counts in sorted(view.requests.items()):
     role = life.rpartition(".")[0]
     sums[role] = [a + b for a, b in zip(sums[role], counts, strict=True)]
@@ -26,7 +25,7 @@ def by_role(view: view_lib.RunView) -> dict[str, dict[str, Any]]:
   for role, (*counts, secs) in sums.items():
     cost = sum(n * p / 1e3 for n, p in zip(counts, LIST_PRICES, strict=True))
     found[role] = {
-      **dict(zip(("reads", "writes", "lists"), map(int, counts), strict=True)),
+      **dict(zip(view_lib.REQUESTS, map(int, counts), strict=True)),
       "per_sec": sum(counts) / secs if secs else None,
       "usd_per_hour": 3600 * cost / secs if secs and bucket else None,
     }

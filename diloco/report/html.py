@@ -168,14 +168,14 @@ def _tables(run: summary.Run) -> list[str]:
     ),
   ]
   if run.view.requests:
-    read, write, _ = costs.LIST_PRICES
+    read, write, *_ = costs.LIST_PRICES
     parts += [
       "<h2>What was asked of the store</h2>",
       page.panel(
         tables.requests(run),
-        note="Of all lives. Tensors' chunks are requests too; to delete counts"
-        " as to write. In a bucket a thousand reads are listed at"
-        f" ${read:g}, a thousand writes or listings at ${write:g}.",
+        note="Of all lives. Tensors' chunks are requests too. In a bucket a"
+        f" thousand reads are listed at ${read:g}, a thousand writes or"
+        f" listings at ${write:g}; to delete is free.",
       ),
     ]
   return parts

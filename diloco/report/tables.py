@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from diloco.report import charts, costs, figures, narrative, page, summary
+from diloco.report import view as view_lib
 from diloco.tape import ledger as ledger_lib
 
 _MERGED_COLOUR = charts.PALETTE[2]
@@ -51,11 +52,11 @@ def islands(run: summary.Run) -> str:
 
 def requests(run: summary.Run) -> str:
   """Returns the table of what the roles have asked of the store."""
-  heads = ["role", "reads", "writes", "lists", "a second", "US$ an hour"]
+  heads = ["role", *view_lib.REQUESTS, "a second", "US$ an hour"]
   rows = [
     [
       page.text(role),
-      *(f"{facts[kind]:,}" for kind in ("reads", "writes", "lists")),
+      *(f"{facts[kind]:,}" for kind in view_lib.REQUESTS),
       figures.number(facts["per_sec"], 2),
       figures.number(facts["usd_per_hour"], 4),
     ]

@@ -33,6 +33,7 @@ class Eval(NamedTuple):
   tokens: int  # held out: how large the sample is
 
 
+REQUESTS = ("reads", "writes", "lists", "deletes")  # to a store, by kind
 MAX_CHECKPOINTS = 400  # that are kept; a picture shows no more
 _MAX_EVALS = 4096
 _RECENT = 50
@@ -127,7 +128,7 @@ class RunView:
     self.made_from: dict[str, int] = {}  # sound lines by file
     self._stood_still: list[str] = []
     self._broken: dict[pathlib.Path, str] = {}  # files, and what is wrong
-    # By role and life: reads, writes, lists, and in how many seconds.
+    # By role and life: requests of each kind, and in how many seconds.
     self.requests: dict[str, list[float]] = {}
     self.changes: list[dict[str, Any]] = []  # of settings while it was on
     self.last_wall_secs = 0.0
@@ -263,8 +264,8 @@ class RunView:
 
   def _store_requests(self, line: reader.Line) -> None:
     life = f"{line['role']}.{line['incarnation']}"
-    fields = ("reads", "writes", "lists", "over_secs")
-    self.requests[life] = [line[name] for name in fields]
+    fields = (*REQUESTS, "over_secs")  # once a deletion was a write
+    self.requests[life] = [line.get(name, 0) for name in fields]
 
   def suspended_secs(self, island: int, now: float) -> float:
     """How long contributions of an island are still refused unseen, at `now`.

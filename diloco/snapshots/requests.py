@@ -15,8 +15,7 @@ import tensorstore as ts
 
 EVERY_SECS = 60.0  # a role tells of its own
 _DRIVERS = {"gs": "gcs"}
-# By TensorStore's name for them; to delete is to write.
-KINDS = {"reads": "batch_read", "writes": "write", "lists": "list"}
+KINDS = ("reads", "writes", "lists", "deletes")
 
 
 class Counter:
@@ -31,14 +30,22 @@ class Counter:
     self._before = self._counts()
 
   def made(self) -> dict[str, Any]:
-    """Reads, writes and lists since then, and `over_secs` how many seconds."""
+    """Requests of `KINDS` since then, and `over_secs` how many seconds."""
     now = self._counts()
     made = {kind: now[kind] - self._before[kind] for kind in KINDS}
     return {**made, "over_secs": self._clock() - self._since}
 
   def _counts(self) -> dict[str, int]:
     found = {
-      one["name"].removeprefix(self._place): one["values"][0].get("value", 0)
+      one["name"].removeprefix(self._place): one["values"][0]
       for one in ts.experimental_collect_matching_metrics(self._place)
     }
-    return {kind: int(found.get(name, 0)) for kind, name in KINDS.items()}
+
+    def count(name: str, field: str = "value") -> int:
+      return int(found.get(name, {}).get(field, 0))
+
+    # There to delete is to write, but is not timed.
+    writes = count("write_latency_ms", "count")
+    deletes = count("write") - writes
+    counts = count("batch_read"), writes, count("list"), deletes
+    return dict(zip(KINDS, counts, strict=True))

@@ -109,8 +109,8 @@ MEMBER_JOINED = "member_joined"  # island
 MEMBER_LOST = "member_lost"  # island
 
 # Written by every role, every minute and at its end.
-STORE_REQUESTS = "store_requests"  # reads, writes, lists, over_secs: what its
-#   process has asked of the store in this life, as `requests.Counter` counts
+STORE_REQUESTS = "store_requests"  # reads, writes, lists, deletes, over_secs:
+#   what its process has asked of the store, as `requests.Counter` counts
 
 # A line of metrics/island-<m>.jsonl: step, loss, tokens (of this step),
 # grad_norm, update_norm, learning_rate (if known), task (its own scalars),

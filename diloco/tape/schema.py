@@ -167,6 +167,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "token": _is_count,
   },
   events.RUN_FINISHED: {"status": _is_text, "reason": _is_text},
+  events.STORE_REQUESTS: {"deletes": _is_count},
   events.SYNCER_DIED: {"led": _is_flag, "seat": _is_text},
   events.FAULT_INJECTED: {"at_tokens": _is_count},
   events.CUT_COMPLETED: {"versions": _list_of(_is_count)},
