@@ -75,25 +75,15 @@ class Mutant:
     package = "/".join(("tests", *parts[:-1][:1]))
     near = self.tests or (f"{package}/test_{parts[-1]}",)
     near = tuple(path for path in near if (ROOT / path).exists())
-    pytest = [
-      "pytest",
-      "-x",
-      "-q",
-      "-p",
-      "no:randomly",
-      "-p",
-      "no:cacheprovider",
-    ]
+    pytest = ["pytest", "-x", "-q", "-p", "no:randomly"]
+    pytest += ["-p", "no:cacheprovider"]
     stages = {}
     if near:
       stages["module"] = [*pytest, *near]
     if len(parts) > 1:
       stages["package"] = [*pytest, package]
-    stages["schedules"] = [
-      "diloco.cli",
-      "simulate-protocol",
-      f"--schedules={_SCHEDULES}",
-    ]
+    schedules = f"--schedules={_SCHEDULES}"
+    stages["schedules"] = ["diloco.cli", "simulate-protocol", schedules]
     return stages
 
 

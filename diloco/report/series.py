@@ -9,7 +9,7 @@ month in groups of steps. How two values become one is said for each column.
 import array
 import collections
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -18,15 +18,6 @@ Join = Literal["last", "sum", "max", "min"]
 
 LIMIT = 1 << 13  # rows at which neighbours are joined
 _RECENT = 256
-
-_JOINS: Mapping[Join, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-  "last": lambda a, b: np.where(np.isnan(b), a, b),
-  "sum": lambda a, b: np.where(
-    np.isnan(a) & np.isnan(b), math.nan, np.nan_to_num(a) + np.nan_to_num(b)
-  ),
-  "max": np.fmax,
-  "min": np.fmin,
-}
 
 
 class Series:
@@ -55,11 +46,10 @@ class Series:
 
   def _halve(self) -> None:
     for name, column in self.columns.items():
-      values = np.array(column)
-      whole = len(values) // 2 * 2
-      joined = _JOINS[self.joins[name]](values[0:whole:2], values[1:whole:2])
-      rest = values[whole:]
-      self.columns[name] = array.array("d", np.concatenate([joined, rest]))
+      whole, join = len(column) // 2 * 2, self.joins[name]
+      pairs = zip(column[0:whole:2], column[1:whole:2], strict=True)
+      joined = (_join(join, *pair) for pair in pairs)
+      self.columns[name] = array.array("d", [*joined, *column[whole:]])
     self.stride *= 2
 
   def __len__(self) -> int:
@@ -71,7 +61,6 @@ class Series:
 
 
 def _join(join: Join, before: float, after: float) -> float:
-  """As `_JOINS`, of two numbers and so much faster."""
   if math.isnan(after):
     return before
   if math.isnan(before) or join == "last":

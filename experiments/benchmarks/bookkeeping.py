@@ -23,11 +23,8 @@ import threading
 import time
 from typing import Any
 
-import jax
 import numpy as np
 
-from diloco import process
-from diloco.islands import island as island_lib
 from diloco.report import live
 from diloco.tape import reader, recorder
 from diloco.tasks import registry
@@ -140,16 +137,8 @@ def measure(
   lines = _TimedLines()
   with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
     run_dir = pathlib.Path(directory)
-    process.write_config(config, run_dir)
-    island = island_lib.Island(
-      island_lib.Spec(
-        run_dir, process.store_url(run_dir), 0, 1, config.fleet.slices[0]
-      ),
-      config,
-      registry.make_task(config.task.name, config.task.options),
-      jax.devices(),
-    )
-    island.perform(island.joining())
+    task = registry.make_task(config.task.name, config.task.options)
+    island = island_bench.joined(run_dir, config, task)
     with island_bench.running_syncer(run_dir):
       island.train(48)  # every fragment has been around twice
       watching = _Watching(run_dir)

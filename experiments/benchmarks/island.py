@@ -31,6 +31,7 @@ from diloco.islands import island as island_lib
 from diloco.islands import trainer as trainer_lib
 from diloco.tape import events, reader
 from diloco.tasks import registry
+from diloco.tasks import task as task_lib
 
 _SYNC = {"num_fragments": 24, "every": 24, "overlap_steps": 2}
 
@@ -97,17 +98,8 @@ def measure(
   config = make_config(model, _SYNC)
   with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
     run_dir = pathlib.Path(directory)
-    process.write_config(config, run_dir)
     task = registry.make_task(config.task.name, config.task.options)
-    island = island_lib.Island(
-      island_lib.Spec(
-        run_dir, process.store_url(run_dir), 0, 1, config.fleet.slices[0]
-      ),
-      config,
-      task,
-      jax.devices(),
-    )
-    island.perform(island.joining())
+    island = joined(run_dir, config, task)
     num_params = island.learner.plan.num_params
     with running_syncer(run_dir):
       rates = _measure(island, block_steps, trials)
@@ -123,6 +115,18 @@ def measure(
     "merges": merges,
     "cores": len(os.sched_getaffinity(0)),
   }
+
+
+def joined(
+  run_dir: pathlib.Path, config: config_lib.RunConfig, task: task_lib.Task
+) -> island_lib.Island:
+  """The one island of a new run, ready for its first step."""
+  process.write_config(config, run_dir)
+  url, hardware = process.store_url(run_dir), config.fleet.slices[0]
+  spec = island_lib.Spec(run_dir, url, 0, 1, hardware)
+  island = island_lib.Island(spec, config, task, jax.devices())
+  island.perform(island.joining())
+  return island
 
 
 def _measure(

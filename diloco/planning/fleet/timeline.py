@@ -3,10 +3,8 @@
 Pixels are bins of time: each shows what the island spent most of the bin on.
 """
 
-import pathlib
 from collections.abc import Sequence
 
-import matplotlib.backends.backend_agg
 import matplotlib.colors
 import matplotlib.figure
 import matplotlib.patches
@@ -58,12 +56,9 @@ def _covered(
 
 def draw(scenario: scenario_lib.Scenario, seed: int, path: str) -> None:
   """Simulates one seed and writes its picture."""
-  result = simulator.simulate_seed(scenario, seed)
-  figure = _figure(result)
-  canvas = matplotlib.backends.backend_agg.FigureCanvasAgg(figure)
+  figure = _figure(simulator.simulate_seed(scenario, seed))
   try:
-    with pathlib.Path(path).open("wb") as file:
-      canvas.print_png(file)
+    figure.savefig(path, format="png")
   except OSError as error:
     raise errors.UserError(
       f"--timeline={path}", str(error.strerror), "name another file"
