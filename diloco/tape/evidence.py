@@ -131,6 +131,12 @@ class FragmentHistory:
     others = (self.published, self.merged, self.discarded, self.rolled_back)
     return sum(map(len, (*others, *self.losses)))
 
+  @property
+  def keys(self) -> set[object]:
+    """Keys of all contributions that are told of."""
+    merged = (merge.contribution for merge in self.merged)
+    return {*self.published, *(i.key for i in (*merged, *self.rolled_back))}
+
   def part(self, first: int, last: int) -> "FragmentHistory":
     """Returns what is told of rows (first, last]; nothing reaches across."""
 

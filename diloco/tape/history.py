@@ -45,7 +45,7 @@ class History:
     self._begun: dict[int, int] = {}  # by island, the incarnation that tells
     self._settled: dict[int, int] = {}  # by island, last row that is summed up
     self._returns: list[list[tuple[int, int]]] = []  # by fragment, from, to
-    self._reinjected: set[object] = set()  # by all returns
+    self._reinjected: set[object] = set()  # by all returns, if not summed up
     self._cuts: dict[int, list[int]] = {}  # the last ones, versions
 
   def take(self, line: reader.Line, island: int | None = None) -> None:
@@ -299,7 +299,9 @@ class History:
       versions = self._cuts[min(self._cuts)]
       if fragment < len(versions):
         limit = min(limit, facts.merged_until(versions[fragment]))
+    known = facts.keys if self._reinjected else set()
     folding.fold(lives, facts, limit, newest)
+    self._reinjected -= known - facts.keys
     settled = self._settled.get(island, 0)
     self._settled[island] = max(settled, facts.folded.row)
 

@@ -162,6 +162,29 @@ def test_fragment_keeps_its_own_keys_that_wait_until_they_are_summed_up():
   assert past.fragments[0, 0].reinjected == {late["key"]}
 
 
+def test_keys_that_a_return_put_back_are_let_go_of_once_they_are_summed_up():
+  tapes = model_lib.Tapes()
+  tapes.start()
+  back, last = [], 0
+  for number in range(2000):
+    item = tapes.publish(2 * number, 2 * number + 2)
+    last += 1
+    tapes.merge(last, item)
+    if number % 100 == 99:  # goes back by one version, whose part waits again
+      tapes.restore([last - 1], [last + 1], [item["key"]])
+      back.append(item["key"])
+      last += 2
+      tapes.merge(last, item)
+  past = history.History()
+  for line in tapes.lines:
+    past.take(line)
+  assert not past.reopened and not past.violations
+  facts = past.fragments[0, 0]
+  assert facts.folded.row > 3000
+  assert past._reinjected == {key for key in back if key in facts.keys}
+  assert len(past._reinjected) < len(back) / 2
+
+
 def test_life_that_logged_more_than_its_tape_tells_reopens_the_history():
   tapes = model_lib.Tapes()
   tapes.start()
