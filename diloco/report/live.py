@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -91,6 +92,9 @@ class LiveView:
     self._quiet = quiet
     self._hint = hint
     self._screen: rich.live.Live | None = None
+    self._keeper: threading.Thread | None = (
+      None  # of totals, while there is one
+    )
     if self._stream.isatty() and not quiet:
       console = rich.console.Console(file=self._stream)
       self._screen = rich.live.Live(console=console, auto_refresh=False)
@@ -111,15 +115,20 @@ class LiveView:
   def close(self, alive: bool = True) -> None:
     """Shows the last state and leaves the terminal as it was."""
     self._line_due = self._exposed_due = 0.0  # whatever was a moment ago
+    self._wait()
     self._show(time.monotonic(), alive)
+    self._wait()
     if self._screen is not None:
       with contextlib.suppress(Exception):
         self._screen.stop()
 
   def _show(self, now: float, alive: bool) -> None:
     """Shows what there is; a picture that fails never ends its run."""
+    if self._keeper is not None and self._keeper.is_alive():
+      return  # what is being kept stands still
     try:
       self._refresh(now, alive)
+      self._keep()
       self._failure = ""
     except Exception as error:
       failure = f"{type(error).__name__}: {error}"
@@ -127,11 +136,22 @@ class LiveView:
         logger.warning("not_shown error=%s", failure)
       self._failure = failure
 
+  def _keep(self) -> None:
+    """Has totals kept beside the ticks: of a large run it takes a while."""
+    if self._reading.is_due:
+      self._keeper = threading.Thread(
+        target=totals.keep, args=(self._run_dir, self._reading), daemon=True
+      )
+      self._keeper.start()
+
+  def _wait(self) -> None:
+    if self._keeper is not None:
+      self._keeper.join()
+
   def _refresh(self, now: float, alive: bool) -> None:
     if not self.shown.config:
       self.shown.config = view_lib.read_config(self._run_dir)
     record = self._reading.read_on(again=True)
-    totals.keep(self._run_dir, self._reading)
     if self._exposed_secs and now >= self._exposed_due:
       self._exposed_due = now + self._exposed_secs
       facts = status_lib.status_of(self.shown, alive, time.time())

@@ -10,12 +10,13 @@ files or of another version of the code, all is read again.
 import array
 import base64
 import collections
+import copy
 import dataclasses
 import json
 import os
 import pathlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from diloco.report import island_view, series, sessions
@@ -91,6 +92,11 @@ class Reading:
     self.torn = torn
     return record
 
+  @property
+  def is_due(self) -> bool:
+    """Whether it is to be kept: much was read since it was kept last."""
+    return not self.torn and self.follower.num_bytes >= self.due_bytes
+
   def whole_history(self) -> history.History:
     """Returns the history; reads all again if it was reopened."""
     if self.past is None:
@@ -131,22 +137,13 @@ def catch_up(
 def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
   """Leaves the view behind if much was read since it was left last."""
   read = reading.follower.num_bytes
-  if reading.torn or read < reading.due_bytes:
+  if not reading.is_due:
     return
   reading.due_bytes = _due(read)
   root = pathlib.Path(run_dir)
-  position = reading.follower.position
-  body = json.dumps(
-    {
-      "position": position,
-      "tails": {name: _tail(root / name, p[0]) for name, p in position.items()},
-      "view": _encoded(reading.view),
-      "past": _encoded(reading.past),
-    }
-  )
-  content = json.dumps(
-    {"code": _CODE, "crc32": zlib.crc32(body.encode()), "body": body}
-  )
+  body = "\n".join(_lines(root, reading))
+  head = json.dumps({"code": _CODE, "crc32": zlib.crc32(body.encode())})
+  content = f"{head}\n{body}"
   reading.due_bytes = _due(read, len(content))
   path = root / recorder.TAPE_DIR / FILE_NAME
   temporary = path.with_suffix(".tmp")  # two at once would be seen as damage
@@ -155,6 +152,24 @@ def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
     temporary.replace(path)
   except OSError:  # no room, or not ours to write: read again the next time
     temporary.unlink(missing_ok=True)
+
+
+def _lines(root: pathlib.Path, reading: Reading) -> Iterator[str]:
+  """What is kept; a line for each fragment, for no thread runs beside one."""
+  position, past = reading.follower.position, copy.copy(reading.past)
+  fragments = {} if past is None else past.fragments
+  if past is not None:
+    past.fragments = {}
+  yield json.dumps(
+    {
+      "position": position,
+      "tails": {name: _tail(root / name, p[0]) for name, p in position.items()},
+      "view": _encoded(reading.view),
+      "past": _encoded(past),
+    }
+  )
+  for item in fragments.items():
+    yield json.dumps(_encoded(item))
 
 
 def _due(read: int, size: int = 0) -> int:
@@ -166,18 +181,20 @@ def _restore(root: pathlib.Path) -> Reading:
   """Raises one of many errors if there is nothing to go on from."""
   path = root / recorder.TAPE_DIR / FILE_NAME
   kept = path.read_text()
-  content = json.loads(kept)
-  text = content["body"]
-  known = content["code"], content["crc32"]
-  if known != (_CODE, zlib.crc32(text.encode())):
+  first, _, text = kept.partition("\n")
+  head = json.loads(first)
+  if head != {"code": _CODE, "crc32": zlib.crc32(text.encode())}:
     raise ValueError("of another version, or damaged")
-  body = json.loads(text)
+  first, *fragments = text.split("\n")
+  body = json.loads(first)
   for name, (offset, _, broken, *_) in body["position"].items():
     if broken:  # somebody may have put it right meanwhile
       raise ValueError(f"{name} has broken lines")
     if _tail(root / name, offset) != body["tails"][name]:
       raise ValueError(f"{name} is not the file that was read")
   view, past = _decoded(body["view"]), _decoded(body["past"])
+  if past is not None:
+    past.fragments = dict(_decoded(json.loads(each)) for each in fragments)
   follower = reader.Follower(root, body["position"])
   due = _due(follower.num_bytes, len(kept))
   return Reading(view, follower, past, due, root)

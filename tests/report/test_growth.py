@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import tracemalloc
 
 import month
@@ -160,6 +161,33 @@ def test_look_that_was_cut_short_is_not_kept(small, tmp_path, monkeypatch):
   anew = totals.catch_up(tmp_path, reading)
   assert anew is not reading and not anew.torn
   assert (tmp_path / "tape" / totals.FILE_NAME).exists()
+
+
+def test_view_waits_for_no_totals_and_takes_nothing_in_meanwhile(
+  small, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(live, "_DRAW_SECS", 0.0)
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  view = live.LiveView(tmp_path, quiet=True)
+  keep, may_go_on, beside = totals.keep, threading.Event(), []
+
+  def slow(*of):
+    beside.append(threading.current_thread() is not threading.main_thread())
+    if beside[-1]:
+      may_go_on.wait()
+    keep(*of)
+
+  monkeypatch.setattr(totals, "keep", slow)
+  view.tick()
+  run.write(50)
+  run.close()
+  view.tick()
+  assert beside == [True] and view.shown.merges.count == 200
+  may_go_on.set()
+  view.close()
+  assert view.shown.merges.count == 250
+  assert totals.begin(tmp_path).follower.num_bytes > 0
 
 
 def test_totals_are_kept_less_often_the_larger_they_are(
