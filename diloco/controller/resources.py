@@ -89,14 +89,18 @@ def check_fits(config: config_lib.RunConfig, cores: Sequence[int]) -> None:
 
 
 class ResourceManager:
-  """Binds islands to slices, late."""
+  """Binds islands to slices, late.
+
+  Attributes:
+    left: slices that islands have left, the first one first, and none has now.
+  """
 
   def __init__(self, config: config_lib.RunConfig, cores: Sequence[int]):
     """Knows the whole fleet; nothing is bound yet."""
     slices = config.fleet.slices
     self._bound: dict[int, int] = {}  # island -> slice
     self._free = list(range(len(slices)))
-    self._lost: list[int] = []  # in the order in which they were left
+    self.left: list[int] = []
     self._num_islands = config.fleet.islands
     speeds = [s.relative_speed for s in slices[: config.fleet.islands]]
     self._cores = divide_cores(speeds, cores)
@@ -108,24 +112,42 @@ class ResourceManager:
       LookupError: no slice is left.
     """
     if island not in self._bound:
-      if not self._free:
+      free = self._free or self.left
+      if not free:
         raise LookupError(f"no slice is free for island {island}")
-      preferred = island if island in self._free else self._free[0]
-      self._free.remove(preferred)
+      preferred = island if island in free else free[0]
+      free.remove(preferred)
       self._bound[island] = preferred
     return self._bound[island], self._cores[island]
 
-  def rebind(self, island: int, slice_index: int, cores: Sequence[int]) -> None:
+  def rebind(
+    self,
+    island: int,
+    slice_index: int,
+    cores: Sequence[int],
+    left: Sequence[int] = (),
+  ) -> None:
     """Notes what an island that is alive already runs on.
+
+    Args:
+      island: which.
+      slice_index: its slice.
+      cores: its cores.
+      left: what had been left when it started.
 
     Raises:
       LookupError: another island has that slice, or there is none.
     """
-    if slice_index not in self._free:
+    free = self.left if slice_index in self.left else self._free
+    if slice_index not in free:
       raise LookupError(f"slice {slice_index} is not free")
     self._cores[island] = list(cores)
-    self._free.remove(slice_index)
+    free.remove(slice_index)
     self._bound[island] = slice_index
+    for each in left:
+      if each in self._free:
+        self._free.remove(each)
+        self.left.append(each)
 
   def slice_lost(self, island: int) -> None:
     """Moves an island to a spare slice; without any it keeps its own.
@@ -138,9 +160,9 @@ class ResourceManager:
       return
     unbound = self._num_islands - len(self._bound)
     spares = self._free[unbound:]
-    if not spares and not self._lost:
+    if not spares and not self.left:
       return
     mine = self._bound[island]
-    self._bound[island] = spares.pop() if spares else self._lost.pop(0)
+    self._bound[island] = spares.pop() if spares else self.left.pop(0)
     self._free = [*self._free[:unbound], *spares]
-    self._lost.append(mine)
+    self.left.append(mine)

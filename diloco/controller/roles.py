@@ -170,9 +170,8 @@ class Roles:
     try:
       incarnation = int(found.facts["incarnation"])
       if role in self._islands:
-        self._resources.rebind(
-          self._islands[role], found.facts["slice"], found.facts["cores"]
-        )
+        place = (found.facts[name] for name in ("slice", "cores", "left"))
+        self._resources.rebind(self._islands[role], *place)
     except (KeyError, TypeError, ValueError, LookupError):
       return False
     if role not in self._names.all:
@@ -219,7 +218,8 @@ class Roles:
       slice_index, cores = self._resources.bind(island)
       args += ["--island", str(island), "--slice", str(slice_index)]
       args += ["--cores", *map(str, cores)]
-      facts |= {"slice": slice_index, "cores": list(cores)}
+      left = list(self._resources.left)
+      facts |= {"slice": slice_index, "cores": list(cores), "left": left}
       told = {"island": island, "island_incarnation": incarnation}
       begun = events.ISLAND_STARTED, told | {"cores": cores}
     elif role in self._names.evaluators:

@@ -144,19 +144,50 @@ def test_spare_goes_to_one_island_and_others_try_what_was_left(lost, expected):
 @hypothesis.given(
   st.integers(1, 4),
   st.integers(0, 3),
-  st.lists(st.tuples(st.booleans(), st.integers(0, 3)), max_size=12),
+  st.lists(
+    st.tuples(st.sampled_from(["bind", "lose", "take up"]), st.integers(0, 15)),
+    max_size=16,
+  ),
 )
 def test_every_island_has_a_slice_of_its_own_whatever_is_lost(
   islands, spares, steps
 ):
-  manager = resources.ResourceManager(fleet(islands + spares, islands), [0])
-  for starts, m in steps:
-    if starts:
-      manager.bind(m % islands)
-    else:
-      manager.slice_lost(m % islands)
+  config = fleet(islands + spares, islands)
+  manager, started = resources.ResourceManager(config, [0]), {}
+  for step, number in steps:
+    m = number % islands
+    if step == "bind":
+      place = manager.bind(m)
+      started[m] = (*place, list(manager.left))
+    elif step == "lose":
+      before, left = dict(manager._bound), set(manager.left)
+      manager.slice_lost(m)
+      unbound = islands - len(before)
+      new = islands + spares - len(before) - len(left) - unbound
+      if m in before and new > 0:  # slices that nobody has had, or will need
+        assert manager.bind(m)[0] not in left
+    else:  # by another controller; of some islands that live
+      manager = resources.ResourceManager(config, [0])
+      started = {m: p for m, p in started.items() if number >> m & 1}
+      for island, place in started.items():
+        manager.rebind(island, *place)
   bound = [manager.bind(m)[0] for m in range(islands)]
   assert len(set(bound)) == islands
+
+
+def test_slice_that_was_left_is_no_spare_for_the_next_controller():
+  first = resources.ResourceManager(fleet(5, num_islands=2), [0, 1])
+  first.bind(0), first.bind(1)
+  first.slice_lost(0)
+  first.slice_lost(0)
+  place = (*first.bind(0), first.left)
+  assert place == (3, [0], [0, 4])
+  later = resources.ResourceManager(fleet(5, num_islands=2), [0, 1])
+  later.rebind(0, *place)
+  later.bind(1)
+  later.slice_lost(1)
+  assert later.bind(1)[0] == 2
+  assert later.left == [0, 4, 1]
 
 
 def test_island_beyond_the_fleet_is_an_error():
