@@ -125,6 +125,7 @@ def test_run_that_did_not_goes_back_to_the_newest_cut_its_tapes_tell(tmp_path):
   (back,) = lost.events("restored")
   assert (back["cut"], back["epoch"]) == (1, 1)
   assert back["why"] == "the ends of its tapes are lost"
+  assert back["torn"]
   # One is on the tape alone and one in the store alone, after the cut: what
   # the tape does not tell of is not discarded by name.
   told = {e["key"]: e["reason"] for e in lost.events("discarded")}

@@ -202,7 +202,20 @@ class Restorer:
         restore.restore(
           choice,
           lambda name, record: self._tell_old(tape, name, record),
-          lambda facts: _tell_restored(tape, facts, why, choice.passed_over),
+          lambda facts: tape.record(
+            events.RESTORED,
+            cut=facts.cut,
+            epoch=facts.epoch,
+            version_from=facts.version_from,
+            version_to=facts.version_to,
+            reinjected=facts.reinjected,
+            steps={str(m): step for m, step in facts.steps.items()},
+            why=why,
+            torn=self._known is not None,
+            passed_over=[
+              {"cut": cut, "reason": text} for cut, text in choice.passed_over
+            ],
+          ),
         )
       )
       waits = {*restored.reinjected, *(sent.key for sent, _ in choice.left_out)}
@@ -269,25 +282,6 @@ def _tell_discarded(
     step=step,
     c_tokens=record.c_tokens if record else 0,
     reason=reason,
-  )
-
-
-def _tell_restored(
-  tape: recorder.Recorder,
-  facts: restore.Restored,
-  why: str,
-  passed_over: tuple[tuple[int, str], ...],
-) -> None:
-  tape.record(
-    events.RESTORED,
-    cut=facts.cut,
-    epoch=facts.epoch,
-    version_from=facts.version_from,
-    version_to=facts.version_to,
-    reinjected=facts.reinjected,
-    steps={str(m): step for m, step in facts.steps.items()},
-    why=why,
-    passed_over=[{"cut": cut, "reason": text} for cut, text in passed_over],
   )
 
 

@@ -35,8 +35,9 @@ CUT_ABANDONED = "cut_abandoned"  # cut, reason
 RESTORED = "restored"  # cut, epoch, version_from ([P], the cut's versions),
 #   version_to ([P], versions the heads were set to), reinjected (keys of
 #   contributions that wait again), steps (island -> step of the cut), why,
-#   passed_over (list of dicts: cut, reason): the run was set back to a cut. One
-#   that is finished by a second attempt may be told twice, with one epoch
+#   torn (whether it is because the ends of tapes are lost), passed_over (list
+#   of dicts: cut, reason): the run was set back to a cut. One that is finished
+#   by a second attempt may be told twice, with one epoch
 NOT_RESTORED = "not_restored"  # fragments, reason: damage stands, and there is
 #   no cut without it; the other fragments go on
 CONFIG_CHANGED = "config_changed"  # changes (field -> [before, after]): what

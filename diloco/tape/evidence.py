@@ -41,7 +41,13 @@ class Loss(NamedTuple):
 
 @dataclasses.dataclass
 class Life:
-  """One incarnation of an island: it trained (start, end]."""
+  """One incarnation of an island: it trained (start, end].
+
+  Attributes:
+    epoch: in which it began; a return to a cut begins another.
+    untold_from: the step of a cut that the run was set back to for want of the
+      ends of its tapes: of what this life did after it, some was never told.
+  """
 
   incarnation: int
   start: int
@@ -50,6 +56,8 @@ class Life:
   died: bool = False
   stopped: bool = False
   begun: bool = True  # its first line was read, not only what others say of it
+  epoch: int = 0
+  untold_from: int | None = None
 
 
 @dataclasses.dataclass

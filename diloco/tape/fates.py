@@ -4,7 +4,9 @@ A step is done by one *life*, and by another once more if a restarted island
 does it again. Each time, its fragment has one fate. Fates are painted over all
 that was done, the weakest evidence first, so that stronger evidence covers it:
 
-  1. `unaccounted`: nothing is known; a correct run has none.
+  1. `unaccounted`: nothing is known; a correct run has none. What a life did
+     after a cut that the run was set back to, since the ends of its tapes were
+     lost, is `lost_with_island`.
   2. on the way to publication: `pending` while that incarnation lives or was
      the last, `lost_with_island` once it died or was replaced.
   3. `superseded`: the syncer replaced the contribution by a later one.
@@ -137,7 +139,13 @@ def _coats(
   ]
   superseded = [span for reason, span in discarded if reason == SUPERSEDED]
   others = [item for item in discarded if item[0] != SUPERSEDED]
+  untold = [
+    painting.LifeSpan(life.incarnation, life.untold_from, life.end)
+    for life in lives
+    if life.untold_from is not None and life.untold_from < life.end
+  ]
   coats = [
+    (LOST_WITH_ISLAND, untold),
     *_submitted(lives, facts),
     (SUPERSEDED, superseded),
     *_unpublished(lives, facts),

@@ -46,6 +46,8 @@ class History:
     self._settled: dict[int, int] = {}  # by island, last row that is summed up
     self._returns: list[list[tuple[int, int]]] = []  # by fragment, from, to
     self._reinjected: set[object] = set()  # by all returns, if not summed up
+    # Of returns for want of tapes: epoch, step of the cut by island.
+    self._torn: list[tuple[int, dict[int, int]]] = []
     self._cuts: dict[int, list[int]] = {}  # the last ones, versions
 
   def take(self, line: reader.Line, island: int | None = None) -> None:
@@ -122,6 +124,8 @@ class History:
     life.begun, life.start = True, line["step"]
     life.tokens_per_step = line["tokens_per_step"]
     life.end = max(life.end, life.start)
+    life.epoch = line.get("epoch") or 0
+    self._tear(island, life)
     for fragment, step in enumerate(line.get("unsent_from_step") or ()):
       facts = self._facts(island, fragment)
       facts.unsent[incarnation] = min(step, line["step"])
@@ -156,6 +160,18 @@ class History:
         facts.reinjected = self._reinjected & taken_back
         if facts.folded.version > spans[fragment][0]:
           self.reopened = True
+    if line.get("torn"):
+      steps = {int(island): step for island, step in line["steps"].items()}
+      self._torn.append((line["epoch"], steps))
+      for island, lives in self.lives.items():
+        for life in filter(lambda life: life.begun, lives.values()):
+          self._tear(island, life)
+
+  def _tear(self, island: int, life: evidence.Life) -> None:
+    """Notes from where on a life's tapes may have told more than was kept."""
+    for epoch, steps in self._torn:
+      if life.epoch < epoch and life.untold_from is None:
+        life.untold_from = max(life.start, steps.get(island, 0))
 
   def _cut_completed(self, line: reader.Line) -> None:
     self._cuts[line["cut"]] = line.get("versions") or []

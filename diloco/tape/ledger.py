@@ -182,7 +182,7 @@ def _overdue(
   """
   never: list[str] = []
   late: list[str] = []
-  for life in lives:
+  for life in (life for life in lives if life.untold_from is None):
     last = facts.handed.get(life.incarnation, life.start)
     if allowed and life.end - last > allowed:
       text = (

@@ -74,6 +74,13 @@ def _is_changes(value: Any) -> bool:
   )
 
 
+def _are_steps(value: Any) -> bool:
+  """Whether it names a step for each of some islands."""
+  return isinstance(value, dict) and all(
+    island.isdecimal() and _is_count(step) for island, step in value.items()
+  )
+
+
 def _are_scalars(value: Any) -> bool:
   """A task's own, by name; what is no number is nobody's."""
   return isinstance(value, dict) and all(
@@ -175,6 +182,8 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "cut": _is_count,
     "epoch": _is_count,
     "reinjected": _list_of(_is_text),
+    "torn": _is_flag,
+    "steps": _are_steps,
   },
   events.STARTED: {
     "kind": _is_text,

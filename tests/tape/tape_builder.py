@@ -92,7 +92,7 @@ class Tapes:
       island, events.RESYNCED, step=step, offences=1, fragments=fragments
     )
 
-  def restore(self, version_from, version_to, reinjected=()):
+  def restore(self, version_from, version_to, reinjected=(), **fields):
     self._line(
       "controller",
       events.RESTORED,
@@ -102,6 +102,7 @@ class Tapes:
       version_from=version_from,
       version_to=version_to,
       reinjected=list(reinjected),
+      **fields,
     )
 
   def drop(self, first, step, island=0, fragment=0):

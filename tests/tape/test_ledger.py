@@ -654,6 +654,30 @@ def test_contribution_that_waits_again_may_be_merged_again():
   }
 
 
+@pytest.mark.parametrize("torn", [True, False])
+def test_what_lost_tapes_do_not_tell_is_lost_if_the_run_was_set_back(torn):
+  tapes = _trained(30)
+  tapes.merge(1, tapes.publish(0, 10))
+  # It published up to 20, too. Its machine, given up, comes back for a moment.
+  late = tapes.contribution(20, 30)
+  tapes.restore([1], [4], torn=torn, steps={"0": 12})
+  tapes.start(step=12, unsent_from_step=[10], epoch=1)
+  tapes.train(12, 14)
+  tapes.discard(late, "before_restore")
+  told = ledger.compute(tapes.record(), every=2)
+  assert told.violations == (
+    [] if torn else ["island 0, fragment 0: steps (12, 20] have no fate"]
+  )
+  assert bool(told.silent) is not torn
+  assert _fates(tapes) == {
+    "trained": 32,
+    "merged": 10,
+    "before_restore": 10,
+    "pending": 4,
+    "lost_with_island" if torn else "unaccounted": 8,
+  }
+
+
 def test_row_merged_before_a_cut_and_again_after_it_is_merged_twice():
   tapes, _ = _rolled_back()
   tapes.merge(5, tapes.publish(3, 7))
