@@ -188,8 +188,10 @@ def summary_of(run: Run) -> dict[str, Any]:
 def warnings(run: Run) -> list[str]:
   """Returns what its user should change, in words."""
   counts = run.ledger.tokens()
-  wasted = waste.warning(counts.trained, counts.discarded)
-  return [wasted] if wasted else []
+  found = [waste.warning(counts.trained, counts.discarded)]
+  if run.view.status == "finished":
+    found.append(waste.left(counts.trained, counts.pending))
+  return [text for text in found if text]
 
 
 def _evaluation(view: view_lib.RunView) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Work done in vain: when it is worth a warning, and what to change."""
+"""Work done in vain, or not merged: when to warn of it, and what to change."""
 
 from collections.abc import Mapping
 
@@ -42,4 +42,19 @@ def warning(trained: int, discarded: Mapping[str, int]) -> str:
   return (
     f"{figures.percent(total / trained)} of the trained tokens were discarded,"
     f" most of them as {reason}: {remedy}"
+  )
+
+
+def left(trained: int, pending: int) -> str:
+  """Says that a run has ended before much of its work was merged.
+
+  Of tokens; empty if it is not much.
+  """
+  if pending <= LIMIT * trained:
+    return ""
+  return (
+    f"{figures.percent(pending / trained)} of the trained tokens are in no"
+    " global version, since the store or the syncer was too slow for the end:"
+    " 'diloco resume' with a greater config.total_tokens goes on with them;"
+    f" {_SLOW_STORE}"
   )

@@ -1,5 +1,7 @@
 """A run that trains in vain says so, and what to change."""
 
+import dataclasses
+
 import pytest
 import run_builder
 
@@ -32,6 +34,26 @@ def test_a_little_that_is_discarded_is_no_warning(discarded):
   assert waste.warning(0, {}) == ""
 
 
+def test_much_that_is_in_no_version_at_the_end_is_a_warning_and_a_little_not():
+  text = waste.left(1000, 384)
+  assert "38.4 %" in text and "diloco resume" in text and "\n" not in text
+  assert waste.left(1000, 50) == waste.left(0, 0) == ""
+
+
+@pytest.mark.parametrize("status", ["finished", "stopped"])
+def test_what_waits_is_a_warning_once_the_run_is_over(tmp_path, status):
+  where = run_builder.simulate(tmp_path, run_builder.Plan())
+  run = summary.load(where)
+  run.view.sessions.last.status = status
+  counts = run.ledger.tokens()
+  ledger = dataclasses.replace(
+    run.ledger, merged=0, pending=run.ledger.pending + run.ledger.merged
+  )
+  facts = summary.warnings(dataclasses.replace(run, ledger=ledger))
+  assert counts.merged > counts.trained / 10
+  assert any("no global version" in f for f in facts) is (status == "finished")
+
+
 def test_every_setting_that_is_named_exists():
   fields = config_lib.RunConfig().to_dict()
   for text in waste._REMEDIES.values():
@@ -48,8 +70,9 @@ def test_warning_is_in_summary_story_and_last_line(
   where = run_builder.simulate(tmp_path, run_builder.Plan())
   run = summary.load(where)
   facts = summary.summary_of(run)
-  (warning,) = facts["warnings"]
-  assert f"Warning: {warning}." in narrative.story(run)
+  assert len(facts["warnings"]) == 2
+  for warning in facts["warnings"]:
+    assert f"Warning: {warning}." in narrative.story(run)
   monkeypatch.setattr(
     run_lib,
     "train",
@@ -57,7 +80,8 @@ def test_warning_is_in_summary_story_and_last_line(
   )
   assert launch.run({}, where) == 0
   last = capsys.readouterr().err.splitlines()[-1]
-  assert warning in last and "WARNING" in last and "report.html" in last
+  assert all(warning in last for warning in facts["warnings"])
+  assert "WARNING" in last and "report.html" in last
 
 
 def test_run_without_waste_warns_of_nothing(tmp_path, monkeypatch):
