@@ -27,10 +27,7 @@ OWN_CODE = {
   "import_module": {"own_file.py"},
 }
 # What is named in our own tables, and loaded once it is asked for.
-OURS = {
-  *("__init__.py", "entry.py", "cluster.py"),
-  *("portable.py", "metrics.py"),
-}
+OURS = {"__init__.py", "entry.py", "errors.py"}
 
 
 def _problems(source, name):
