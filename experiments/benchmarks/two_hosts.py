@@ -194,12 +194,13 @@ def main() -> None:
   with contextlib.ExitStack() as ending:
     folder = pathlib.Path(ending.enter_context(tempfile.TemporaryDirectory()))
     server = ending.enter_context(s3_server.serving())
-    hosts = [Host(name, folder) for name in ("host-a", "host-b")]
-    for host in hosts:
+    first, second = Host("host-a", folder), Host("host-b", folder)
+    for host in (first, second):
       ending.callback(host.close)
     places = str(folder / "first"), str(folder / "second")
     found: dict[str, Any] = {}
-    for name, facts in story(*hosts, server.place("run"), places, args.tokens):
+    url = server.place("run")
+    for name, facts in story(first, second, url, places, args.tokens):
       print(name, facts, file=sys.stderr, flush=True)
       found[name] = facts
     found |= judge(folder / "second")
