@@ -4,17 +4,30 @@ What it needs is imported for some tenths of a second, in which a Ctrl-C is no
 error of anybody's.
 """
 
+import os
+import signal
 import sys
+from types import FrameType
 
 _INTERRUPTED = 130  # as of a process that SIGINT has ended
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+  """Ends a process that imports; an extension might lose the exception."""
+  within = frame
+  while within is not None:
+    if within.f_code.co_filename.startswith("<frozen importlib"):
+      os._exit(_INTERRUPTED)
+    within = within.f_back
+  signal.default_int_handler(number, frame)
+
+
 def main() -> int:
   """Runs one command; returns the exit code."""
-  try:
-    from diloco import cli
-  except KeyboardInterrupt:
-    return _INTERRUPTED
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _interrupt)
+  from diloco import cli
+
   return cli.main()
 
 

@@ -1053,12 +1053,16 @@ def test_interrupt_while_the_command_is_imported_is_silent():
   project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
   module, _, function = project["scripts"]["diloco"].partition(":")
   code = f"""
+import signal
 import sys
 
 class Interrupted:
   def find_spec(self, name, *_):
     if name == "diloco.errors":
-      raise KeyboardInterrupt
+      try:
+        signal.raise_signal(signal.SIGINT)
+      except KeyboardInterrupt as error:
+        raise ImportError("as NumPy does") from error
 
 sys.meta_path.insert(0, Interrupted())
 from {module} import {function}
