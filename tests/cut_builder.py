@@ -166,22 +166,23 @@ class CutRun:
       for n in names
     }
 
-  def save(self, cut, island, step, positions):
+  def save(self, cut, island, step, positions, incarnation=1):
     """Saves an island's state and adds its part of a cut."""
     folder = checkpoint.directory(self.dir, island)
-    path = checkpoint.path_of(folder, step, 1, cut)
+    path = checkpoint.path_of(folder, step, incarnation, cut)
     values = np.full(4, 100 * island + step, np.float32)
     marker = save_state(
       path,
       values,
       **dict(island=island, serial=cut, step=step, cut=cut),
+      incarnation=incarnation,
       positions=[list(p) for p in positions],
     )
     part = records.CutPart(
       cut=cut,
       epoch=0,
       island=island,
-      incarnation=1,
+      incarnation=incarnation,
       step=step,
       checkpoint=str(path.relative_to(self.dir)),
       checksum=marker.crc32(),

@@ -7,7 +7,7 @@ import shutil
 import fake_fleet
 import pytest
 
-from diloco import channel, process
+from diloco import channel, errors, process
 from diloco import config as config_lib
 from diloco.controller import change
 from diloco.report import liveness
@@ -326,6 +326,57 @@ def test_change_of_settings_reaches_every_role_and_those_that_start_later(
   launched = len(fleet.launches)
   run.run()
   assert len(fleet.launches) == launched, "a change starts nobody anew"
+
+
+def _dies(wish):
+  return False
+
+
+def _is_overtaken(wish):
+  wish.unlink(missing_ok=True)
+  return True
+
+
+def _takes_it_up(wish):
+  if wish.exists():
+    config = config_lib.from_mapping(json.loads(wish.read_text()))
+    process.write_config(config, wish.parent.parent)
+    wish.unlink()
+  return True
+
+
+@pytest.mark.parametrize(
+  ("meanwhile", "why"),
+  [
+    (_dies, "no controller of this run is alive"),
+    (_is_overtaken, "another change came in between"),
+    (_takes_it_up, ""),
+  ],
+)
+def test_who_wants_a_change_hears_what_came_of_it_and_leaves_no_wish(
+  tmp_path, monkeypatch, meanwhile, why
+):
+  old = fake_fleet.make_config()
+  process.write_config(old, tmp_path)
+  path = change.wish_path(tmp_path)
+  path.parent.mkdir()
+  monkeypatch.setattr(change, "_POLL_SECS", 0.0)
+  looks = []
+
+  def alive(run_dir):
+    looks.append(run_dir)
+    return len(looks) == 1 or meanwhile(path)
+
+  monkeypatch.setattr(change.liveness, "controller_alive", alive)
+  values = old.to_dict() | {"sync": old.to_dict()["sync"] | {"every": 4}}
+  if why:
+    with pytest.raises(errors.UserError, match=why):
+      change.request(tmp_path, values)
+  else:
+    assert change.request(tmp_path, values) == {"sync.every": (8, 4)}
+  assert list(path.parent.iterdir()) == []
+  # What holds already needs nobody.
+  assert change.request(tmp_path, process.read_config(tmp_path).to_dict()) == {}
 
 
 def test_change_that_cannot_be_changes_nothing(session, fleet, tmp_path):

@@ -45,7 +45,7 @@ class Run:
     return made
 
   def pid(self, role):
-    return 1000 * self.lives[role] + ROLES.index(role)
+    return 1000 * self.lives[role] + self.fleet.names.all.index(role)
 
   def ready(self, role, **said):
     return self.tell(orders.Hello(role, None, ready=True, **said))
@@ -463,6 +463,48 @@ def test_change_that_went_with_a_channel_is_told_with_the_next_one(taken_up):
   made = run.tell(orders.Hello("standby", pid, ready=True))
   assert sent(made) == [("standby", "configure")]
   assert lines(made, "reattached") == []
+
+
+def test_change_is_told_to_all_who_can_be_asked_and_to_others_once_they_can():
+  run = Run(programs={"evaluator": True, "eval_every_tokens": 80})
+  run.tick()
+  for role in (*ROLES, "evaluator"):
+    run.begin(role, ready=role != "island-1")
+  made = run.tell(orders.Configured(run.config, {"sync.quorum": (1, 2)}))
+  (line,) = lines(made, "config_changed")
+  assert line == {"changes": {"sync.quorum": (1, 2)}}
+  told = ["syncer", "standby", "island-0", "evaluator"]
+  assert sent(made) == [(role, "configure") for role in told]
+  made = run.ready("island-1")
+  assert sent(made) == [("island-1", "configure")]
+
+
+def test_evaluator_is_asked_again_unless_it_has_evaluated():
+  run = Run(programs={"evaluator": True, "eval_every_tokens": 80})
+  for role in (*ROLES, "evaluator"):
+    run.begin(role)
+
+  def asked(made):
+    return [
+      o.program for o in of(made, orders.Send) if o.program.peer == "evaluator"
+    ]
+
+  def answer(made, name, result):
+    (program,) = (p for p in asked(made) if p.name == name)
+    return run.tell(orders.Done("evaluator", program.seq, result))
+
+  made = run.tick()
+  change = run.tell(orders.Configured(run.config, {}))
+  answer(change, "configure", {})
+  assert asked(run.tick()) == []  # it is at the first still
+  answer(made, "evaluate", {"loss": 1.5})
+  assert asked(run.tick()) == []
+  run.tell(orders.Status("island-0", step=8, progress=1))
+  made = run.tick()
+  run.die("evaluator")
+  run.begin("evaluator")
+  (again,) = asked(run.tick())
+  assert again.args == asked(made)[0].args
 
 
 def test_roles_taken_up_are_told_the_settings_and_on_the_tape():

@@ -4,9 +4,10 @@ import os
 import types
 
 import pytest
-from cut_builder import ISLANDS, CutRun, spoil
+from cut_builder import ISLANDS, PLAN, CutRun, spoil
 
 from diloco import channel, errors, process
+from diloco import config as config_lib
 from diloco.controller import cut_command, cutter
 from diloco.report import liveness
 from diloco.snapshots import cuts, keys, records, restore, store
@@ -71,6 +72,71 @@ def test_damaged_line_of_a_cut_tells_nothing(tmp_path):
   session.tape.record("cut_completed", cut=1, secs=1.0, islands={})
   session.tape.record("cut_requested", cut=None, islands=ISLANDS)
   assert cutter.end_line(tmp_path, 1)["event"] == "cut_completed"
+
+
+@pytest.mark.parametrize(
+  ("told", "found"),
+  [
+    ([], None),
+    ([("requested", 2), ("completed", 2)], "completed"),
+    ([("requested", 2), ("abandoned", 2)], "abandoned"),
+    ([("requested", 2)], None),
+    # That of the cut before is no word on this one, nor of one after it.
+    ([("completed", 1), ("requested", 2)], None),
+    ([("requested", 2), ("requested", 3), ("completed", 3)], None),
+    ([("completed", 2), ("requested", 3), ("abandoned", 3)], "completed"),
+    # Told by who has taken it up, before its next one is asked for.
+    ([("requested", 1), ("completed", 2), ("requested", 3)], "completed"),
+    # Nothing is told of a cut before it was asked for.
+    ([("completed", 2), ("requested", 2)], None),
+    ([("completed", 2), ("requested", 1)], None),
+  ],
+)
+def test_end_of_a_cut_is_what_was_told_since_it_was_asked_for(
+  tmp_path, told, found
+):
+  tape = recorder.Recorder(tmp_path, "controller", 1)
+  for event, cut in told:
+    tape.record(f"cut_{event}", cut=cut)
+  tape.close()
+  line = cutter.end_line(tmp_path, 2)
+  assert (line and line["event"]) == (found and f"cut_{found}")
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_cutter_of_a_run_goes_by_its_configuration(tmp_path, planned):
+  config = config_lib.from_mapping(
+    {
+      "fleet": {"slices": [{}] * 3},
+      "programs": {"cut_every_secs": 77.0},
+      "sync": {"num_fragments": 5, "every": 10},
+    }
+  )
+  run = CutRun(tmp_path)
+  if not planned:
+    run.store.delete("plan")
+  (tmp_path / "control").mkdir()
+  tape = recorder.Recorder(tmp_path, "controller", 1)
+  made = cutter.of_run(config, run.store, tmp_path, tape, token=4)
+  patience_secs = config.controller.patience_secs
+  num_params = PLAN.num_params if planned else 0
+  assert made._settings == cutter.Settings(
+    *(77.0, cutter.limit_secs(patience_secs, num_params), patience_secs, 3, 5)
+  )
+  # It takes wishes up, tells the tape, and asks it what was told before.
+  cutter.wish_path(tmp_path).touch()
+  run.store.perform(made.look(0.0, {0: 1}))
+  run.store.perform(made.close())
+  assert [e["event"] for e in reader.read(tmp_path).events] == [
+    "cut_requested",
+    "cut_abandoned",
+  ]
+  assert made._is_told(1) and not made._is_told(2)
+  # What it writes is fenced by its controller's token.
+  run.store.write(keys.CONTROLLER_LEASE, records.Lease("another", 5, 0))
+  cutter.wish_path(tmp_path).touch()
+  with pytest.raises(errors.FencedError):
+    run.store.perform(made.look(9.0, {0: 1}))
 
 
 def test_cuts_are_asked_for_at_intervals_and_completed(tmp_path):
@@ -294,6 +360,32 @@ def test_store_out_of_reach_disturbs_nobody(tmp_path, monkeypatch):
   session.look(10.0, LIVES)
   session.look(20.0, LIVES)
   assert session.asked() == [1]
+
+
+@pytest.mark.parametrize(
+  ("state", "secs"), [("idle", 1.0), ("open", 0.2), ("failed", 5.0)]
+)
+def test_store_is_looked_at_so_often(tmp_path, monkeypatch, state, secs):
+  session, asked = Session(tmp_path, every_secs=0.0), []
+  if state != "idle":
+    session.wish()
+  execute, fails = session.run.store.execute, state == "failed"
+
+  def count(operation):
+    asked.append(operation)
+    if fails:
+      raise OSError("no store")
+    return execute(operation)
+
+  monkeypatch.setattr(session.run.store, "execute", count)
+  session.look(7.0, LIVES)
+  assert asked
+  session.wish()
+  before, fails = len(asked), False
+  session.look(7.0 + secs - 0.01, LIVES)
+  assert len(asked) == before
+  session.look(7.0 + secs + 0.01, LIVES)
+  assert len(asked) > before
 
 
 def test_cut_whose_end_cannot_be_written_keeps_no_later_one_away(tmp_path):

@@ -250,6 +250,18 @@ def test_death_of_a_role_that_was_taken_up_is_noticed(engine, run_dir):
   found.signal(signal.SIGKILL)  # harmless now
 
 
+def test_what_a_role_that_was_taken_up_leaves_behind_ends_with_it(
+  engine, run_dir
+):
+  handle, child = start_with_child(engine, run_dir)
+  found = process_engine.ProcessEngine(run_dir).survivors()["island-0"].handle
+  assert found.cause_of_death() is None
+  os.kill(handle.pid, signal.SIGKILL)  # the role alone
+  handle._process.wait()
+  assert found.cause_of_death() == "unknown"
+  eventually(lambda: not is_alive(child))
+
+
 def test_stray_is_ended_but_never_a_process_of_our_own_session(engine, run_dir):
   handle, child = start_with_child(engine, run_dir)
   later = process_engine.ProcessEngine(run_dir)

@@ -63,6 +63,21 @@ def test_keeper_tells_how_its_role_ended(tmp_path, module, args, code):
   assert (tmp_path / "log").read_text()
 
 
+def test_what_a_role_leaves_behind_ends_with_it(tmp_path):
+  (tmp_path / "leaving.py").write_text(
+    "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid)\n"
+  )
+  env = {"PYTHONPATH": str(tmp_path)}
+  assert Kept(tmp_path, "leaving", [], env=env).end() == keeper.End(0)
+  child = int((tmp_path / "log").read_text())
+  deadline = time.monotonic() + 30
+  while psutil.pid_exists(child) and (
+    psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+  ):
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
 def test_role_without_permit_is_killed(tmp_path):
   kept = Kept(tmp_path, "http.server", ["0"])
   pid = kept.pid()
@@ -284,6 +299,8 @@ TWO = [{"kind": "v6e", "topology": "2"}, {"kind": "v6e"}]
     (TWO, [{"CPU": 9, "v6e": 1}, {"CPU": 1, "v6e": 1}], "v6e 2"),
     (TWO, [{"CPU": 2}, {"CPU": 1}], ""),  # emulated, on a core each
     (TWO, [], "island-0"),
+    # The largest are placed first, wherever they stand.
+    ([{}, {"topology": "2"}], [{"CPU": 2}, {"CPU": 1}], ""),
   ],
 )
 def test_cluster_that_is_too_small_is_refused(

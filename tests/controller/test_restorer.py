@@ -26,7 +26,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
-from diloco.tape import reader
+from diloco.tape import evidence, reader
 
 CONFIG = config_lib.from_mapping({"outer": {"momentum": 0.9}})
 
@@ -111,6 +111,27 @@ def test_run_killed_before_its_islands_joined_starts_anew(tmp_path):
   (tmp_path / "tape" / "island-0-0001.jsonl").touch()
   snapshots = store.SnapshotStore(process.store_url(tmp_path))
   restorer.check_store(tmp_path, snapshots)
+
+
+def test_run_whose_tapes_lost_their_ends_tells_what_they_tell_of(machine):
+  late = "0000.0000.0001.000000032"
+  names = [sent.key for sent in machine.sent]
+  known = {
+    name: evidence.Contribution(name, 1, 8, 16, 800)
+    for name in (*names, "0001.0000.0001.000000024")
+  }
+  made = restorer.Restorer(
+    machine.dir, CONFIG, PLAN, lambda: [], incarnation=1, known=known
+  )
+  assert made.prepare("last").reinjected == names
+  told = machine.events("discarded")
+  # What waits again is not lost, and what no tape tells of was never there.
+  assert [line["key"] for line in told] == ["0001.0000.0001.000000024"]
+  assert told[0]["reason"] == "before_restore" and told[0]["first_step"] == 8
+  assert machine.events("merged") == []
+  assert late not in machine.run.waiting()
+  (line,) = machine.events("restored")
+  assert line["why"] == "the ends of its tapes are lost"
 
 
 def chunk_of(machine, prefix):

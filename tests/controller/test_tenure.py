@@ -337,6 +337,40 @@ def test_lost_lease_is_not_put_back_after_another_controller(snapshots):
       mine.check()
 
 
+@pytest.mark.parametrize(
+  ("owner", "newer"), [("", 0), ("another", 0), ("", 1), ("another", 1)]
+)
+def test_lease_that_is_there_and_not_its_own_is_left_alone(
+  snapshots, owner, newer
+):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    there = records.Lease(owner, mine.token + newer, 0, HOME)
+    snapshots.write(keys.CONTROLLER_LEASE, there)
+    clock.now += LONG_SECS
+    with pytest.raises(errors.FencedError):
+      mine.check()
+  assert held(snapshots) == there
+
+
+def test_who_goes_by_a_shorter_time_to_live_asks_at_once(
+  snapshots, monkeypatch
+):
+  monkeypatch.setattr(tenure, "_ASK_SECS", 0.01)
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    mine.check()
+    with monkeypatch.context() as deaf:
+      deaf.setattr(mine._renewals, "wake", lambda: None)
+      mine.renew_within(SHORT_SECS)
+      mine.check()  # what gets no answer is excused, by the new time
+    with depose(snapshots, mine):
+      clock.now += SHORT_SECS
+      monkeypatch.setattr(tenure, "_ASK_SECS", 20.0)
+      with pytest.raises(errors.FencedError):
+        mine.check()
+
+
 def test_controller_goes_by_the_time_to_live_that_others_watch_by(snapshots):
   clock = Clock()
   with holding(snapshots, clock) as mine:

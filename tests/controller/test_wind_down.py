@@ -53,6 +53,23 @@ def test_island_that_still_starts_is_not_waited_for(session, fleet):
   run.run()
   assert asked(run, "drain") == asked(run, "stop") == [0]
   assert fleet.killed == ["island-1"]
+  assert run.events("island_died") == run.events("island_restart") == []
+
+
+@pytest.mark.parametrize("sighted", [0, 1])
+def test_last_evaluation_is_asked_for_again_until_an_island_can(
+  session, fleet, sighted
+):
+  fleet.blind = {"island-0", "island-1"}
+
+  def hook(role):
+    if [m["name"] for _, m in fleet.sent].count("evaluate") > 2:
+      fleet.blind = {f"island-{1 - sighted}"}
+
+  fleet.hook = hook
+  run = session()
+  assert run.run().status == "finished"
+  assert asked(run, "evaluate") == [0, 1, 0, 1][: 3 + sighted]
 
 
 def test_run_without_an_island_that_is_ready_ends_at_once(session, fleet):

@@ -1,6 +1,7 @@
 """The thread that watches for new versions, on a store with damage."""
 
 import contextlib
+import dataclasses
 import threading
 import time
 import types
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from cut_builder import PLAN, CutRun, filled, spoil
 
-from diloco import workers
+from diloco import errors, workers
 from diloco.islands import (
   adopter,
   fetching,
@@ -184,6 +185,23 @@ def test_error_nobody_expected_is_raised_on_the_thread_that_asks(
     thread.check()
 
 
+@pytest.mark.parametrize("told", ["its own", "another's", ""])
+def test_version_is_taken_only_if_it_is_what_was_committed(run, told):
+  shardings = dict.fromkeys("ab", jnp.zeros(4).sharding)
+  head = run.commit(0, 1, {0: 8}, value=1.0)
+  other = run.commit(0, 2, {0: 8}, value=2.0)
+  fetcher = fetching.Fetcher(run.store, PLAN, shardings)
+  if told == "another's":
+    wrong = dataclasses.replace(head, digest=other.digest)
+    with pytest.raises(errors.CorruptSnapshotError, match="digest differs"):
+      fetcher.read(wrong)
+    return
+  found = fetcher.read(head if told else dataclasses.replace(head, digest=""))
+  for tensor in PLAN.fragments[0]:
+    np.testing.assert_array_equal(found[tensor.name], filled(tensor, 1.0))
+  assert fetcher.bytes_read == 4 * sum(t.size for t in PLAN.fragments[0])
+
+
 class Still(workers.Threads):
   """Time that the test moves, and a loop that it turns by hand."""
 
@@ -220,3 +238,26 @@ def test_heads_of_a_store_that_is_far_are_looked_at_less_often(run):
     threads.now = now
     threads.turn()
     assert [f.head.version for f in one.take().fetched] == found
+
+
+def test_resync_gives_up_what_is_at_hand_and_what_is_being_read(run):
+  threads = Still()
+  one = adopting(run, [0, 0], 0.5, 1e9, threads=threads)
+  run.commit(0, 1, {0: 8}, value=1.0)
+  threads.turn()
+  one.fetch_all_anew()
+  assert one.take().fetched == []
+  threads = Still()
+  one = adopting(run, [0, 0], 0.5, 1e9, threads=threads)
+  execute = threads.execute
+
+  def meanwhile(operation):
+    if isinstance(operation, operations.ReadPayload):
+      threads.execute = execute
+      one.fetch_all_anew()
+    return execute(operation)
+
+  threads.execute = meanwhile
+  for fragments in ([1], [0], []):
+    threads.turn()
+    assert [f.head.fragment for f in one.take().fetched] == fragments

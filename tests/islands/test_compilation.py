@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from diloco.chaos import campaign
-from diloco.islands import compilation, inner_step, placement
+from diloco.islands import compilation, inner_step, placement, surroundings
 from diloco.tasks import registry
 
 _OPTIONS = (
@@ -66,7 +66,7 @@ import time
 import jax
 from jax._src import compiler
 from diloco.chaos import campaign
-from diloco.islands import compilation, inner_step, placement
+from diloco.islands import compilation, inner_step, placement, surroundings
 from diloco.tasks import registry
 
 def takes_long(*args, real=compiler.backend_compile_and_load, **kwargs):
@@ -232,3 +232,26 @@ def test_numbers_of_loops_stay_where_they_are():
   numbers, general = compilation.numbers_apart(looped, 1.0)
   assert {k: list(v) for k, v in numbers.items()} == {"float32": [5.0]}
   assert float(jax.jit(general)(numbers, 1.0)) == 2**9 + 5
+
+
+@pytest.mark.parametrize("users", [None, "6"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_one_thread_is_for_a_process_that_has_not_computed_and_for_it_alone(
+  monkeypatch, users, begun
+):
+  name, seen = surroundings.THREADS, []
+  if users is None:
+    monkeypatch.delenv(name, raising=False)
+  else:
+    monkeypatch.setenv(name, users)
+  monkeypatch.setattr(surroundings, "forced", {})
+  monkeypatch.setattr(
+    compilation.xla_bridge, "backends_are_initialized", lambda: begun
+  )
+  monkeypatch.setattr(
+    compilation.jax, "devices", lambda: seen.append(os.environ[name])
+  )
+  compilation.in_one_thread()
+  assert seen == ([] if begun else ["1"])
+  assert surroundings.forced == ({} if begun else {name: "1"})
+  assert os.environ.get(name) == users  # what it starts has its cores

@@ -10,7 +10,7 @@ import pytest
 import quadratic
 from quadratic import FRAGMENT, anchor, held
 
-from diloco import heartbeat, workers
+from diloco import errors, heartbeat, workers
 from diloco.islands import (
   adopter,
   comeback,
@@ -157,6 +157,33 @@ def test_saver_knows_which_saves_may_still_count(monkeypatch, tmp_path):
   assert writing.saver.wait(3, 20)
   assert [writing.saver.may_count(n) for n in (1, 2, 3)] == [False, False, True]
   writing.saver.close()
+
+
+@pytest.mark.parametrize("damaged", range(4))
+def test_optimizer_is_that_of_the_newest_state_that_can_be_read(
+  tmp_path, monkeypatch, damaged
+):
+  monkeypatch.setattr(checkpoint, "completed", lambda folder: [0, 1, 2])
+
+  def restore(path, learner):
+    if path < damaged:
+      raise errors.CorruptSnapshotError("torn")
+    marker = checkpoint.Checkpoint(0, 3, path, 4, 0, 0, [], {}, {}, 1)
+    return marker, types.SimpleNamespace(opt_state=f"of {path}")
+
+  monkeypatch.setattr(exchange.checkpoints, "restore", restore)
+  island = types.SimpleNamespace(
+    _setting=types.SimpleNamespace(
+      identity=publisher.Identity(0, 1, 10), run_dir=tmp_path
+    ),
+    _learner=None,
+  )
+  found, source = exchange.Exchange._saved_optimizer(island)
+  if damaged == 3:
+    assert found is source is None
+  else:
+    assert found == f"of {damaged}"
+    assert source == {"incarnation": 3, "serial": damaged, "step": 4}
 
 
 def test_checkpoint_read_to_mend_an_optimizer_may_take_as_long_as_a_start():

@@ -412,6 +412,55 @@ def test_island_whose_wait_is_over_or_interrupted_goes_on(
   island.close("test")
 
 
+@pytest.mark.parametrize("paced", [True, False])
+def test_paced_steps_keep_their_slots_and_make_up_for_none(paced):
+  now, did, pauses = [0.0], [], []
+
+  def wait_for_answers(interrupted):
+    yield from ()
+
+  island = types.SimpleNamespace(
+    step=0,
+    _present=False,
+    _clock=lambda: now[0],
+    _wait_for_answers=wait_for_answers,
+    _do_step=None,
+    _exchange=types.SimpleNamespace(
+      core=types.SimpleNamespace(holds=lambda now: False),
+      between_steps=lambda: did.append("exchange"),
+    ),
+    _pace=types.SimpleNamespace(
+      step_secs=float(paced), next_secs=lambda step: 1.0
+    ),
+    _log=types.SimpleNamespace(
+      dispatched=lambda step, metrics, at: did.append((step, metrics, at)),
+      finish=lambda: did.append("finish"),
+      loss=1.5,
+    ),
+    learner=types.SimpleNamespace(step=4),
+    progress=types.SimpleNamespace(moved=lambda: did.append("moved")),
+  )
+  script = island_lib.Island.training(island, 4, lambda: len(pauses) == 4)
+  durations, answer = iter([0.25, 0.5, 5.0, 0.25]), None
+  with pytest.raises(StopIteration) as end:
+    while True:
+      operation = script.send(answer)
+      if isinstance(operation, float):
+        pauses.append(operation)
+        now[0] += operation
+      else:
+        answer = {"loss": now[0]}
+        now[0] += next(durations)
+  assert end.value.value == {"steps": 0, "step": 0, "loss": 1.5}
+  # The third step takes five slots, and the fourth has its own after it.
+  assert pauses == ([0.75, 0.5, 0.0, 0.75] if paced else [])
+  begun = [0.0, 1.0, 2.0, 7.0] if paced else [0.0, 0.25, 0.75, 5.75]
+  one = [["exchange", (4, {"loss": t}, t), "moved"] for t in begun]
+  each = [what + ["finish"] * paced for what in one]
+  assert did == [*(x for what in each for x in what), "finish"]
+  assert island._present
+
+
 class _ReadError(Exception):
   """An island has read what it goes on from."""
 

@@ -75,3 +75,54 @@ def test_last_step_is_logged_at_the_end(clock, log, lines):
   log.close()
   assert lines.column("loss") == [0.1234568]
   assert lines.closed
+
+
+def _pace(island, present=(), replicas=1, bytes_per_sec=1000.0, jitter=0.0):
+  """Of slices with speeds 1, 1/2 and 1/4, at one second a step."""
+  slices = [types.SimpleNamespace(relative_speed=s) for s in (1.0, 0.5, 0.25)]
+  config = types.SimpleNamespace(
+    seed=7,
+    replicas=replicas,
+    fleet=types.SimpleNamespace(
+      slices=slices, pace_step_secs=1.0, jitter=jitter
+    ),
+    virtual=types.SimpleNamespace(
+      latency_secs=0.1, bytes_per_sec=bytes_per_sec
+    ),
+  )
+  return step_log.Pace.of(config, island, slices[island], 300, present)
+
+
+@pytest.mark.parametrize(
+  ("of", "medians", "seeds", "reduce_secs"),
+  [
+    (dict(island=1), [2.0], [1], 0.0),
+    # A ring of n carries 2 (n - 1) / n of 1200 bytes, after two latencies.
+    (dict(island=0, replicas=3), [1.0, 2.0, 4.0], [0, 1, 2], 0.2 + 1.6),
+    (dict(island=0, replicas=3, present=(0, 2)), [1.0, 4.0], [0, 2], 0.2 + 1.2),
+    (dict(island=0, replicas=3, present=(1,)), [2.0], [1], 0.0),
+    (
+      dict(island=0, replicas=3, bytes_per_sec=0.0),
+      *([1.0, 2.0, 4.0], [0, 1, 2], 0.2),
+    ),
+  ],
+)
+def test_pace_is_that_of_the_slowest_slice_and_of_adding_gradients(
+  of, medians, seeds, reduce_secs
+):
+  pace = _pace(**of)
+  assert pace.median_secs == medians
+  assert pace.seeds == [(7, m) for m in seeds]
+  assert pace.reduce_secs == pytest.approx(reduce_secs)
+  assert pace.step_secs == pace.next_secs(5) == max(medians) + pace.reduce_secs
+
+
+def test_step_of_several_slices_takes_as_long_as_the_slowest_of_them():
+  job = _pace(island=0, replicas=3, jitter=2.0)
+  alone = [_pace(island=m, jitter=2.0) for m in range(3)]
+  slowest = set()
+  for step in range(40):
+    each = [pace.next_secs(step) for pace in alone]
+    assert job.next_secs(step) == max(each) + job.reduce_secs
+    slowest.add(each.index(max(each)))
+  assert slowest == {0, 1, 2}

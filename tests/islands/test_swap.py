@@ -430,6 +430,26 @@ def test_halfway_between_two_of_bfloat16_goes_to_the_even_one():
   np.testing.assert_array_equal(sent, [1.0, 1 + 2**-6])
 
 
+def test_rounding_is_drawn_for_each_tensor_fragment_step_and_island():
+  encoding = packing.Encoding(codec_lib.of("bf16"), stochastic=True)
+  tensors = [partition.Tensor(n, (64,), "mean") for n in "abcd"]
+  plan = partition.partition(tensors, 2)
+  params = {n: jnp.full(64, -1 / 3, jnp.float32) for n in "abcd"}
+
+  def sent(step, seed):
+    start = {n: jnp.zeros(64) for n in "abcd"}
+    made = swap.Swap(plan, start, "overwrite", 0.0, encoding, seed)
+    return [
+      np.asarray(values).astype(np.float32).tobytes()
+      for fragment in (0, 1)
+      for values in made.publish(dict(params), fragment, step).values()
+    ]
+
+  draws = [sent(1, (7, 0)), sent(2, (7, 0)), sent(1, (7, 1)), sent(1, (8, 0))]
+  assert sent(1, (7, 0)) == draws[0]  # by these alone
+  assert len({one for draw in draws for one in draw}) == 4 * 4
+
+
 def compiled():
   """Programs that were compiled so far."""
   programs = kernels.extract, kernels.apply

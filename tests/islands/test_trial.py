@@ -186,6 +186,74 @@ def test_task_that_cannot_work_is_refused_in_one_line(what, monkeypatch):
     assert text in str(caught.value)
 
 
+def with_slices(*topologies):
+  slices = [{"topology": topology} for topology in topologies]
+  return config_lib.from_mapping(
+    CONFIG.to_dict() | {"fleet": {"slices": slices}}
+  )
+
+
+@pytest.mark.parametrize(
+  ("topologies", "heldout", "refused"),
+  [
+    (["2", "4", "1"], 4, ""),
+    (["3", "2"], 4, "slices[0].topology = '3': a batch of 4 cannot"),
+    (["2", "3"], 4, "slices[1].topology = '3': a batch of 4 cannot"),
+    (["2", "4"], 6, "slices[1].topology = '4': a batch of 6 cannot"),
+    (["1x3"], 4, ""),  # no axis of the batch
+  ],
+)
+def test_every_slice_can_divide_every_batch(
+  monkeypatch, topologies, heldout, refused
+):
+  made = []
+
+  def batches(self, split, **which):
+    size = heldout if split == "heldout" else 4
+    made.append((split, which, Stream()))
+    made[-1][2].__class__ = type(
+      "Sized",
+      (Stream,),
+      {
+        "__next__": lambda stream: {"x": np.zeros((size, 1), np.float32)},
+        "close": lambda stream: setattr(stream, "closed", True),
+      },
+    )
+    return made[-1][2]
+
+  monkeypatch.setattr(Task, "batches", batches)
+  if not refused:
+    trial.check(Task(), with_slices(*topologies))
+  else:
+    with pytest.raises(errors.UserError) as caught:
+      trial.check(Task(), with_slices(*topologies))
+    assert refused in str(caught.value)
+  # Each island's are asked for, and all are given up.
+  train = {"num_shares": len(topologies), "seed": CONFIG.seed}
+  assert [which for _, which, _ in made] == [
+    *({"share": m, **train} for m in range(len(topologies))),
+    {"share": 0, "num_shares": 1, "seed": 0},
+  ]
+  assert all(stream.closed for *_, stream in made)
+
+
+def test_batches_of_every_island_are_looked_at(monkeypatch):
+  def batches(self, split, *, share, **_):
+    return StreamWithoutSeek() if share == 1 else Stream()
+
+  monkeypatch.setattr(Task, "batches", batches)
+  trial.check(Task(), with_slices("1"))
+  with pytest.raises(errors.UserError, match="no seek"):
+    trial.check(Task(), with_slices("1", "1"))
+
+
+@pytest.mark.parametrize("tokens", [0, -4, 2.5, "4", None])
+def test_step_counts_as_a_number_of_tokens(monkeypatch, tokens):
+  monkeypatch.setattr(Task, "tokens_per_batch", tokens)
+  with pytest.raises(errors.UserError, match="tokens_per_batch is"):
+    trial.check(Task(), CONFIG)
+
+
 def test_factory_that_raises_is_told_as_the_users(tmp_path, monkeypatch):
   text = "def make(options):\n  return options['d_modle']\n"
   (tmp_path / "their_factory.py").write_text(text)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from cut_builder import save_state, write_leaf
@@ -61,6 +63,14 @@ def test_changed_values_are_noticed_by_name(tmp_path, damage):
   damage(path / checkpoint.ARRAYS / "manifest.ocdbt")
   with pytest.raises(errors.CorruptSnapshotError, match="array p000000"):
     checkpoint.read_all(path, marker)
+
+
+def test_every_array_of_a_checkpoint_is_read(tmp_path):
+  path = _make(tmp_path, 1)
+  marker = checkpoint.verify(path)
+  leaves = marker.leaves | {"p000001": marker.leaves["p000000"]}
+  with pytest.raises(errors.CorruptSnapshotError, match="array p000001"):
+    checkpoint.read_all(path, dataclasses.replace(marker, leaves=leaves))
 
 
 def test_torn_marker_is_no_marker(tmp_path):

@@ -145,11 +145,14 @@ def parts_of(tmp_path):
 
 
 def with_position(parts, island, fragment, position):
-  part = parts.islands[island]
-  positions = [list(p) for p in part.positions]
+  positions = [list(p) for p in parts.islands[island].positions]
   positions[fragment] = position
-  changed = dataclasses.replace(part, positions=positions)
-  return parts._replace(islands={**parts.islands, island: changed})
+  return with_part(parts, island, positions=positions)
+
+
+def with_part(parts, island, **changes):
+  part = dataclasses.replace(parts.islands[island], **changes)
+  return parts._replace(islands={**parts.islands, island: part})
 
 
 def with_sent(parts, **changes):
@@ -198,19 +201,30 @@ INCONSISTENT = {
     "part of island 0 is of another island",
   ),
   "part of a run of fewer fragments": (
-    lambda p: p._replace(
-      islands={
-        **p.islands,
-        0: dataclasses.replace(
-          p.islands[0], positions=p.islands[0].positions[:1]
-        ),
-      }
-    ),
+    lambda p: with_part(p, 0, positions=p.islands[0].positions[:1]),
     "part of island 0 is of another island or run",
   ),
   "two cuts": (
     lambda p: p._replace(heads_part=dataclasses.replace(p.heads_part, cut=2)),
     "several cuts",
+  ),
+  "heads of another epoch": (
+    lambda p: p._replace(heads_part=dataclasses.replace(p.heads_part, epoch=1)),
+    "several cuts or epochs",
+  ),
+  "channel of another cut": (
+    lambda p: p._replace(channel=dataclasses.replace(p.channel, cut=2)),
+    "several cuts",
+  ),
+  "part of another cut": (lambda p: with_part(p, 1, cut=2), "several cuts"),
+  "part of another epoch": (lambda p: with_part(p, 1, epoch=1), "or epochs"),
+  "heads in another order": (
+    lambda p: p._replace(heads=p.heads[::-1]),
+    "fragment 0 has no head",
+  ),
+  "sent of a fragment that is none": (
+    lambda p: with_sent(p, fragment=2),
+    "sent after the cut",
   ),
 }
 
@@ -227,9 +241,7 @@ def test_late_publication_of_an_earlier_life_may_be_in_the_heads(tmp_path):
   parts = parts_of(tmp_path)._replace(contributions=())
   parts = with_position(parts, 0, 0, [5, 0, 7])
   assert "merged step 8" in cut_parts.inconsistency(parts)
-  later = dataclasses.replace(parts.islands[0], incarnation=2)
-  parts = parts._replace(islands={**parts.islands, 0: later})
-  assert not cut_parts.inconsistency(parts)
+  assert not cut_parts.inconsistency(with_part(parts, 0, incarnation=2))
 
 
 def test_inconsistent_cut_is_never_completed(tmp_path):

@@ -6,7 +6,17 @@ import pytest
 from cut_builder import PLAN, run_with_a_cut, spoil
 
 from diloco import errors
-from diloco.snapshots import cuts, keys, operations, records, restore, verify
+from diloco.snapshots import (
+  cuts,
+  keys,
+  lease,
+  operations,
+  records,
+  restore,
+  verify,
+)
+
+_READING = operations.Read | operations.Names | operations.Point
 
 
 class Told:
@@ -80,6 +90,38 @@ def test_restore_sets_heads_back_under_newer_versions(tmp_path):
     p = before.fragment
     staleness = run.head(p).version - again.base_version
     assert staleness == cut_heads[p].version - before.base_version
+
+
+def test_restore_changes_the_store_in_the_order_that_survives_a_death(tmp_path):
+  run, sent = run_with_a_cut(tmp_path)
+  done = []
+  choice = run.perform(restore.choose(all_good, all_good))
+  procedure = restore.restore(
+    choice,
+    lambda name, record: done.append(("tell", name, record is not None)),
+    lambda facts: done.append(("tell", facts.cut)),
+  )
+  late = "0000.0000.0001.000000032"
+
+  def execute(operation):
+    if not isinstance(operation, _READING):
+      done.append((type(operation).__name__, operation[0]))
+    return run.store.execute(operation)
+
+  operations.perform(procedure, execute)
+  change = "CompareAndSet"
+  assert done == [
+    (change, keys.EPOCH),  # decided
+    (change, lease.drawn_key(keys.SYNCER_LEASE)),
+    (change, keys.SYNCER_LEASE),  # whoever leads is deposed
+    ("tell", late, True),
+    ("Delete", keys.contribution_key(late)),
+    ("DeleteTree", keys.payload_prefix(late)),
+    *((change, keys.contribution_key(one.key)) for one in sent),
+    ("tell", 1),
+    *((change, keys.head_key(p)) for p in (0, 1)),
+    (change, keys.EPOCH),  # done
+  ]
 
 
 def test_restore_outbids_every_token_and_frees_the_lease(tmp_path):

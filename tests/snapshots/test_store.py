@@ -11,7 +11,6 @@ from diloco.snapshots import (
   arrays,
   keys,
   lease,
-  locations,
   operations,
   records,
   requests,
@@ -267,18 +266,27 @@ def test_lease_taken_without_our_knowing_is_taken_again_at_once(snapshots):
     lambda s: s.read_plan(),
   ],
 )
-def test_failing_store_is_an_os_error_whatever_it_raises(snapshots, call):
-  # TensorStore raises ValueError for a full disk.
+@pytest.mark.parametrize(
+  ("raised", "told"),
+  [
+    # TensorStore raises ValueError for a full disk.
+    (ValueError("RESOURCE_EXHAUSTED: no space left"), "RESOURCE_EXHAUSTED"),
+    (TimeoutError(), "no answer of the snapshot store within 60 s"),
+  ],
+)
+def test_failing_store_is_its_own_error_whatever_it_raises(
+  snapshots, call, raised, told
+):
   class Failing:
     def result(self, timeout):
-      raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
+      raise raised
 
   class FailingStore:
     def __getattr__(self, name):
       return lambda *args, **kwargs: Failing()
 
   snapshots._kvs = FailingStore()
-  with pytest.raises(OSError, match="RESOURCE_EXHAUSTED"):
+  with pytest.raises(errors.StoreError, match=told):
     call(snapshots)
 
 
@@ -342,29 +350,3 @@ def test_write_on_a_condition_is_known_for_ours_whatever_the_answer(
       assert not server.faults
       assert not snapshots.compare_and_set("k", late, seen)
       assert snapshots.read("k", records.Lease) == mine
-
-
-@pytest.mark.parametrize(
-  ("url", "environ", "endpoint", "region"),
-  [
-    ("s3://b/p", {}, None, None),
-    ("s3://b", {"AWS_DEFAULT_REGION": "c", "AWS_REGION": "d"}, None, "d"),
-    ("s3://b", {"AWS_ENDPOINT_URL": "http://a/"}, "http://a", "us-east-1"),
-    (
-      "s3://b",
-      {"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://c"},
-      *("http://c", "us-east-1"),
-    ),
-    (
-      "s3://b?endpoint=http://d&region=e",
-      {"AWS_ENDPOINT_URL_S3": "http://c", "AWS_REGION": "f"},
-      *("http://d", "e"),
-    ),
-  ],
-)
-def test_nearest_word_on_where_a_bucket_is_counts(
-  monkeypatch, url, environ, endpoint, region
-):
-  monkeypatch.setattr("os.environ", environ)
-  spec = locations.kvstore(url)
-  assert spec.get("endpoint") == endpoint and spec.get("aws_region") == region

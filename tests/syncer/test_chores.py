@@ -166,6 +166,23 @@ def test_record_that_cannot_be_read_is_told_of_once():
   assert operations.perform(one.look(), execute)[1]
 
 
+def test_what_others_leave_among_the_records_is_not_read():
+  execute = Store(contributions=[".nfs01", *NAMES[:1], "0000.0000.x"])
+  execute.records = {keys.contribution_key(NAMES[0]): "a record"}
+  one = _leader(execute)
+  read = []
+
+  def watched(operation):
+    read.extend(
+      [operation.key] if isinstance(operation, operations.Read) else []
+    )
+    return execute(operation)
+
+  found = operations.perform(one.look(), watched)
+  assert found == ([(NAMES[0], "a record")], [])
+  assert read == [keys.contribution_key(NAMES[0])]
+
+
 def test_what_is_still_to_be_deleted_is_found_no_more():
   record = records.Contribution(
     *(0, 1, 0, 0, 0, 8, 10, "f32", "plan", ""), [], 0, [], 0, 0

@@ -56,9 +56,9 @@ def channel_of(run, cut):
   return [records.Contribution.from_fields(c).key for c in record.contributions]
 
 
-def save_all(run, cut, published=16):
+def save_all(run, cut, published=16, life=1):
   for island in ISLANDS:
-    run.save(cut, island, 20 + cut, positions(run, published))
+    run.save(cut, island, 20 + cut, positions(run, published), life)
 
 
 def refuse(key):
@@ -107,7 +107,8 @@ def test_stamped_contribution_makes_the_syncer_take_part_first(tmp_path):
   assert [h["version"] for h in part.heads] == [0, 0]
 
 
-def test_channel_has_what_a_stale_listing_lacks(tmp_path, monkeypatch):
+@pytest.mark.parametrize("life", [1, 3])  # they may be an earlier one's
+def test_channel_has_what_a_stale_listing_lacks(tmp_path, monkeypatch, life):
   run, seat, waiting, _ = cut_under_way(tmp_path)
   # The part names the last of them, and that one the step before it.
   unlisted = [run.publish(0, 1, 0, 0, 8), run.publish(0, 1, 0, 8, 16)]
@@ -119,7 +120,7 @@ def test_channel_has_what_a_stale_listing_lacks(tmp_path, monkeypatch):
       name for name in listed(prefix) if name not in {x.key for x in unlisted}
     ],
   )
-  save_all(run, 1)
+  save_all(run, 1, life=life)
   seat.look()
   assert channel_of(run, 1) == sorted(x.key for x in (waiting, *unlisted))
 

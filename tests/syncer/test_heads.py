@@ -212,6 +212,30 @@ def test_every_head_is_looked_after_in_turn(leader):
   assert healed == before == leader.run.heads()
 
 
+@pytest.mark.parametrize("theirs", [True, False])
+def test_head_that_is_another_as_it_is_put_back_is_not_held(leader, theirs):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", 7, 1))
+  before, key = leader.heads.held[0], keys.head_key(0)
+  another = dataclasses.replace(before.head, token=8)
+  leader.run.store.delete(key)
+
+  def execute(operation):
+    if theirs and isinstance(operation, operations.CompareAndSet):
+      leader.run.store.write(key, another)
+      return False
+    return leader.execute(operation)
+
+  if theirs:
+    with pytest.raises(errors.FencedError, match="was taken over"):
+      operations.perform(leader.heads.look_after(), execute)
+    assert leader.run.head(0) == another and leader.heads.held[0] is before
+    return
+  operations.perform(leader.heads.look_after(), execute)
+  # It is held as it is now: a commit finds its generation.
+  leader.attempt()
+  assert leader.run.head(0).version == 1
+
+
 def _looks(leader, count):
   for _ in range(2 * count):  # in turn at two heads
     operations.perform(leader.heads.look_after(), leader.execute)

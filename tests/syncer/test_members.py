@@ -1,3 +1,5 @@
+import dataclasses
+
 from diloco.snapshots import keys, records, store
 from diloco.syncer import members, protocol
 
@@ -21,8 +23,10 @@ def test_island_is_alive_while_its_beat_moves_by_the_observers_clock():
 def test_rounds_wait_for_islands_that_live_and_say_they_are_there():
   watch = members.MemberWatch(ttl_secs=2.0)
   drained = records.Member("island-1", 1, 1, "n", step_secs=0.2)
-  assert watch.present([_member(1), drained], 0.0) == {0: 0.1}
-  assert watch.present([_member(1), drained], 2.0) == {}
+  another = dataclasses.replace(drained, role="island-2", present=True)
+  all_three = [_member(1), drained, another]
+  assert watch.present(all_three, 0.0) == {0: 0.1, 2: 0.2}
+  assert watch.present(all_three, 2.0) == {}
 
 
 def test_unreadable_sign_of_life_is_named_and_the_others_are_read(tmp_path):

@@ -330,12 +330,19 @@ def _event(draw, model, now):
   return core.Tick(), model.evaluate_all(now)
 
 
+def _policies(draw):
+  return (
+    quorum.MinimumQuorum(draw.randint(1, 2)),
+    draw.choice([grace.AdaptiveGrace(4, 0.5), grace.FixedGrace(0.0)]),
+  )
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_core_does_what_sets_of_steps_say(seed):
   draw = random.Random(seed)
   settings = core.Settings(
-    *(_FRAGMENTS, quorum.MinimumQuorum(draw.randint(1, 2))),
-    draw.choice([grace.AdaptiveGrace(4, 0.5), grace.FixedGrace(0.0)]),
+    _FRAGMENTS,
+    *_policies(draw),
     *(draw.randint(0, 2), _RETRY_SECS),
     suspension=_SUSPENSION,
     stale_opens=draw.random() < 0.3,
@@ -344,6 +351,11 @@ def test_core_does_what_sets_of_steps_say(seed):
   state, model = core.SyncerCore(settings, heads, epoch=_EPOCH), Model(settings)
   now, drain_at = 0.0, draw.choice([150, 10**9])
   for number in range(200):
+    if draw.random() < 0.1:  # they may change while a run is on
+      named = zip(("quorum", "grace"), _policies(draw), strict=True)
+      model.settings = dataclasses.replace(model.settings, **dict(named))
+      # Of others it takes no notice.
+      state.configure(dataclasses.replace(model.settings, max_staleness=99))
     due = model.deadline()
     now += draw.choice([0.0, 0.25, 0.5])
     if due is not None and draw.random() < 0.5:

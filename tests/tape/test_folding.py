@@ -44,6 +44,71 @@ def test_only_what_nobody_will_tell_of_is_summed_up(untold, newest, limit, row):
   assert min(m.contribution.first_step for m in facts.merged) == row
 
 
+def _all_kinds():
+  """A fact of each kind of steps (0, 4] and of (4, 8], of version 1 and 2."""
+  facts = evidence.FragmentHistory(unsent={1: 2, 2: 6})
+  for version, (first, step) in enumerate([(0, 4), (4, 8)], 1):
+    loss = evidence.Loss(1, first, step)
+    made = {
+      kind: evidence.Contribution(f"{kind}{version}", 1, first, step, 40)
+      for kind in ("sent", "merged", "refused", "back")
+    }
+    facts.merged.append(evidence.Merge(version, made["merged"]))
+    facts.rolled_back.append(made["back"])
+    facts.reinjected.add(made["back"].key)
+    for kind in ("sent", "refused"):
+      facts.published[made[kind].key] = made[kind]
+    # Of its record only the name could be read.
+    torn = made["refused"]._replace(first_step=step, step=step)
+    facts.discarded.append(("corrupt_record", torn))
+    for losses in facts.losses:
+      losses.append(loss)
+  return facts
+
+
+def _keys(facts):
+  """Which version's facts of each kind there are."""
+  return {
+    "published": sorted(facts.published),
+    "merged": [m.version for m in facts.merged],
+    "discarded": [item.key for _, item in facts.discarded],
+    "rolled_back": [item.key for item in facts.rolled_back],
+    "reinjected": sorted(facts.reinjected),
+    "losses": [[loss.step for loss in losses] for losses in facts.losses],
+  }
+
+
+def _of_version(n):
+  return {
+    "published": [f"refused{n}", f"sent{n}"],
+    "merged": [n],
+    "discarded": [f"refused{n}"],
+    "rolled_back": [f"back{n}"],
+    "reinjected": [f"back{n}"],
+    "losses": [[4 * n]] * 5,
+  }
+
+
+def test_each_fact_is_below_a_row_or_above_it():
+  facts = _all_kinds()
+  assert facts.size == 20
+  below = facts.part(0, 4)
+  assert _keys(below) == _of_version(1) and below.unsent == {1: 2, 2: 4}
+  assert _keys(facts.part(4, _FAR)) == _of_version(2)
+  facts.keep_above(4, [evidence.Life(n, n, 10, 8) for n in (1, 2, 7)])
+  assert _keys(facts) == _of_version(2)
+  assert facts.unsent == {1: 4, 2: 6, 7: 7}
+
+
+def test_rows_of_a_version_are_those_merged_by_then_or_summed_up():
+  facts = _all_kinds()
+  facts.folded.row = 3
+  assert [facts.merged_until(v) for v in (0, 1, 2)] == [3, 4, 8]
+  facts.roll_back(1, 3)
+  assert [m.version for m in facts.merged] == [1]
+  assert facts.rolled_back[-1].key == "merged2"
+
+
 def test_what_waits_for_a_merge_is_not_summed_up():
   facts = merged(40)
   waiting = facts.merged.pop(8).contribution

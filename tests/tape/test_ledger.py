@@ -331,6 +331,27 @@ def test_broken_rule_is_reported(action, text):
   _fates(tapes)  # it adds up all the same
 
 
+@pytest.mark.parametrize(
+  ("steps", "again"),
+  [((1, 2, 3), None), ((2, 4), None), ((1, 2, 2), 2), ((1, 2, 3, 1, 2), 2)],
+)
+def test_last_step_that_is_logged_again_is_named(steps, again):
+  log = evidence.StepLog()
+  for step in steps:
+    log.take(1, step)
+  found = log.violations({1: evidence.Life(1, 0, 10, 3)})
+  assert found == (
+    [f"incarnation 1 logged step {again} again"] if again else []
+  )
+
+
+@pytest.mark.parametrize(("start", "fine"), [(0, True), (3, True), (4, False)])
+def test_life_trains_beyond_where_it_began(start, fine):
+  log = evidence.StepLog()
+  log.take(2, 4)
+  assert (not log.violations({2: evidence.Life(2, start, 10, 9)})) == fine
+
+
 @pytest.mark.parametrize("broken", [1, 100, 101, 130])
 def test_first_hundred_broken_rules_are_named_and_others_counted(broken):
   tapes = _trained(10)
@@ -496,6 +517,7 @@ def test_rows_that_a_living_life_does_again_are_not_lost():
   tapes.start(step=4, unsent_from_step=[8])
   tapes.train(4, 10)
   assert _rows(tapes) == {"lost_with_island": [(0, 4)], "pending": [(4, 10)]}
+  assert not _violations(tapes)
   tapes.merge(1, tapes.contribution(0, 8, incarnation=1))
   assert _rows(tapes) == {"merged": [(0, 8)], "pending": [(8, 10)]}
   assert not _violations(tapes)
@@ -747,6 +769,7 @@ def test_what_has_no_fate_is_never_summed_up(told):
 def test_island_that_never_publishes_is_not_balanced():
   tapes = _trained(8 * 4 + 1)
   assert ledger.compute(tapes.record()).balanced  # H is not known
+  assert ledger.compute(_trained(8 * 4).record(), every=4).balanced
   result = ledger.compute(tapes.record(), every=4)
   assert not result.balanced
   (violation,) = result.violations

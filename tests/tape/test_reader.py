@@ -152,6 +152,40 @@ def test_follower_returns_each_line_once(tmp_path):
   assert not follower.poll().events
 
 
+def test_each_of_several_files_is_read_followed_and_told_of(tmp_path):
+  roles = ("controller", "island-0", "island-1")
+  for n, role in enumerate(roles):
+    _tape(tmp_path, role, 1, _event(f"{role} 1", n), b"bad\n")
+  for island in range(3):
+    log = recorder.MetricLog(tmp_path, island)
+    log.record(step=island + 1)
+    log.close()
+  whole, follower = reader.read(tmp_path), reader.Follower(tmp_path)
+  first, streamed = follower.poll(), reader.stream(tmp_path)
+  for record in (whole, first, streamed):
+    assert _names(record) == [f"{role} 1" for role in roles]
+    steps = {
+      m: [x["step"] for x in lines] for m, lines in record.metrics.items()
+    }
+    assert steps == {0: [1], 1: [2], 2: [3]}
+    assert [problem.path.name for problem in record.problems] == [
+      f"{role}-0001.jsonl" for role in roles
+    ]
+    assert len(record.sound) == 6
+  files = [*tmp_path.glob("*/*.jsonl")]
+  assert len(follower.position) == len(files) == 6
+  assert follower.num_bytes == sum(file.stat().st_size for file in files)
+  for n, role in enumerate(roles):
+    _tape(tmp_path, role, 1, _event(f"{role} 2", n), b"bad\n")
+  for one in (follower, reader.Follower(tmp_path, follower.position)):
+    news = one.poll()
+    assert _names(news) == [f"{role} 2" for role in roles] and not news.metrics
+    assert [problem.count for problem in news.problems] == [2, 2, 2]
+  together = [island for _, island in reader.together(reader.read(tmp_path))]
+  assert sorted(m for m in together if m is not None) == [0, 1, 2]
+  assert len(together) == 9
+
+
 def test_follower_goes_on_after_a_torn_tail_was_cut(tmp_path):
   log = recorder.MetricLog(tmp_path, 0)
   log.record(step=1)
@@ -189,6 +223,9 @@ def test_stream_reads_the_same_lines_as_often_as_it_is_asked(tmp_path):
 def test_stream_of_one_role_opens_no_other_file(tmp_path):
   _tape(tmp_path, "controller", 1, _event("a", 1))
   _tape(tmp_path, "island-0", 1, b"bad\n")
+  log = recorder.MetricLog(tmp_path, 0)
+  log.record(step=1)
+  log.close()
   record = reader.stream(tmp_path, only_role="controller")
   assert _names(record) == ["a"]
   assert not record.metrics and not record.problems

@@ -108,6 +108,19 @@ def test_line_is_whole_or_its_fault_is_named(name):
   assert (why in found) if why else not found
 
 
+@pytest.mark.parametrize(
+  ("role", "is_island"),
+  [
+    *(("island-0", True), ("island-9999", True), ("island-10000", False)),
+    *(("island-", False), ("island-x", False), ("island", False)),
+    *(("standby-1", False), ("evaluator", False)),
+  ],
+)
+def test_islands_write_what_islands_write(role, is_island):
+  line = {"event": events.SAVING, "step": 8, "serial": 1}
+  assert (not schema.fault_of_event(line, role, 1)) == is_island
+
+
 def test_line_without_a_writer_is_of_the_tapes_own():
   line = dict(MERGED)
   assert not schema.fault_of_event(line, "syncer", 3)

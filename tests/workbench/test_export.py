@@ -95,6 +95,12 @@ def test_nothing_is_overwritten(run, tmp_path, capsys, form):
   assert (tmp_path / "there").read_text() == "mine"
 
 
+def test_link_to_nowhere_is_there_already(tmp_path):
+  (tmp_path / "out").symlink_to(tmp_path / "gone")
+  with pytest.raises(errors.UserError, match="there already"):
+    portable.write(tmp_path / "out", "npz", TREE, {})
+
+
 def test_what_comes_there_meanwhile_is_not_replaced(tmp_path, monkeypatch):
   out = tmp_path / "out"
 
