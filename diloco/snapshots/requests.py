@@ -32,7 +32,8 @@ class Counter:
   def made(self) -> dict[str, Any]:
     """Requests of `KINDS` since then, and `over_secs` how many seconds."""
     now = self._counts()
-    made = {kind: now[kind] - self._before[kind] for kind in KINDS}
+    # A write that was under way at either moment was not timed yet.
+    made = {kind: max(0, now[kind] - self._before[kind]) for kind in KINDS}
     return {**made, "over_secs": self._clock() - self._since}
 
   def _counts(self) -> dict[str, int]:

@@ -132,6 +132,24 @@ def test_requests_are_counted_as_the_server_counts_them(s3, tmp_path):
   assert made["lists"] == served["LIST"] == 2
 
 
+def test_write_that_is_under_way_is_no_deletion_taken_back(monkeypatch):
+  counts = {"batch_read": 0, "list": 0, "write": 1, "write_latency_ms": 0}
+
+  def collect(place):
+    return [
+      {"name": place + name, "values": [{"value": n, "count": n}]}
+      for name, n in counts.items()
+    ]
+
+  monkeypatch.setattr(
+    requests.ts, "experimental_collect_matching_metrics", collect
+  )
+  counter = requests.Counter("s3://bucket/run")
+  counts["write_latency_ms"] = 1
+  made = counter.made()
+  assert (made["writes"], made["deletes"]) == (1, 0)
+
+
 def test_equal_records_are_told_apart_in_a_bucket_too(snapshots):
   mine = records.Lease("a", 1, 0)
   snapshots.write("k", mine)
