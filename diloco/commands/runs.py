@@ -162,7 +162,7 @@ LOOK: tuple[entry.Command, ...] = (
     flags=(
       entry.flag(
         "dirs=RUN",
-        "directory of a run or a sweep, or URL of a run's config.store",
+        "directory of a run, a sweep or above runs, or URL of a config.store",
         nargs="+",
         type=entry.anywhere,
       ),

@@ -44,7 +44,7 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     raise errors.UserError(
       f"the directory {folder}", "there is none", "name one that holds runs"
     )
-  found = [_facts(run_dir) for run_dir in _found(folder)]
+  found = [_facts(run_dir) for run_dir in below(folder)]
   unended = [
     one["dir"]
     for one in found
@@ -82,14 +82,15 @@ def _roles(run_dirs: Sequence[str]) -> dict[str, dict[str, str]]:
   return found.copy()
 
 
-def _found(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-  for place, below, _ in os.walk(folder):
+def below(folder: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+  """Yields the directories of runs in a directory and below it."""
+  for place, names, _ in os.walk(folder):
     run_dir = pathlib.Path(place)
     # Others have a config.json too.
     if _is_run(run_dir):
-      below.clear()
+      names.clear()
       yield run_dir
-    below[:] = sorted(name for name in below if not name.startswith("."))
+    names[:] = sorted(name for name in names if not name.startswith("."))
 
 
 def _is_run(folder: pathlib.Path) -> bool:

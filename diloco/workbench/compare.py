@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from diloco import errors, process, typed
-from diloco.report import figures
+from diloco.report import figures, listing
 from diloco.workbench import frozen, opened, worker
 
 SIMULATION = "simulation"  # in place of a task
@@ -168,7 +168,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def compare(places: Iterable[pathlib.Path]) -> Comparison:
-  """Compares runs, by their directories or those of sweeps.
+  """Compares runs, by their directories, those of sweeps or any above them.
 
   Raises:
     UserError: one is neither, is of another version, or trains another task.
@@ -219,7 +219,8 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
         continue
       entries = [_run(place / name) for name in done]
     else:
-      entries = [_run(place)]
+      runs = [] if process.holds_run(place) else [*listing.below(place)]
+      entries = [_run(run_dir) for run_dir in runs or [place]]
     found |= {entry.place.resolve(): entry for entry in entries}
   if not found:
     raise errors.UserError(

@@ -132,6 +132,14 @@ def test_one_seed_has_no_interval_and_says_so(six, capsys, monkeypatch):
   assert "no interval" in out and "no seed in common" in out
 
 
+def test_directory_of_runs_stands_for_all_of_them(six, capsys, tmp_path):
+  (where,) = {one.parent for one in six}
+  assert run(capsys, where) == run(capsys, *sorted(six))
+  code, out, err = run(capsys, tmp_path)
+  assert (code, out) == (2, "")
+  assert len(err.splitlines()) == 1 and str(tmp_path) in err
+
+
 def test_a_run_named_twice_counts_once(six, capsys):
   _, out, _ = run(capsys, six[0], six[0] / ".." / six[0].name, "--json")
   assert len(json.loads(out)["groups"][0]["runs"]) == 1
