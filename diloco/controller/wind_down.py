@@ -124,15 +124,23 @@ class WindDown:
     return self._fleet.dispatch(sent.peer, sent.name, preempt=True, **sent.args)
 
   def _ask_leader(self, name: program.Name) -> Script:
-    """Asks who leads, and whoever leads next if that one dies meanwhile."""
+    """Asks who leads, and whoever leads next if that one dies meanwhile.
+
+    One that merges what is left, be it slowly, has time for the next merge.
+    """
     fleet = self._fleet
-    deadline = fleet.now + self._times.drain_secs + _GRACE_SECS
+    patience_secs = self._times.drain_secs + _GRACE_SECS
+    deadline = fleet.now + patience_secs
     while fleet.now < deadline and self._may_lead(deadline):
       leader = fleet.leader
       if leader is not None and fleet.is_ready(leader):
         sent = fleet.dispatch(leader, name, preempt=True)
+        merges = fleet.lives[leader].merges
         while not sent.over and fleet.leader == leader and fleet.now < deadline:
           yield
+          life = fleet.lives.get(leader)
+          if life is not None and life.merges > merges:
+            merges, deadline = life.merges, fleet.now + patience_secs
         if sent.result is not None and sent.result.get("leads", True):
           return
         if not sent.lost:

@@ -480,6 +480,25 @@ def test_role_that_does_not_stop_is_killed(session, fleet, role):
   assert fleet.killed == [role]
 
 
+def test_leader_that_merges_slowly_what_is_left_is_waited_for(session, fleet):
+  begun, waiting = [], []
+
+  def slow(role):
+    if role.name != "syncer":
+      return
+    if role.programs and role.programs[0]["name"] == "drain":
+      begun.append(fleet.now)
+      waiting.append(role.programs.popleft())
+    if waiting:
+      fleet.merges["syncer"] = int((fleet.now - begun[0]) / 50.0)
+      if fleet.merges["syncer"] == 5:
+        role.programs.append(waiting.pop())
+
+  fleet.hook = slow
+  assert session().run().status == "finished"
+  assert len(begun) == 1 and waiting == [] and fleet.killed == []
+
+
 def test_leader_that_cannot_drain_holds_nobody_up_for_ever(session, fleet):
   on_program(
     fleet,
