@@ -21,6 +21,11 @@ def fleet(num_slices, num_islands=0, topology="1", per_core=4):
   )
 
 
+def _second(topology):
+  slices = [{"topology": "1"}, {"topology": topology}]
+  return config_lib.from_mapping({"fleet": {"slices": slices}})
+
+
 @pytest.mark.parametrize(
   ("speeds", "cores", "expected"),
   [
@@ -36,6 +41,7 @@ def fleet(num_slices, num_islands=0, topology="1", per_core=4):
     ([1.0, 0.6, 0.4], [0, 1], [[0], [1], [1]]),
     ([0.4, 0.6, 1.0], [0, 1], [[1], [1], [0]]),
     ([1.0, 1.0, 1.0], [7], [[7], [7], [7]]),
+    ([0.5, 1.0], [], [[], []]),  # bound to none
   ],
 )
 def test_cores_follow_speed(speeds, cores, expected):
@@ -72,6 +78,7 @@ def test_this_machine_has_cores():
     (fleet(1, topology="33"), 2, "slices[0].topology = '33'", "at most 32"),
     (fleet(1, topology="5x7"), 2, "slices[0].topology = '5x7'", "at most 32"),
     (fleet(2, 1, topology="17"), 1, "slices[0].topology = '17'", "at most 16"),
+    (_second("33"), 2, "slices[1].topology = '33'", "at most 32"),
   ],
 )
 def test_fleet_beyond_the_machine_is_refused(config, num_cores, what, remedy):

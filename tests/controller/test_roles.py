@@ -11,7 +11,7 @@ from diloco.controller import orders
 from diloco.controller import roles as roles_lib
 from diloco.controller.engines import base
 from diloco.snapshots import keys, store
-from diloco.tape import recorder
+from diloco.tape import reader, recorder
 
 
 class Handle:
@@ -289,3 +289,138 @@ def test_roles_that_live_elsewhere_are_told_and_get_next_lives(
     errors.UserError, match=r"syncer, life 1 .*\(run another,"
   ):
     make(controller=3).attach()
+
+
+def test_each_role_is_started_as_what_it_is_and_on_the_tape(
+  make, engine, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    roles_lib.resources, "available_cores", lambda: [0, 1, 2, 3]
+  )
+  programs = {"evaluator": True, "eval_every_tokens": 8}
+  roles = make(_config(programs=programs))
+  order = ("island-1", "island-0", "syncer", "standby", "evaluator")
+  begun = [roles.start(role) for role in order]
+  assert begun == [
+    orders.Begun(role, 1, 101 + n) for n, role in enumerate(order)
+  ]
+  told = ["--run_dir", str(tmp_path), "--incarnation", "1"]
+  launched = {x.role: x for x in engine.launches}
+  for role, module, more, cores in [
+    ("syncer", "syncer.main", ["--role", "syncer"], []),
+    ("standby", "syncer.main", ["--role", "standby"], []),
+    (
+      *("island-0", "islands.main"),
+      ["--island", "0", "--slice", "0", "--cores", "0", "1"],
+      [0, 1],
+    ),
+    (
+      *("island-1", "islands.main"),
+      ["--island", "1", "--slice", "1", "--cores", "2"],
+      [2],
+    ),
+    ("evaluator", "islands.evaluator", ["--cores", "3"], [3]),
+  ]:
+    launch = launched[role]
+    assert launch.module == f"diloco.{module}"
+    assert launch.args == [*told, *more]
+    assert list(launch.cores) == cores
+    assert launch.log == tmp_path / "logs" / f"{role}.log"
+    assert launch.facts["incarnation"] == 1
+    if role.startswith("island"):
+      index = int(role[-1])
+      assert launch.facts["slice"] == index and launch.facts["cores"] == cores
+  lines = [
+    {
+      k: v
+      for k, v in e.items()
+      if k not in ("role", "incarnation", "wall_secs")
+    }
+    for e in reader.read(tmp_path).events
+    if e["role"] == "controller"
+  ]
+  assert lines == [
+    *(
+      {
+        "event": "island_started",
+        "island": m,
+        "island_incarnation": 1,
+        "pid": pid,
+        "cores": cores,
+      }
+      for m, pid, cores in ((1, 101, [2]), (0, 102, [0, 1]))
+    ),
+    {"event": "syncer_started", "pid": 103, "seat": "syncer"},
+    {"event": "syncer_started", "pid": 104, "seat": "standby"},
+    {"event": "evaluator_started", "pid": 105, "cores": [3]},
+  ]
+
+
+def test_roles_that_were_taken_up_are_so_called_signalled_and_missed(
+  make, engine
+):
+  _start_all(make())
+  later = make(controller=2)
+  attached = later.attach()
+  assert [t.taken_up for t in attached] == [True] * len(NAMES)
+  later.signal("island-1", 18)
+  assert engine.living["island-1"].handle.signals == [18]
+  engine.living["standby"].handle.cause = "unknown"
+  assert [(d.role, d.life, d.cause) for d in later.deaths()] == [
+    ("standby", 1, "unknown")
+  ]
+
+
+def test_who_has_lost_the_run_touches_no_role(tmp_path, engine, make):
+  _start_all(make())
+
+  def check():
+    raise errors.FencedError("another controller has the run")
+
+  tape = recorder.Recorder(tmp_path, "controller", 2)
+  roles = roles_lib.Roles(_config(), tmp_path, engine, tape, check)
+  for call in (
+    roles.attach,
+    lambda: roles.start("island-0"),
+    lambda: roles.signal("island-0", 9),
+    lambda: roles.kill("island-0"),
+    lambda: roles.kill_stray(101),
+    roles.end_all,
+  ):
+    with pytest.raises(errors.FencedError):
+      call()
+  tape.close()
+  assert len(engine.launches) == len(NAMES) and engine.strays == []
+  handles = [found.handle for found in engine.living.values()]
+  assert [handle.signals for handle in handles] == [[]] * len(NAMES)
+
+
+@pytest.mark.parametrize("hangs", ["", "standby"])
+def test_all_are_killed_and_who_cannot_be_is_named(
+  make, engine, monkeypatch, caplog, hangs
+):
+  roles = make()
+  _start_all(roles)
+  handles = {role: found.handle for role, found in engine.living.items()}
+  if hangs:
+    monkeypatch.setattr(handles[hangs], "wait", lambda timeout_secs: False)
+  engine.living = {"island-7": engine.living["syncer"]}  # of nobody here
+  assert roles.end_all() == sorted([*NAMES, "island-7"])
+  assert all(handle.signals[0] == 9 for handle in handles.values())
+  told = [m for m in caplog.messages if "unkillable" in m]
+  assert [hangs in m for m in told] == [True] * bool(hangs)
+
+
+@pytest.mark.parametrize("binds", [True, False])
+def test_only_who_is_bound_to_cores_must_fit_on_them(
+  make, engine, monkeypatch, binds
+):
+  engine.binds = binds
+  monkeypatch.setattr(roles_lib.resources, "available_cores", lambda: [0])
+  config = _config(controller={"max_islands_per_core": 1})
+  if binds:
+    with pytest.raises(errors.UserError, match="max_islands_per_core"):
+      make(config)
+    return
+  make(config).start("island-1")
+  assert list(engine.launches[0].cores) == []

@@ -232,3 +232,27 @@ def test_what_is_no_program_is_passed_over_or_named(island):
   run(island, channel)
   assert channel.sent[0] == (1, {"error": "there is no program 'dance'"})
   assert island.done == []
+
+
+@pytest.mark.parametrize("error", [None, OSError("no store")])
+def test_reading_ends_with_what_it_found_or_met_or_once_given_up(error):
+  def newest(wanted):
+    while wanted():
+      yield 0.1
+    if error:
+      raise error
+    return "versions"
+
+  reading = runner.Reading(newest)
+  script = reading.reading()
+  for _ in range(3):
+    assert script.send(None) == 0.1 and not reading.done
+  reading.give_up()
+  with pytest.raises(StopIteration):
+    script.send(None)
+  assert reading.done
+  if error:
+    with pytest.raises(OSError, match="no store"):
+      reading.take()
+  else:
+    assert reading.take() == "versions"

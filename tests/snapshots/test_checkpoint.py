@@ -91,6 +91,17 @@ def test_newest_and_pinned_ones_are_kept(tmp_path):
   assert not torn.exists()
 
 
+def test_state_stays_as_long_as_any_of_its_cuts(tmp_path):
+  paths = [_make(tmp_path, serial) for serial in range(1, 7)]
+  for others, path in enumerate(paths[:4]):
+    for cut in (7, *range(10, 10 + 3 * others)):
+      checkpoint.pin(path, cut)
+  checkpoint.prune(tmp_path, 1, cuts=[7])
+  assert checkpoint.completed(tmp_path) == [paths[5], *paths[3::-1]]
+  checkpoint.prune(tmp_path, 1, cuts=[])
+  assert checkpoint.completed(tmp_path) == [paths[5]]
+
+
 def test_deletion_that_is_torn_leaves_nothing_that_counts(
   tmp_path, monkeypatch
 ):

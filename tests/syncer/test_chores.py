@@ -136,6 +136,24 @@ def test_newest_versions_and_those_of_cuts_are_kept():
   ]
 
 
+@pytest.mark.parametrize(
+  ("name", "goes"),
+  [
+    *(("6.s1.1", True), ("6.s01.7", True), ("17.s0.1", True)),
+    *(("6.s2.1", False), ("6.s10.1", False)),  # by this leader, and a later one
+    *(("5.s1.1", False), ("4.s1.9", False)),  # not beyond the head
+    *(("6.s", False), ("6.sx.1", False), ("6.i1.1", False), ("6", False)),
+    *(("x.s1.1", False), ("6.1.1", False), ("6.ss1.1", False)),
+  ],
+)
+def test_version_beyond_the_head_by_an_earlier_leader_was_never_committed(
+  name, goes
+):
+  execute = Store(**{"globals/0000": [name]})
+  _leader(execute, version=5)
+  assert execute.deleted() == [f"globals/0000/{name}"] * goes
+
+
 def test_version_that_could_not_be_deleted_is_deleted_with_the_next():
   execute = Store()
   one = _leader(execute, keep_versions=1)
@@ -151,12 +169,14 @@ def test_version_that_could_not_be_deleted_is_deleted_with_the_next():
 
 
 def test_record_that_cannot_be_read_is_told_of_once():
-  execute = Store(contributions=NAMES[:1])
-  execute.damaged = {keys.contribution_key(NAMES[0])}
+  execute = Store(contributions=NAMES)
+  execute.damaged = set(map(keys.contribution_key, NAMES))
   execute.refused = ("contributions",)
   one = _leader(execute)
-  ((name, _),) = operations.perform(one.look(), execute)[1]
-  operations.perform(one.delete(name), execute)
+  broken = operations.perform(one.look(), execute)[1]
+  assert [name for name, _ in broken] == NAMES
+  for name in NAMES:
+    operations.perform(one.delete(name), execute)
   assert not operations.perform(one.look(), execute)[1]
   execute.refused = ()
   assert one.pending

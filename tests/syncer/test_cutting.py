@@ -555,3 +555,15 @@ def test_payloads_of_the_heads_of_an_open_cut_are_pinned(tmp_path):
 def test_without_a_cut_there_is_nothing_to_do(tmp_path):
   seat = Seat(CutRun(tmp_path))
   assert seat.run.perform(seat.keeper.look(None)) == []
+
+
+def test_syncer_is_in_the_newest_timeline_that_any_head_is_in(tmp_path):
+  run = CutRun(tmp_path)
+  run.store.write(keys.EPOCH, records.Epoch(1, 0))
+  head = dataclasses.replace(run.head(1), epoch=1)
+  run.store.write(keys.head_key(1), head)
+  seat = Seat(run)
+  run.perform(cuts.request(ISLANDS, 2))
+  seat.look()
+  part = run.store.read(keys.cut_heads_key(1), records.CutHeads)
+  assert part is not None and part.epoch == 1

@@ -156,3 +156,15 @@ def test_verdict_says_both_lengths():
 def test_suspension_begins_with_the_third_offence_and_doubles(offences, secs):
   policy = gates.Suspension(after=3, base_secs=10.0, max_secs=45.0)
   assert policy.secs(offences) == secs
+
+
+def test_gate_that_gives_in_measures_by_what_comes_from_then_on():
+  gate = gate_of(1, 1, 1, 1, warmup=2, patience=2)
+  assert gate.judge(sent(50.0, island=0)).startswith("norm_outlier")
+  assert gate.judge(sent(50.0, island=1)) == ""
+  # There is no measure before it has two again.
+  for norm in (700.0, 50.0):
+    assert gate.judge(sent(norm)) == ""
+    gate.accepted(sent(50.0))
+  assert gate.judge(sent(500.0)) == ""
+  assert gate.judge(sent(501.0)).startswith("norm_outlier")
