@@ -351,22 +351,3 @@ def simulate(run_dir, plan=None):
   (run_dir / "config.json").write_text(json.dumps(content))
   _Run(run_dir, plan).play()
   return run_dir
-
-
-def rich_plan():
-  """A run with everything in it: unequal islands and three faults."""
-  return Plan(
-    islands=(
-      Island(0.10, "v6e", 1.0, True),
-      Island(0.125, "v6e", 0.8, True),
-      Island(0.2, "v5p", 0.5, True),
-      Island(0.11, "v6e", 0.9, True),
-    ),
-    secs=150.0,
-    num_fragments=12,
-    every=24,
-    faults=((1, 40.0), (None, 70.0), (2, 100.0)),
-    restart_secs=9.0,
-    eval_every_secs=10.0,
-    tokens_per_step=2048,
-  )

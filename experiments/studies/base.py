@@ -21,6 +21,7 @@ MUON = {
   "task.options.optimizer": "muon",
   "task.options.learning_rate": 0.016,
 }
+ONE_JOB = {"method": "data_parallel", "sync.num_fragments": 1}
 TOGETHER = {"sync.quorum": 4, "sync.grace": "0", "sync.follow": False}  # K = M
 
 # Width, depth and tokens; `small` has 265 k parameters, `medium` 886 k.
@@ -92,7 +93,7 @@ def against_one_job(
   """
   merged = {"sync.merge": "mean", "sync.every": 6, "sync.num_fragments": 6}
   arms: tuple[tuple[hyper.Point, float], ...] = (
-    ({"method": "data_parallel", "sync.num_fragments": 1}, job),
+    (ONE_JOB, job),
     (merged, islands),
   )
   field = "task.options.learning_rate"

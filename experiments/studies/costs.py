@@ -33,10 +33,6 @@ _DYING = {
   # Or one job, which has no peers to ask, would lose its optimizer each time.
   "programs.checkpoint_every_steps": 50,
 }
-_ONE_JOB = {
-  "method": "data_parallel",
-  "sync.num_fragments": 1,
-}
 
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
@@ -62,7 +58,7 @@ def get_sweep() -> list[hyper.Point]:
     _with_slow(0.82),
     _with_slow(0.82) | base.TOGETHER,
     {"sync.merge": "rda"},
-    _ONE_JOB | _DYING,
+    base.ONE_JOB | _DYING,
   ]
   last: list[hyper.Point] = [
     *({"sync.codec": codec} for codec in ("int8", "int4", "int2")),

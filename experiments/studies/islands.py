@@ -26,13 +26,7 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 def get_sweep() -> list[hyper.Point]:
   """The job, and islands by M and K; five seeds each."""
-  job = [
-    {
-      "method": "data_parallel",
-      "sync.num_fragments": 1,
-      "fleet.slices": base.slices(4),
-    }
-  ]
+  job = [base.ONE_JOB | {"fleet.slices": base.slices(4)}]
   islands = [
     {"fleet.slices": base.slices(m), **base.TOGETHER, "sync.quorum": m}
     for m in (4, 2, 8)

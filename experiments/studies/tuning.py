@@ -16,8 +16,6 @@ import ml_collections
 from diloco import hyper
 from experiments.studies import base
 
-_JOB = [{"method": "data_parallel", "sync.num_fragments": 1}]
-
 
 def get_config(variant: str = "small") -> ml_collections.ConfigDict:
   """What all points share."""
@@ -30,10 +28,8 @@ def get_sweep() -> list[hyper.Point]:
   """One job by batch and rate; four islands by one thing after another."""
   batches = hyper.sweep("fleet.slices", [base.slices(n) for n in (1, 2, 4)])
   job = hyper.chain(
-    hyper.product(_JOB, batches, _rates(0.002, 0.004, 0.008)),
-    hyper.product(
-      _JOB, [base.MUON | rate for rate in _rates(0.008, 0.016, 0.032)]
-    ),
+    hyper.product([base.ONE_JOB], batches, _rates(0.002, 0.004, 0.008)),
+    [base.ONE_JOB | base.MUON | rate for rate in _rates(0.008, 0.016, 0.032)],
   )
   alone = hyper.chain(  # K = 1
     hyper.product(

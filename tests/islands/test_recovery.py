@@ -74,16 +74,6 @@ def _moments(island):
   return [np.array(x) for x in leaves if x.ndim]
 
 
-def _train_and_leave(config, run_dir, *, checkpoint_after, more=0):
-  """A first life that leaves a checkpoint behind, and then does `more`."""
-  island = make_island(config, run_dir)
-  island.train(checkpoint_after)
-  assert island.checkpoint(wait=True)["durable"]
-  island.train(more)
-  assert island._exchange.flush(60.0)
-  island.close("test")
-
-
 def _merged_rows(run_dir, fragment, island=0):
   rows = [
     (c["first_step"], c["step"])
