@@ -20,14 +20,20 @@ _ROUNDED_SECS = 1e-6  # more than a difference of two times is off by
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """A contribution of the round; steps (first_step, step]."""
+class _Contribution:
+  """Of steps (first_step, step]."""
 
   key: str
   island: int
   incarnation: int
   first_step: int
   step: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Part(_Contribution):
+  """A contribution of the round."""
+
   c_tokens: int
   base_version: int
   staleness: int
@@ -37,27 +43,17 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Late:
+class Late(_Contribution):
   """A contribution that the round could have used and did not see."""
 
-  key: str
-  island: int
-  incarnation: int
-  first_step: int
-  step: int
   late_secs: float | None  # after the close; None: on another syncer's clock
   fate: str  # "merged in version V", "discarded: REASON" or "pending"
 
 
 @dataclasses.dataclass(frozen=True)
-class Discarded:
+class Discarded(_Contribution):
   """A contribution discarded while the round was being made."""
 
-  key: str
-  island: int
-  incarnation: int
-  first_step: int
-  step: int
   reason: str
   arrived_secs: float | None  # after the round opened
 
@@ -199,11 +195,7 @@ def _parts(line: reader.Line) -> tuple[Part, ...]:
   total = sum(c["weight"] for c in line["contributions"])
   return tuple(
     Part(
-      key=c["key"],
-      island=c["island"],
-      incarnation=c["incarnation"],
-      first_step=c["first_step"],
-      step=c["step"],
+      *_who(c),
       c_tokens=c["c_tokens"],
       base_version=line["version"] - 1 - c["staleness"],
       staleness=c["staleness"],
@@ -304,12 +296,10 @@ def _not_there(
     fragments = sorted(
       {e["fragment"] for e in record.events if e["event"] == events.MERGED}
     )
-    there = f"of fragments {fragments}" if fragments else "at all"
+    there = f"of this fragment, only of fragments {fragments}"
     return errors.UserError(
       what,
-      f"the tape tells of no merge of this fragment, only {there}"
-      if fragments
-      else "the tape tells of no merge at all",
+      f"the tape tells of no merge {there if fragments else 'at all'}",
       "name a fragment that was merged",
     )
   if version == 0:
