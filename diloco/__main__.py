@@ -22,6 +22,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
   signal.default_int_handler(number, frame)
 
 
+_interrupt.ends_at_once = True  # type: ignore[attr-defined]
+
+
 def main() -> int:
   """Runs one command; returns the exit code."""
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -112,6 +112,7 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
     UserError: the run is alive, or cannot go on from what its store has.
   """
   snapshots = store.SnapshotStore(found.url)
+  process.unwind_at_interrupts()
   with process.private_files(), contextlib.ExitStack() as stack:
     move = _Move(found, run_dir, cut, snapshots, stack)
     try:

@@ -398,6 +398,15 @@ def end_with_keeper() -> int | None:
   return int(os.environ.pop("DILOCO_LIFE"))
 
 
+def unwind_at_interrupts() -> None:
+  """From here on something is held that an interrupt has to give back.
+
+  Until then the command may end one at once, as it imports what it needs.
+  """
+  if getattr(signal.getsignal(signal.SIGINT), "ends_at_once", False):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def hearing(stop: Callable[[int], object]) -> Iterator[None]:
   """Has `stop` called with each signal to stop, if the main thread does this.

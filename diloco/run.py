@@ -129,6 +129,7 @@ def conduct(
     restorer.check_store(run_dir, snapshots)
     snapshots.write_plan(plan)  # refuses another plan before anything changes
   run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+  process.unwind_at_interrupts()
   with contextlib.ExitStack() as ending:
     engine = _engine(config, run_dir, task, ending)  # which may refuse
     held = ending.enter_context(_take(snapshots, config, run_dir, run_id))

@@ -10,6 +10,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -1075,6 +1076,25 @@ sys.exit({function}())
     check=False,
   )
   assert (result.returncode, result.stdout, result.stderr) == (130, b"", b"")
+
+
+def test_interrupt_is_unwound_once_something_is_held(monkeypatch):
+  """Else `finally` is not reached if a module is imported then."""
+  from diloco import __main__
+
+  before = signal.getsignal(signal.SIGINT)
+  monkeypatch.setattr(cli, "main", lambda: 0)
+  try:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    __main__.main()
+    assert signal.getsignal(signal.SIGINT) is __main__._interrupt
+    process.unwind_at_interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.unwind_at_interrupts()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+  finally:
+    signal.signal(signal.SIGINT, before)
 
 
 def test_reader_that_leaves_early_is_no_error(run_dir, place):

@@ -142,7 +142,7 @@ class ControllerCore:
     self.fleet.orders.append(orders.Point("controller_stopping"))
     self.fleet.say(f"stopping reason={reason}", "info")
     batches = self.config.programs.final_eval_batches
-    end = wind_down.WindDown(self.fleet, self._times, batches, self._damage)
+    end = wind_down.WindDown(self.fleet, self._times, batches)
     final_eval = yield from end.run(evaluate=finished)
     self._end(
       outcome_lib.conclude(final_eval)

@@ -28,17 +28,13 @@ class DamageWatch:
     standing = frozenset[int]().union(*self._told.values())
     self._since = {p: self._since.get(p, now) for p in standing}
 
-  def standing(self, now: float) -> frozenset[int]:
-    """Fragments that no leader mends: one would have by now."""
-    return frozenset(
+  def due(self, now: float) -> list[int]:
+    """Fragments to go back for; empty if none needs it."""
+    standing = frozenset(
       p
       for p, since in self._since.items()
       if now - since >= self._patience_secs
     )
-
-  def due(self, now: float) -> list[int]:
-    """Fragments to go back for; empty if none needs it."""
-    standing = self.standing(now)
     return sorted(standing) if standing - self._left_alone else []
 
   def leave_alone(self, fragments: Collection[int]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from diloco import timing
-from diloco.controller import damage, orders, program
 from diloco.controller import fleet as fleet_lib
+from diloco.controller import orders, program
 
 Script = Generator[None, None, Any]
 
@@ -21,24 +21,12 @@ class WindDown:
   """Ends a session; nobody starts an island any more."""
 
   def __init__(
-    self,
-    fleet: fleet_lib.Fleet,
-    times: timing.Timing,
-    final_batches: int,
-    watch: damage.DamageWatch,
+    self, fleet: fleet_lib.Fleet, times: timing.Timing, final_batches: int
   ):
-    """Knows all that it needs.
-
-    Args:
-      fleet: whose session ends.
-      times: the run's timeouts.
-      final_batches: of how many batches the last loss is.
-      watch: what its syncers say is damaged.
-    """
+    """Args: whose, by which times, and of how many batches the last loss is."""
     self._fleet = fleet
     self._times = times
     self._final_batches = final_batches
-    self._damage = watch
 
   def run(self, *, evaluate: bool) -> Script:
     """Drain, merge what is left, evaluate, save, stop.
@@ -149,13 +137,8 @@ class WindDown:
     fleet.say(f"no_answer role=syncer program={name}")
 
   def _may_lead(self, deadline: float) -> bool:
-    """Whether a seat leads, or one that lives by then may.
-
-    Nobody begins to while there is damage that no leader mends.
-    """
+    """Whether a seat lives, or will by then."""
     fleet = self._fleet
-    if self._damage.standing(fleet.now):
-      return fleet.leader is not None
     return any(
       seat in fleet.lives or fleet.supervisor.may_start(seat, deadline)
       for seat in fleet.seats

@@ -62,10 +62,14 @@ def _roles(run_dirs: Sequence[str]) -> dict[str, dict[str, str]]:
 
   def ask() -> None:
     for run_dir in waiting:
-      # Another run may have its store by now: others are listed all the same.
-      with contextlib.suppress(errors.UserError):
+      try:
         if roles := roster.look(run_dir):
           found[run_dir] = {role: one["state"] for role, one in roles.items()}
+      except errors.UserError:
+        pass  # another run has its store by now
+      except Exception as error:  # others are listed all the same
+        why = errors.one_line(error)
+        logger.warning("roles_unknown dir=%s error=%s", run_dir, why)
       unanswered.discard(run_dir)
 
   # They end with the process: a pool would be waited for.

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import rich.console
 import rich.live
 
+from diloco import errors
 from diloco.report import (
   dashboard,
   figures,
@@ -139,10 +140,14 @@ class LiveView:
   def _keep(self) -> None:
     """Has totals kept beside the ticks: of a large run it takes a while."""
     if self._reading.is_due:
-      self._keeper = threading.Thread(
-        target=totals.keep, args=(self._run_dir, self._reading), daemon=True
-      )
+      self._keeper = threading.Thread(target=self._kept, daemon=True)
       self._keeper.start()
+
+  def _kept(self) -> None:
+    try:
+      totals.keep(self._run_dir, self._reading)
+    except Exception as error:  # they are kept another time
+      logger.warning("totals_not_kept error=%s", errors.one_line(error))
 
   def _wait(self) -> None:
     if self._keeper is not None:

@@ -46,7 +46,8 @@ class Life:
   Attributes:
     epoch: in which it began; a return to a cut begins another.
     untold_from: the step of a cut that the run was set back to for want of the
-      ends of its tapes: of what this life did after it, some was never told.
+      ends of its tapes, if it lived then: of what it did after that step, some
+      was never told.
   """
 
   incarnation: int

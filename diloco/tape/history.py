@@ -163,14 +163,21 @@ class History:
     if line.get("torn"):
       steps = {int(island): step for island, step in line["steps"].items()}
       self._torn.append((line["epoch"], steps))
-      for island, lives in self.lives.items():
-        for life in filter(lambda life: life.begun, lives.values()):
+      for island in self.lives:
+        for life in self.lives_of(island):
           self._tear(island, life)
 
   def _tear(self, island: int, life: evidence.Life) -> None:
-    """Notes from where on a life's tapes may have told more than was kept."""
+    """Notes from where on a life's tapes may have told more than was kept.
+
+    It is so of those that lived as the run was lost; of one that was over, the
+    tapes tell all that there is to tell.
+    """
+    over = life.died or life.stopped
+    epochs = {one.epoch for i in self.lives for one in self.lives_of(i)}
     for epoch, steps in self._torn:
-      if life.epoch < epoch and life.untold_from is None:
+      former = max((e for e in epochs if e < epoch), default=None)
+      if life.epoch == former and not over and life.untold_from is None:
         life.untold_from = max(life.start, steps.get(island, 0))
 
   def _cut_completed(self, line: reader.Line) -> None:

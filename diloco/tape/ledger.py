@@ -182,11 +182,12 @@ def _overdue(
   """
   never: list[str] = []
   late: list[str] = []
-  for life in (life for life in lives if life.untold_from is None):
+  for life in lives:
     last = facts.handed.get(life.incarnation, life.start)
-    if allowed and life.end - last > allowed:
+    end = life.end if life.untold_from is None else life.untold_from
+    if allowed and end - last > allowed:
       text = (
-        f"steps ({last}, {life.end}] of incarnation {life.incarnation} were"
+        f"steps ({last}, {end}] of incarnation {life.incarnation} were"
         f" never handed out, and {allowed} are many"
       )
       (late if life.incarnation in facts.handed else never).append(text)

@@ -220,7 +220,12 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
       entries = [_run(place / name) for name in done]
     else:
       runs = [] if process.holds_run(place) else [*listing.below(place)]
-      entries = [_run(run_dir) for run_dir in runs or [place]]
+      entries = [] if runs else [_run(place)]
+      for run_dir in runs:
+        try:
+          entries.append(_run(run_dir))
+        except errors.UserError as error:
+          notes.append(f"Left out: {error}")
     found |= {entry.place.resolve(): entry for entry in entries}
   if not found:
     raise errors.UserError(

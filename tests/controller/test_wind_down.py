@@ -96,26 +96,48 @@ def test_who_leads_merges_what_islands_left_that_are_all_dead(session, fleet):
   assert "drain" in [m["name"] for name, m in fleet.sent if name == "syncer"]
 
 
-@pytest.mark.parametrize("why", ["no start is due", "damage stands"])
-def test_leader_that_cannot_come_is_not_waited_for(session, fleet, why):
-  fleet.damaged = [0] if why == "damage stands" else []
-  again_secs = 0.5 if fleet.damaged else 1000.0
-  fleet.start_secs["syncer"] = 10.0**6 if fleet.damaged else 1.0
+def test_leader_that_cannot_come_is_not_waited_for(session, fleet):
   run = session(
     controller={
       "standbys": 0,
-      "restart_base_secs": again_secs,
-      "restart_max_secs": again_secs,
+      "restart_base_secs": 1000.0,
+      "restart_max_secs": 1000.0,
     }
   )
   run.open()
   run.turn_until(lambda: sum(fleet.steps.values()) > 60)
-  if not fleet.damaged:
-    fleet.living["syncer"].die("SIGKILL")
+  fleet.living["syncer"].die("SIGKILL")
   before = fleet.now
   run.controller.interrupt()
   assert run.run().status == "stopped"
   assert fleet.now < before + 5.0
+
+
+def test_successor_that_damage_does_not_stop_is_waited_for(session, fleet):
+  """Of one fragment's payload; the others' last contributions wait for it."""
+  fleet.damaged, died, drained = [0], [], []
+
+  def act(role):
+    if role.name == "syncer":
+      died.append(fleet.now)
+      role.die("SIGKILL")
+    if role.programs and role.programs[0]["name"] == "drain":
+      drained.append(role.name)
+    if role.name == "standby" and died and fleet.now > died[0] + 10.0:
+      fleet.say("standby", type="hello", ready=True, token=2)
+
+  run = session(controller={"restart_base_secs": 900.0})
+  run.open()
+  run.turn_until(lambda: sum(fleet.steps.values()) > 60)
+  fleet.hook = lambda role: (
+    act(role)
+    if role.name == "standby"
+    or (role.programs and role.programs[0]["name"] == "drain")
+    else None
+  )
+  run.controller.interrupt()
+  assert run.run().status == "stopped"
+  assert died and "standby" in drained
 
 
 def test_leader_that_is_due_is_waited_for(session, fleet):

@@ -190,6 +190,23 @@ def test_view_waits_for_no_totals_and_takes_nothing_in_meanwhile(
   assert totals.begin(tmp_path).follower.num_bytes > 0
 
 
+def test_totals_that_cannot_be_kept_are_said_to_be_so(
+  small, tmp_path, monkeypatch, caplog
+):
+  def fail(*_):
+    raise ValueError("a tape became shorter")
+
+  monkeypatch.setattr(totals, "keep", fail)
+  run = month.Month(tmp_path, islands=2)
+  run.write(200)
+  run.close()
+  view = live.LiveView(tmp_path, quiet=True)
+  view.tick()
+  view.close()
+  assert "totals_not_kept" in caplog.text and "became shorter" in caplog.text
+  assert view.shown.merges.count == 200
+
+
 def test_totals_are_kept_less_often_the_larger_they_are(
   small, tmp_path, monkeypatch
 ):

@@ -148,6 +148,20 @@ def test_stores_are_asked_side_by_side(tmp_path, make, monkeypatch):
   assert [one["roles"] for one in found] == [{"syncer": "dead"}] * 3
 
 
+def test_store_that_fails_hides_its_own_roles_and_says_why(
+  make, monkeypatch, caplog
+):
+  def fail(run_dir):
+    raise ValueError("what nobody foresaw")
+
+  monkeypatch.setattr(roster, "look", fail)
+  run_dir = make("one", finish=False)
+  (found,) = listing.runs(run_dir)
+  assert (found["status"], found["roles"]) == ("crashed", None)
+  assert "what nobody foresaw" in caplog.text
+  assert "no answer" not in caplog.text
+
+
 def test_store_that_never_answers_is_not_waited_for(make, monkeypatch, caplog):
   answered = threading.Event()
   monkeypatch.setattr(roster, "look", lambda run_dir: answered.wait() and None)

@@ -93,12 +93,11 @@ class Tapes:
     )
 
   def restore(self, version_from, version_to, reinjected=(), **fields):
+    fields = {"cut": 1, "epoch": 1, **fields}
     self._line(
       "controller",
       events.RESTORED,
       1,
-      cut=1,
-      epoch=1,
       version_from=version_from,
       version_to=version_to,
       reinjected=list(reinjected),

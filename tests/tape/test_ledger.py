@@ -700,6 +700,27 @@ def test_what_lost_tapes_do_not_tell_is_lost_if_the_run_was_set_back(torn):
   }
 
 
+@pytest.mark.parametrize("ends", ["died", "stopped", "set back"])
+def test_life_that_was_over_when_tapes_were_lost_is_judged_as_ever(ends):
+  tapes = _trained(20)
+  item = tapes.contribution(14, 20)  # and of (10, 14] nothing is known
+  tapes.merge(1, tapes.publish(0, 10))
+  tapes.discard(item, "corrupt")
+  if ends == "died":
+    tapes.die()
+  elif ends == "stopped":
+    tapes.stop(20)
+  else:
+    tapes.restore([1], [3], epoch=1, steps={"0": 10})
+  epoch = int(ends == "set back")
+  tapes.start(step=20 if not epoch else 10, epoch=epoch)
+  tapes.train(20 if not epoch else 10, 30)
+  tapes.restore([3], [6], torn=True, epoch=epoch + 1, steps={"0": 12})
+  tapes.start(step=12, epoch=epoch + 1)
+  violations = _violations(tapes)
+  assert "island 0, fragment 0: steps (10, 14] have no fate" in violations
+
+
 def test_row_merged_before_a_cut_and_again_after_it_is_merged_twice():
   tapes, _ = _rolled_back()
   tapes.merge(5, tapes.publish(3, 7))

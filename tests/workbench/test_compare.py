@@ -135,7 +135,13 @@ def test_one_seed_has_no_interval_and_says_so(six, capsys, monkeypatch):
 def test_directory_of_runs_stands_for_all_of_them(six, capsys, tmp_path):
   (where,) = {one.parent for one in six}
   assert run(capsys, where) == run(capsys, *sorted(six))
+  old = make(tmp_path / "six" / "old")
+  for path in process._config_paths(old):
+    path.write_text("{")
+  make(tmp_path / "six" / "new")
   code, out, err = run(capsys, tmp_path)
+  assert code == 0 and "Left out: " in out + err and str(old) in out + err
+  code, out, err = run(capsys, tmp_path / "six" / "new" / "tape")
   assert (code, out) == (2, "")
   assert len(err.splitlines()) == 1 and str(tmp_path) in err
 
