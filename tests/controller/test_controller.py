@@ -52,7 +52,11 @@ def test_final_evaluation_is_done_by_whoever_can(
   "harm",
   [lambda path: shutil.rmtree(path.parent), lambda path: path.write_text("{")],
 )
-def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
+def test_what_others_need_to_read_is_put_back(
+  session, fleet, tmp_path, monkeypatch, harm
+):
+  configs = set()
+  monkeypatch.setattr("diloco.process.keep_config", configs.add)
   run = session()
   run.open()
   run.turn_until(lambda: fleet.steps)
@@ -61,6 +65,7 @@ def test_what_others_need_to_read_is_put_back(session, fleet, tmp_path, harm):
   kept = fleet.addresses_told
   run.turn_until(lambda: liveness.controller_alive(tmp_path), secs=2.0)
   assert fleet.addresses_told > kept
+  assert configs == {run.run_dir}
 
 
 def test_change_is_told_once_it_is_written(tmp_path, monkeypatch):

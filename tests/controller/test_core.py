@@ -501,6 +501,8 @@ def test_evaluator_is_asked_again_unless_it_has_evaluated():
   assert asked(run.tick()) == []
   run.tell(orders.Status("island-0", step=8, progress=1))
   made = run.tick()
+  change = run.tell(orders.Configured(run.config, {}))
+  answer(change, "configure", {})  # and with the next under way, too
   run.die("evaluator")
   run.begin("evaluator")
   (again,) = asked(run.tick())

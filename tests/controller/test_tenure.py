@@ -266,6 +266,18 @@ def test_store_that_answers_nobody_deposes_nobody_and_is_told_of_once(
       ] * outages
 
 
+def test_store_that_answers_nobody_is_asked_seldom_again(snapshots):
+  clock = Clock()
+  with holding(snapshots, clock) as mine:
+    snapshots.fails = True
+    asked = []
+    for share in (1.0, 0.3, 0.1, 0.3):
+      clock.now += share * LONG_SECS
+      mine.check()
+      asked.append(mine._failed)
+    assert asked == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("where", ["renewal", "release"])
 def test_controller_that_waits_for_its_store_at_the_end_says_so(
   snapshots, monkeypatch, where

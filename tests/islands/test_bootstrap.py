@@ -122,3 +122,18 @@ def test_parts_of_a_leaf_are_given_their_own_values():
     snapshots.write(keys.head_key(fragment), records.Head(**kept.to_fields()))
   found = versions.Versions(snapshots).read()
   np.testing.assert_array_equal(found.params["w"], given["w"])
+
+
+@pytest.mark.parametrize(
+  ("version", "payload", "writer"),
+  [
+    (0, "globals/0001/0.i2.13", (2, 13)),
+    (0, "globals/0001/0.s2.13", None),
+    (3, "globals/0001/3.i2.13", None),
+  ],
+)
+def test_initial_parameters_alone_are_known_by_who_made_them(
+  version, payload, writer
+):
+  head = records.Head(1, version, 0, payload, [], {}, {})
+  assert bootstrap.initial_writer(head) == writer

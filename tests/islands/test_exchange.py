@@ -378,6 +378,19 @@ def test_version_at_hand_is_adopted_and_told(make):
   assert island.values()["a"] == 7 and not island.exchange.at_hand
 
 
+def test_version_ahead_of_the_island_mutes_the_fragment_and_says_so(make):
+  island = make(adoption="carry")
+  island.step(3)
+  island.hear(fetched("a", 1, 7.0, merged_step=8))
+  (told,) = island.events("adopted")
+  assert told["muted_until"] == 8 and island.values()["a"] == 7
+  island.step(6)
+  learned = island.values()["a"] - 7
+  island.hear(fetched("a", 2, 20.0, merged_step=8))
+  assert island.values()["a"] == 20 + learned
+  assert "muted_until" not in island.events("adopted")[-1]
+
+
 def test_version_that_came_after_a_cut_waits_for_the_islands_part(make):
   island = make(adoption="overwrite")
   island.step(3)

@@ -257,9 +257,13 @@ def test_other_threads_see_how_long_a_wait_may_take(
 
   monkeypatch.setattr(island._exchange, "flush", look)
   monkeypatch.setattr(island._exchange, "wait_saved", look)
+  pauses = []  # in the log of steps: what is waited for is no slow step
+  monkeypatch.setattr(island._log, "pause", lambda: pauses.append(len(told)))
   island.drain(7.0)
   assert not island._member(2).present  # no round waits for it any more
+  island.checkpoint(wait=False)
   island.checkpoint(wait=True)
+  assert pauses == [0, 1]
   assert 0.0 < told[0] <= 7.0
   assert told[1] == island.times.drain_secs
   monkeypatch.undo()

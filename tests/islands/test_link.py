@@ -384,3 +384,17 @@ def test_run_that_no_loop_can_do_is_refused(fields):
     errors.UserError, match="a loop of one's own does neither"
   ):
     config_lib.from_mapping(fields | {"loop": "a:b"})
+
+
+def test_first_step_alone_may_take_as_long_as_a_start(tmp_path):
+  allowed = []
+
+  def loop(island):
+    def change(params, state):
+      allowed.append(island._island.progress.standing[1])
+      return params, state
+
+    train(island, change)
+
+  drive(tmp_path, loop, steps=3)
+  assert allowed[0] > 0 and allowed[1:] == [0.0, 0.0]

@@ -81,6 +81,18 @@ def test_torn_marker_is_no_marker(tmp_path):
     checkpoint.verify(path)
 
 
+def test_marker_that_is_torn_as_it_is_written_is_none(tmp_path, monkeypatch):
+  def die(path, data):
+    with path.open("wb") as file:
+      file.write(data[:40])
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr("pathlib.Path.write_bytes", die)
+  with pytest.raises(KeyboardInterrupt):
+    _make(tmp_path, 1)
+  assert any(tmp_path.iterdir()) and not checkpoint.completed(tmp_path)
+
+
 def test_newest_and_pinned_ones_are_kept(tmp_path):
   paths = [_make(tmp_path, serial) for serial in range(1, 6)]
   torn = _make(tmp_path, 6, marked=False)

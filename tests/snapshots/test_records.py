@@ -29,6 +29,7 @@ ALL = [
   records.Lease("host.1", 4, 9),
   records.Member("standby2", 1, 2, "n"),
   records.Board([1, 2], {"1": [0, 2]}),
+  records.Verdict(1, 2, 3, 4, "not_finite", 0),  # JSON has it without a point
 ]
 
 

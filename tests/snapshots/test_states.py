@@ -174,6 +174,22 @@ def test_retention_is_that_of_the_disk(tmp_path, copies, snapshots):
   }
 
 
+def test_copy_whose_deletion_is_torn_counts_no_more(
+  tmp_path, copies, snapshots, monkeypatch
+):
+  folder = folder_of(tmp_path)
+  for serial in (1, 2):
+    copies.keep(make(folder, serial))
+
+  def die(prefix):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(snapshots, "delete_tree", die)
+  with pytest.raises(KeyboardInterrupt):
+    copies.prune(folder, 1, [], incarnation=1)
+  assert [checkpoint.life_of(n)[1] for n in copies.completed(folder)] == [2]
+
+
 def test_cut_is_verified_where_its_states_are_not(tmp_path):
   run = CutRun(tmp_path / "here", (tmp_path / "there").as_uri())
   cut = run.take_cut()

@@ -102,6 +102,17 @@ def test_whole_record_under_the_key_of_another_is_corrupt(name):
   assert snapshots.read(key, type(mine)) == mine
 
 
+def test_operations_are_signs_of_getting_on_for_who_watches(snapshots):
+  beats = []
+  watched = snapshots.watched(lambda: beats.append(1))
+  for number, operation in enumerate(
+    [operations.Read("lease", records.Lease), operations.Names("members")], 1
+  ):
+    watched.execute(operation)
+    snapshots.execute(operation)
+    assert len(beats) == number
+
+
 def test_list_is_confined_to_its_prefix_and_sorted(snapshots):
   for key in ["a/2", "a/1", "ab/3", "b/4", "a/sub/5"]:
     snapshots.write(key, records.Lease("", 0, 0))

@@ -7,6 +7,7 @@ import pytest
 from cut_builder import PLAN, CutRun, filled
 
 from diloco import errors
+from diloco.fragments import partition
 from diloco.snapshots import cuts, digest, keys, versions
 
 
@@ -86,3 +87,24 @@ def test_version_that_is_not_what_the_tape_tells_is_damaged(tmp_path):
   run.store.write(keys.head_key(1), head)
   with pytest.raises(errors.CorruptSnapshotError, match="digest differs"):
     versions.Versions(run.store, told).read()
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_parts_of_a_leaf_are_put_together_by_where_they_begin(
+  tmp_path, monkeypatch, axis
+):
+  leaf = np.arange(36.0).reshape(6, 6)
+  parts = dict(zip((0, 2, 4), np.split(leaf, 3, axis), strict=True))
+  values = {f"a[{start}]": parts[start] for start in (4, 0, 2)}
+  tensors = [
+    partition.Tensor(
+      f"a[{n}]", part.shape, "mean", partition.Part("a", axis, n)
+    )
+    for n, part in parts.items()
+  ]
+  plan = partition.FragmentPlan(((tensors[2],), (tensors[0], tensors[1])))
+  found = versions.Versions(CutRun(tmp_path).store, told)
+  monkeypatch.setattr(found, "_plan", plan)
+  [(name, whole)] = found._leaves([values]).items()
+  assert name == "a"
+  np.testing.assert_array_equal(whole, leaf)

@@ -365,11 +365,14 @@ def test_deposed_syncer_leaves_a_cut_of_a_later_epoch_alone(tmp_path):
   assert run.perform(cuts.look(asked.cut)).names == {"request"}
 
 
-def test_stamp_of_an_ended_cut_changes_nothing(tmp_path):
+@pytest.mark.parametrize("known", [False, True])
+def test_stamp_of_an_ended_cut_changes_nothing(tmp_path, known):
   run = CutRun(tmp_path)
   seat = Seat(run)
   run.perform(cuts.request(ISLANDS, 2))
   run.perform(cuts.abandon(1, "for a test"))
+  for _ in range(2 * known):
+    seat.look()
   run.publish(0, 0, 0, 0, 8, cut=1)
   seat.scan()
   assert run.store.read(keys.cut_heads_key(1), records.CutHeads) is None

@@ -521,3 +521,12 @@ def test_what_a_commit_leaves_over_is_discarded(leader, refused):
   assert discarded["key"] == late.key
   assert discarded["reason"] == "overlaps_merged"
   assert leader.run.waiting() == {}
+
+
+def test_tape_has_the_norm_of_all_tensors_of_a_contribution(leader):
+  sent = dataclasses.replace(leader.publish(8), norms=[2.0, 3.0, 6.0])
+  known = dict(staleness=1, waited_secs=0.5, arrived_at=2.5)
+  chosen = core.Chosen(sent, **known)
+  (told,) = rounds._contributions([chosen], [0.75])
+  assert told["norm"] == pytest.approx(7.0)
+  assert known.items() <= told.items() and told["weight"] == 0.75

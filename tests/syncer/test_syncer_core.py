@@ -610,3 +610,17 @@ def test_smaller_quorum_closes_what_waits_with_the_next_event():
   state.configure(_core(minimum=1)._settings)
   actions = state.handle(core.Tick(), 2.0)
   assert _kinds(actions) == ["Close"]
+
+
+def test_round_that_has_to_pause_delays_no_other_though_it_was_ready_before():
+  state = _core(heads=((0, {}), (0, {})), retry_secs=10.0)
+  _arrive(state, 0, 0, 0.0)
+  state.handle(core.MergeFailed(0), 0.0)
+  for at, number in ((1.0, 2), (2.0, 1)):  # ready no more, and again
+    settings = dataclasses.replace(
+      state._settings, quorum=quorum.MinimumQuorum(number)
+    )
+    state.configure(settings)
+    assert state.handle(core.Tick(), at) == []
+  actions = _arrive(state, 0, 1, 3.0)
+  assert [a.fragment for a in actions if isinstance(a, core.Close)] == [1]

@@ -197,6 +197,9 @@ def test_record_that_cannot_be_true_is_rejected_and_others_are_merged(
     e["key"]: e["reason"] for e in found if e["event"] == "discarded"
   }
   assert discarded == dict.fromkeys(rejected, "corrupt_record")
+  for line in found:
+    if line["event"] == "discarded":  # of the steps before nothing is known
+      assert line["first_step"] == line["step"] > 0
   (merged,) = [e for e in found if e["event"] == "merged"]
   assert [c["key"] for c in merged["contributions"]] == [sound.key]
   assert run.waiting() == {}
@@ -245,13 +248,13 @@ class Link:
     self.inbox = queue.Queue()
     for message in messages:
       self.inbox.put(message)
-    self.sent = []
+    self.sent, self.hello = [], {}
 
   def send(self, message):
     self.sent.append(message)
 
   def set_hello(self, **fields):
-    assert fields == {"draining": True}
+    self.hello |= fields
 
   def alone_secs(self):
     return 0.0
@@ -372,6 +375,7 @@ def _drain(run, leads=lambda syncer: None):
     assert syncer.run(link) == "stopped"
   (answer,) = link.sent
   assert answer["seq"] == 7
+  assert link.hello == {"draining": True}  # who comes next learns of it
   return answer["result"]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco.tape import evidence, folding, ledger
+from diloco.tape import evidence, fates, folding, ledger
 
 _FAR = 1 << 62
 
@@ -135,3 +135,27 @@ def test_rows_that_no_version_holds_are_counted_whether_summed_up_or_not():
     **{"violations": [], "silent": []},
   )
   assert book.unmerged_rows() == {"overwritten": 7, "too_stale": 2}
+
+
+_SENT = evidence.Contribution("key", 1, 0, 6, 60)
+_LOST = evidence.Loss(1, 0, 6)
+
+
+@pytest.mark.parametrize(
+  ("facts", "end"),
+  [
+    ({}, 2),
+    ({"submitted": [_LOST]}, 2),  # is on its way
+    ({"published": {"key": _SENT}}, 6),
+    ({"merged": [evidence.Merge(1, _SENT)]}, 6),
+    ({"rolled_back": [_SENT]}, 6),
+    ({"discarded": [("not_finite", _SENT)]}, 6),
+    ({"dropped": [_LOST]}, 6),
+    ({"overwritten": [_LOST]}, 6),
+    ({"quarantined": [_LOST]}, 6),
+    ({"dropped": [evidence.Loss(2, 0, 6)]}, 2),  # of another life
+  ],
+)
+def test_life_has_told_of_steps_by_whatever_became_of_them(facts, end):
+  history = evidence.FragmentHistory(**facts)
+  assert fates.told([evidence.Life(1, 2, 10, 9)], history) == {1: end}

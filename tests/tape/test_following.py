@@ -162,6 +162,25 @@ def test_fragment_keeps_its_own_keys_that_wait_until_they_are_summed_up():
   assert past.fragments[0, 0].reinjected == {late["key"]}
 
 
+def test_rows_wait_for_the_last_cuts_that_a_run_can_be_set_back_to():
+  past = history.History()
+  for number, cut, kept in [
+    *((1, None, [1]), (2, None, [1, 2]), (3, None, [2, 3])),
+    *((None, 2, [2]), (4, None, [2, 4]), (5, None, [4, 5])),
+    (None, None, [4, 5]),  # told by an earlier version: to one unknown
+  ]:
+    tapes = model_lib.Tapes()
+    if number:
+      tapes._line(
+        "controller", "cut_completed", 1, cut=number, versions=[number]
+      )
+    else:
+      tapes.restore([0], [9 + (cut or 0)])
+      tapes.lines[0]["cut"] = cut
+    past.take(tapes.lines[0])
+    assert past._cuts == {n: [n] for n in kept}
+
+
 def test_keys_that_a_return_put_back_are_let_go_of_once_they_are_summed_up():
   tapes = model_lib.Tapes()
   tapes.start()

@@ -132,9 +132,9 @@ def test_roles_keep_their_order_whatever_their_clocks_say(tmp_path):
 
 
 def test_incarnations_are_ordered_as_numbers(tmp_path):
-  for incarnation in (10000, 2, 1):
+  for incarnation in (10000, 9999, 2, 1):
     _tape(tmp_path, "syncer", incarnation, _event(str(incarnation), 1))
-  assert _names(reader.read(tmp_path)) == ["1", "2", "10000"]
+  assert _names(reader.read(tmp_path)) == ["1", "2", "9999", "10000"]
 
 
 def test_follower_returns_each_line_once(tmp_path):

@@ -213,6 +213,17 @@ def test_other_write_errors_are_raised(tmp_path, monkeypatch):
   tape.close()
 
 
+def test_so_much_may_wait_for_room_on_a_disk_and_no_more(tmp_path, monkeypatch):
+  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  with monkeypatch.context() as patch:
+    patch.setattr(recorder, "_MAX_WAITING_BYTES", 1000)
+    patch.setattr(os, "write", _no_room)
+    tape.record("merged", number=0)
+    with pytest.raises(OSError, match="no room"):
+      tape.record("merged", text="x" * 1000)
+  tape.close()
+
+
 _ENDLESS_WRITER = """
 import sys
 from diloco.tape import recorder
