@@ -20,7 +20,7 @@ from diloco.verification import (
   world,
 )
 
-SCHEDULES = rare.ENOUGH
+SCHEDULES = rare.ENOUGH // 2
 RETURNED_WITHIN = 195_544
 # Other ones every day. A failure tells which; the variable plays them again.
 FIRST_SEED = int(
@@ -42,12 +42,58 @@ def test_processes_of_a_campaign_hear_no_interrupt_from_their_birth_on():
   assert deaf == {True}
 
 
+# What fewer than one of a hundred and fifty random schedules come to, with the
+# fewest faults that lead there.
+RAREST = {
+  "back_by_a_peer_while_suspended": (
+    '{"seed":91000010,"rounds":10,"fragments":1,"sync_every":4,'
+    '"standby":false,"restarts":2,"faults":[["poison","island-3",4.48,0.0],'
+    '["poison","island-3",8.934,0.0],["unreadable","island-3",12.678,4.652],'
+    '["kill","island-3",12.872,0.0]]}'
+  ),
+  "failed_alike": (
+    '{"seed":91000423,"rounds":1,"islands":3,"fragments":1,"sync_every":1,'
+    '"standby":false,"faults":[["exit_alike","island-2",1.0,0.172],'
+    '["exit_alike","island-2",2.0,0.481]]}'
+  ),
+  "healed": (
+    '{"seed":91000073,"rounds":15,"islands":2,"sync_every":2,"standby":false,'
+    '"cuts":1.552,"set_back":1,"faults":[["head_corrupt","fragment-1",7.794,'
+    "1.307]]}"
+  ),
+  "kill_before@mid_fence": (
+    '{"seed":1,"rounds":6,"islands":2,"fragments":1,"sync_every":1,"faults":'
+    '[["kill","syncer",4.0,0.0],["kill_before","standby",9.0,0.0]]}'
+  ),
+  "not_evaluated": (
+    '{"seed":91000733,"rounds":1,"islands":1,"fragments":1,"sync_every":1,'
+    '"standby":false,"ends":true,"budget":54,"faults":[["kill_asked","",1.0,'
+    "0.0]]}"
+  ),
+  "not_moved": (
+    '{"seed":91000088,"rounds":1,"islands":1,"fragments":1,"sync_every":1,'
+    '"merge":"mean","standby":false,"set_back":1,"moves":true,"faults":[]}'
+  ),
+  "set_back_within": (
+    '{"seed":3,"islands":2,"fragments":1,"sync_every":1,"cuts":1.5,'
+    '"set_back":1,"within":true,"faults":[["global_lost","fragment-0",6.0]]}'
+  ),
+}
+
+
+@pytest.mark.parametrize("state", RAREST)
+def test_rarest_state_is_reached_and_breaks_no_rule(state):
+  outcome = world.run(schedules.Schedule.from_json(RAREST[state]))
+  assert not outcome.violation
+  assert {**outcome.seen, **outcome.struck}[state] > 0
+
+
 @pytest.mark.timeout(1200)
-def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
-  tally = campaign.run(FIRST_SEED, SCHEDULES, jobs=min(2, os.cpu_count() or 1))
+def test_schedules_of_the_day_break_no_rule_and_reach_rare_states():
+  tally = campaign.run(FIRST_SEED, SCHEDULES, jobs=1)
   again = f"again with DILOCO_FIRST_SEED={FIRST_SEED}"
   assert tally.violations == [], again
-  assert tally.unreached == [], again
+  assert set(rare.unreached(tally.reached)) <= set(RAREST), again
   # Every rare state is asked for at an event that happens.
   events = {rare.STATES[name].event for name in rare.STATES if tally.seen[name]}
   assert events == {state.event for state in rare.STATES.values()}, again
@@ -57,9 +103,7 @@ def test_schedules_of_the_day_break_no_rule_and_reach_every_rare_state():
   for kind in (
     *faults.AT_OPERATION,
     *faults.AT_TIME,
-    *faults.SPOILING,
     *faults.OF_THE_ASKED,
-    "kill_before@mid_fence",
     "kill_before@order",
     "kill_after@CompareAndSet",
     "kill_late@Write",
@@ -252,7 +296,7 @@ def test_pairs_of_faults_in_a_tiny_run_break_no_rule():
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_run_goes_back_whatever_newest_version_is_spoiled_when(seed):
-  seen = collections.Counter()
+  seen, struck = collections.Counter(), set()
   # As soon as there is a cut or two, and for as long as several more take.
   for schedule in exhaustive.spoiled(
     seed, moments=(4.0, 5.3, 6.6, 7.9, 9.2), lasting=(0.3, 5.0, 25.0)
@@ -260,6 +304,8 @@ def test_run_goes_back_whatever_newest_version_is_spoiled_when(seed):
     outcome = world.run(schedule)
     assert not outcome.violation, (outcome.violation, schedule.to_json())
     seen.update(outcome.seen)
+    struck.update(outcome.struck)
+  assert struck >= set(faults.SPOILING)
   assert seen["mended"] > 0.7 * seen["set_back"] and seen["spoiled_cuts"] > 50
   assert seen["watched_leaders"]
 
