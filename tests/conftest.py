@@ -81,16 +81,24 @@ def far_s3(credentials):
     yield server
 
 
-# Two workers take whole files, in this order: whole runs, which wait for half
-# of their time, are beside what keeps a core busy, and the longest go first. A
-# third worker is a fifth faster, but runs on two cores then miss their pace.
+# Three workers take whole files, in this order: whole runs first, which wait for
+# some of their time, and of these the longest; what keeps a core busy fills up
+# what they leave, and is all that is left at the end.
 _FIRST = (
-  "integration/test_real_runs.py",
-  "verification/",
-  "islands/",
-  "integration/",
+  "integration/test_ray.py",
+  "verification/test_protocol_campaign.py",
+  "integration/test_moved_run.py",
+  "engines/",
   "cookbook/",
+  "integration/test_replay.py",
   "colab/",
+  "integration/test_chaos.py",
+  "controller/test_ray_cluster.py",
+  "integration/",
+  "inline/",
+  "islands/",
+  "virtual/",
+  "verification/",
   "workbench/",
   "tasks/",
 )
