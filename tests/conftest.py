@@ -81,9 +81,9 @@ def far_s3(credentials):
     yield server
 
 
-# Three workers take whole files, in this order: whole runs first, which wait for
-# some of their time, and of these the longest; what keeps a core busy fills up
-# what they leave, and is all that is left at the end.
+# Three workers take whole files, in this order: whole runs first, which wait
+# for some of their time, and of these the longest; what keeps a core busy is
+# all that is left at the end.
 _FIRST = (
   "integration/test_ray.py",
   "verification/test_protocol_campaign.py",

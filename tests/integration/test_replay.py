@@ -126,7 +126,7 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
   # A machine may be so busy that a leader loses its lease without dying, or the
   # lease to another after it has drawn a token.
   tokens = [token for _, token in leaders]
-  assert tokens[0] == 1 and tokens == sorted(set(tokens))
+  assert tokens == sorted(set(tokens))
   assert {role for role, _ in leaders} == {"syncer", "standby"}
   assert {m["role"] for m in merged} == {"syncer", "standby"}
   assert facts["syncer"]["takeovers"] == len(leaders) - 1
@@ -153,7 +153,9 @@ def test_settings_changed_meanwhile_hold_for_islands_and_every_leader(run):
   (changed,) = run.events("config_changed")
   assert changed["changes"] == {n: list(pair) for n, pair in CHANGES.items()}
   merged = run.events("merged")
-  assert {m["learning_rate"] for m in merged if m["token"] == 1} <= {0.9, 0.8}
+  first = min(m["token"] for m in merged)
+  rates = {m["learning_rate"] for m in merged if m["token"] == first}
+  assert rates <= {0.9, 0.8}
   assert {m["learning_rate"] for m in merged[-8:]} == {0.8}
   for island in (0, 1):
     assert min(gaps(run, island)[-5:]) == 6, gaps(run, island)
