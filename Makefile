@@ -22,8 +22,12 @@ $(READY): pyproject.toml constraints.txt
 	  awk "/==/ && NR % 2 == $$half" constraints.txt > $(VENV)/half$$half; \
 	  $(PIP) --no-deps --requirement $(VENV)/half$$half & \
 	done; wait
-	$(PIP) --constraint constraints.txt \
-	  --editable '.[test,workbench,notebook,ray,wandb,docs]'
+	@# Meanwhile what processes that begin together import is compiled, once.
+	@$(BIN)/python -c 'import flax.linen, grain, matplotlib.pyplot, optax' & \
+	  $(BIN)/python -c 'import orbax.checkpoint, pandas, ray, scipy.stats' & \
+	  $(PIP) --constraint constraints.txt \
+	    --editable '.[test,workbench,notebook,ray,wandb,docs]'; \
+	  made=$$?; wait; exit $$made
 	@touch $@
 
 quickstart: $(READY)
