@@ -174,7 +174,7 @@ class Restorer:
       )
     )
     if choice.parts is None:
-      raise self._refusal(number, why, choice)
+      raise self._refusal(why, choice)
     return choice.parts, choice
 
   def _go_back(self, number: int | None, why: str) -> restore.Restored:
@@ -248,12 +248,14 @@ class Restorer:
       if head is not None and head.merged:
         tape.record(events.MERGED, **head.merged)
 
-  def _refusal(
-    self, number: int | None, why: str, choice: restore.Choice
-  ) -> errors.UserError:
+  def _refusal(self, why: str, choice: restore.Choice) -> errors.UserError:
     """Says what is wrong with every cut there is."""
-    reasons = [f"cut {cut}: {reason}" for cut, reason in choice.passed_over]
-    none = "the run has no cut" if number is None else f"no cut {number} exists"
+    reasons = [
+      f"no cut {cut} exists"
+      if reason == restore.NOT_THERE
+      else f"cut {cut}: {reason}"
+      for cut, reason in choice.passed_over
+    ]
     asked = why.startswith("--cut")
     what = why if asked else f"the run in {self._run_dir}"
     problem = "" if asked else f"{why}; and no cut can be restored: "
@@ -261,7 +263,7 @@ class Restorer:
     if asked:
       remedy = "leave --cut out, or name another cut"
     return errors.UserError(
-      what, problem + ("; ".join(reasons) or none), remedy
+      what, problem + ("; ".join(reasons) or "the run has no cut"), remedy
     )
 
 

@@ -79,6 +79,9 @@ class Restored(NamedTuple):
   steps: dict[int, int]  # by island, where it goes on
 
 
+NOT_THERE = "it is not there"  # why a cut will not do
+
+
 def hold(token: int) -> operations.Procedure[None]:
   """Keeps controllers with older tokens from deciding on a restore.
 
@@ -129,10 +132,10 @@ def choose(
   epoch, generation = yield from operations.sound(keys.EPOCH, records.Epoch)
   _refuse_deposed(epoch, token)
   begun = None if epoch is None or epoch.done else epoch
-  found: list[int] = yield from cuts.numbers()
-  candidates = sorted(found, reverse=True)
-  if wanted is not None:
-    candidates = [cut for cut in candidates if cut == wanted]
+  candidates = [] if wanted is None else [wanted]  # which may not be listed yet
+  if wanted is None:
+    found: list[int] = yield from cuts.numbers()
+    candidates = sorted(found, reverse=True)
   if begun is not None:
     others = [cut for cut in candidates if cut != begun.cut]
     candidates = [begun.cut, *others]
@@ -172,6 +175,8 @@ def verified(cut: int) -> operations.Procedure[cut_parts.Parts]:
     raise errors.CorruptSnapshotError(f"it was given up: {why}")
   key = keys.cut_complete_key(cut)
   whole, _ = yield operations.Read(key, records.CutComplete)
+  if whole is None and seen.request is None:
+    raise errors.CorruptSnapshotError(NOT_THERE)
   if whole is None or seen.request is None:
     raise errors.CorruptSnapshotError("it was never completed")
   parts: cut_parts.Parts = yield from cut_parts.read_parts(seen.request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco import errors
-from diloco.snapshots import keys, records
+from diloco.snapshots import keys, records, restore
 from diloco.verification import (
   cut_judge,
   deaths,
@@ -200,7 +200,10 @@ class Checker(fates.Fates):
     rare.look(self._world, "restore", begun)
     spoiled = self._world.spoiled
     for cut, why in cuts_:
-      unusable = "never completed" in why or "given up" in why
+      unusable = any(
+        text in why
+        for text in ("never completed", "given up", restore.NOT_THERE)
+      )
       if not unusable and spoiled and spoiled in why:
         self.seen["spoiled_cuts"] += 1
       elif not unusable and not self._world.damaging:

@@ -187,7 +187,7 @@ class Mover(move.Move):
       choice = yield from rollback.choose(world, self.life, token, cut)
       if choice.parts is None:
         self._passed_over.add(cut)
-        return str(dict(choice.passed_over).get(cut, "it is not there"))
+        return dict(choice.passed_over)[cut]
       try:
         facts = yield from restore.restore(
           choice, lambda name, record: None, lambda facts: None

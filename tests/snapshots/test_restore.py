@@ -423,7 +423,8 @@ def test_wanted_cut_is_the_only_candidate(tmp_path):
     run.perform(restore.choose(all_good, all_good, 1)).parts.request.cut == 1
   )
   none = run.perform(restore.choose(all_good, all_good, 9))
-  assert none.parts is None and none.passed_over == ()
+  assert none.parts is None
+  assert none.passed_over == ((9, restore.NOT_THERE),)
 
 
 def test_contribution_that_cannot_be_read_does_not_spoil_a_cut(tmp_path):

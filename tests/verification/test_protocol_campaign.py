@@ -192,6 +192,15 @@ FOUND = {
     '["kill_after","island-1",19.0,0.0,""]]}',
     "ended",
   ),
+  # The newest cut that the tapes told of was in no listing yet.
+  "cut that is known and not listed": (
+    '{"seed":31011304,"rounds":14,"fragments":1,"sync_every":1,"quorum":2,'
+    '"adoption":"carry","standby":false,"cuts":4.129,"set_back":1,'
+    '"moves":true,"faults":[["unlisted","island-1",85.0,2.339,""],'
+    '["stale","restorer",7.45,19.723,""],'
+    '["stop","island-1",97.0,0.446,"cuts/"],["machine_lost","",8.769,0.0,""]]}',
+    "moved_away",
+  ),
   # A leader that had drained heard it again, and the world gave no answer.
   "drain that is asked for twice": (
     '{"seed":30022164,"rounds":1,"fragments":1,"sync_every":1,'
