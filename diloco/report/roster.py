@@ -21,16 +21,16 @@ ALIVE = "alive"
 def state(member: records.Member, now: float) -> str:
   """Whether a role is `ALIVE` at wall time `now`, "dead", "silent" or "left".
 
-  Of a process of this machine that is known; any other counts as silent once
-  it has not been heard of for a minute.
+  That a process of this machine is dead is known. Any other role is silent once
+  it has not been heard of for a minute: its process may be stopped, have ended
+  elsewhere, or go on without it.
   """
   if member.left:
     return "left"
-  lives = liveness.lives(member.nonce)
-  if lives is None:
-    unseen = abs(now - member.told_secs) >= liveness.UNSEEN_SECS
-    return "silent" if unseen else ALIVE
-  return ALIVE if lives else "dead"
+  if liveness.lives(member.nonce) is False:
+    return "dead"
+  unseen = abs(now - member.told_secs) >= liveness.UNSEEN_SECS
+  return "silent" if unseen else ALIVE
 
 
 def look(run_dir: str | os.PathLike[str]) -> dict[str, dict[str, Any]] | None:

@@ -1,5 +1,6 @@
 """Which roles live, as `diloco status`, `ls` and `explain` tell anywhere."""
 
+import contextlib
 import dataclasses
 import json
 import subprocess
@@ -43,13 +44,19 @@ class Signed:
     self.store.write(keys.member_key(role), member)
 
 
-def name_of_the_dead():
+@contextlib.contextmanager
+def living():
+  """The name of a process that lives so long."""
   child = subprocess.Popen(["sleep", "600"])
   pid = child.pid
-  name = json.dumps([liveness.machine(), pid, liveness.start_ticks(pid), ""])
+  yield json.dumps([liveness.machine(), pid, liveness.start_ticks(pid), ""])
   child.kill()
   child.wait()
-  return name
+
+
+def name_of_the_dead():
+  with living() as name:
+    return name
 
 
 STATES = {
@@ -73,6 +80,21 @@ def signed(tmp_path, monkeypatch):
   made.sign("standby", 1, left=True)
   made.sign("syncer", 4, since_secs=now - 7200.0)
   return made
+
+
+@pytest.mark.parametrize(
+  ("unheard_secs", "state"), [(5, "alive"), (90, "silent")]
+)
+def test_role_whose_process_goes_on_without_it_falls_silent(
+  tmp_path, unheard_secs, state
+):
+  """As one that an inline run has killed, or a process that is stopped."""
+  member, now = heartbeat.born(tmp_path, "island-0", 1), time.time()
+  with living() as name:
+    member = dataclasses.replace(
+      member, nonce=name, told_secs=now - unheard_secs
+    )
+    assert roster.state(member, now) == state
 
 
 def places(signed):
