@@ -93,9 +93,7 @@ class LiveView:
     self._quiet = quiet
     self._hint = hint
     self._screen: rich.live.Live | None = None
-    self._keeper: threading.Thread | None = (
-      None  # of totals, while there is one
-    )
+    self._keeper: threading.Thread | None = None  # of totals, the last one
     if self._stream.isatty() and not quiet:
       console = rich.console.Console(file=self._stream)
       self._screen = rich.live.Live(console=console, auto_refresh=False)

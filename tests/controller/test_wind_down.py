@@ -96,14 +96,17 @@ def test_who_leads_merges_what_islands_left_that_are_all_dead(session, fleet):
   assert "drain" in [m["name"] for name, m in fleet.sent if name == "syncer"]
 
 
+def alone(again_secs):
+  """Settings of a syncer without a standby, started again so late."""
+  return {
+    "standbys": 0,
+    "restart_base_secs": again_secs,
+    "restart_max_secs": again_secs,
+  }
+
+
 def test_leader_that_cannot_come_is_not_waited_for(session, fleet):
-  run = session(
-    controller={
-      "standbys": 0,
-      "restart_base_secs": 1000.0,
-      "restart_max_secs": 1000.0,
-    }
-  )
+  run = session(controller=alone(1000.0))
   run.open()
   run.turn_until(lambda: sum(fleet.steps.values()) > 60)
   fleet.living["syncer"].die("SIGKILL")
@@ -118,36 +121,26 @@ def test_successor_that_damage_does_not_stop_is_waited_for(session, fleet):
   fleet.damaged, died, drained = [0], [], []
 
   def act(role):
-    if role.name == "syncer":
+    asked = bool(role.programs) and role.programs[0]["name"] == "drain"
+    if role.name == "syncer" and asked:
       died.append(fleet.now)
       role.die("SIGKILL")
-    if role.programs and role.programs[0]["name"] == "drain":
-      drained.append(role.name)
-    if role.name == "standby" and died and fleet.now > died[0] + 10.0:
-      fleet.say("standby", type="hello", ready=True, token=2)
+    elif role.name == "standby":
+      drained.extend([role.name] * asked)
+      if died and fleet.now > died[0] + 10.0:
+        fleet.say("standby", type="hello", ready=True, token=2)
 
   run = session(controller={"restart_base_secs": 900.0})
   run.open()
   run.turn_until(lambda: sum(fleet.steps.values()) > 60)
-  fleet.hook = lambda role: (
-    act(role)
-    if role.name == "standby"
-    or (role.programs and role.programs[0]["name"] == "drain")
-    else None
-  )
+  fleet.hook = act
   run.controller.interrupt()
   assert run.run().status == "stopped"
   assert died and "standby" in drained
 
 
 def test_leader_that_is_due_is_waited_for(session, fleet):
-  run = session(
-    controller={
-      "standbys": 0,
-      "restart_base_secs": 20.0,
-      "restart_max_secs": 20.0,
-    }
-  )
+  run = session(controller=alone(20.0))
   run.open()
   run.turn_until(lambda: fleet.steps)
   fleet.living["syncer"].die("SIGKILL")
