@@ -114,6 +114,8 @@ def change(args: argparse.Namespace) -> int:
   arguments.answer(args, changes)
   for name, (before, after) in changes.items():
     print(f"config.{name}: {before} -> {after}", file=sys.stderr)
+  if not changes:
+    print("nothing changes: the run has these settings", file=sys.stderr)
   return 0
 
 

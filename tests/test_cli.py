@@ -886,6 +886,13 @@ def test_run_goes_on_with_settings_that_may_change(run_dir, monkeypatch):
   }
 
 
+def test_change_that_changes_nothing_says_so(run_dir, capsys):
+  quorum = process.read_config(run_dir).sync.quorum
+  for flags in ([], [f"--config.sync.quorum={quorum}"]):
+    assert cli.main(["change", str(run_dir), *flags]) == 0
+    assert "nothing changes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   ("flag", "told"),
   [

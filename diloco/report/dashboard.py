@@ -70,16 +70,16 @@ def _islands(status: Mapping[str, Any], name: str) -> table.Table:
 
 
 def _progress(status: Mapping[str, Any]) -> console.RenderableType:
-  tokens = figures.count(status["tokens"])
   if status["progress"] is None:
-    return text.Text(f" {tokens} tokens")
+    return text.Text(f" {figures.count(status['tokens'])} tokens")
+  done = round(status["progress"] * status["tokens_budget"])
   line = table.Table.grid(padding=(0, 1))
   line.add_row(
     "",
     progress_bar.ProgressBar(
       total=1.0, completed=min(status["progress"], 1.0), width=_BAR_WIDTH
     ),
-    f"{figures.percent(status['progress'])}  {tokens} of"
+    f"{figures.percent(status['progress'])}  {figures.count(done)} of"
     f" {figures.count(status['tokens_budget'])} tokens",
   )
   return line

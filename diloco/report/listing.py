@@ -136,7 +136,11 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
 def _status(run_dir: pathlib.Path, tapes: Sequence[pathlib.Path]) -> str:
   if liveness.controller_alive(run_dir):
     return "running"
-  own = sorted(path for path in tapes if path.name.startswith("controller-"))
+  own = sorted(
+    path
+    for path in tapes
+    if path.name.startswith("controller-") and path.stat().st_size
+  )  # an empty one is of a controller that was refused
   if not own:
     return "empty"
   ends = [

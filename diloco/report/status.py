@@ -57,7 +57,13 @@ def status_of(
   loss = evals[-1].loss if evals else None
   budget = view.total_tokens
   speed = sum(one["tokens_per_sec"] for one in islands.values())
-  left = max(budget - view.tokens, 0) / speed if budget and speed else None
+  # By steps, as the controller counts: what is done anew counts once.
+  done = sum(
+    one.step * one.tokens // one.num_steps
+    for one in view.islands.values()
+    if one.num_steps
+  )
+  left = max(budget - done, 0) / speed if budget and speed else None
   recent = view.merges.recent
   facts = {
     "status": state,
@@ -67,7 +73,7 @@ def status_of(
     "secs_left": left if state == "running" else None,
     "tokens": view.tokens,
     "tokens_budget": budget or None,
-    "progress": view.tokens / budget if budget else None,
+    "progress": done / budget if budget else None,
     "tokens_per_sec": speed,
     "merges": view.merges.count,
     "contributors_mean": sum(recent) / len(recent) if recent else None,

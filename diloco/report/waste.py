@@ -11,6 +11,9 @@ _SLOW_STORE = (
   "raise config.sync.every, so that islands publish less often, or set"
   " config.sync.codec = 'bf16'"
 )
+_OLD_CUT = (
+  "lower config.programs.cut_every_secs, unless you asked to go back so far"
+)
 _REMEDIES = {
   fates.OVERWRITTEN: "set config.sync.adoption = 'carry'",
   fates.PUBLISH_DROPPED: _SLOW_STORE,
@@ -19,9 +22,9 @@ _REMEDIES = {
     "lower config.programs.checkpoint_every_steps or config.sync.every"
   ),
   fates.REPEATED: "lower config.programs.checkpoint_every_steps",
-  fates.ROLLED_BACK: "lower config.programs.cut_every_secs",
+  fates.ROLLED_BACK: _OLD_CUT,
   fates.QUARANTINED: "lower the task's learning rate, or mend its loss",
-  "before_restore": "lower config.programs.cut_every_secs",
+  "before_restore": _OLD_CUT,
   "too_stale": "raise config.sync.max_staleness",
   "norm_outlier": "raise config.sync.gate_factor, if those updates are sound",
   "suspended": "raise config.sync.suspend_after, if those updates are sound",

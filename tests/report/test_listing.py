@@ -81,6 +81,13 @@ def test_run_that_never_started_is_what_status_calls_it(tmp_path):
   assert found["status"] == status.status(tmp_path / "new")["status"] == "empty"
 
 
+def test_controller_that_was_refused_changes_no_state(tmp_path, make):
+  run_dir = make("done")
+  (run_dir / "tape" / "controller-0002.jsonl").touch()
+  (found,) = listing.runs(tmp_path)
+  assert found["status"] == status.status(run_dir)["status"] == "finished"
+
+
 DEEP = "[" * 50_000
 STRANGE = {
   "deep": ("metrics/island-0.jsonl", DEEP),

@@ -87,6 +87,23 @@ def test_takeovers_roll_backs_and_the_age_of_the_last_cut_are_told():
   assert "takeovers" not in quiet and "cut" not in quiet
 
 
+def test_steps_done_anew_after_a_return_bring_the_end_no_nearer():
+  begun = line("run_started", "controller", total_tokens=1_000)
+  steps = [*range(1, 101), *range(41, 51)]  # the cut was taken at step 40
+  log = [
+    {"step": s, "tokens": 8, "wall_secs": 0.1 * i, "incarnation": 1 + i // 100}
+    for i, s in enumerate(steps)
+  ]
+  made = view.RunView()
+  again = STARTED | {"incarnation": 2, "step": 40}
+  tape = [begun, STARTED, RESTORED, again]
+  made.update(reader.Record(tape, {1: log}, []))
+  status = status_lib.status_of(made, alive=True, now=11.0)
+  assert (status["tokens"], status["progress"]) == (880, 0.4)
+  assert status["secs_left"] == 600 / status["tokens_per_sec"]
+  assert "40.0 %  400 of 1 k tokens" in text_of(status)
+
+
 def test_broken_lines_of_the_tape_are_shown():
   status = state(STARTED) | {"problems": ["tape/a, line 3: torn"]}
   assert "tape/a, line 3: torn" in text_of(status)
