@@ -254,7 +254,11 @@ class Cutter:
       parts = yield from cuts.complete(mine.asked, self._token)
     except errors.CorruptSnapshotError as error:
       self.unfit(mine.asked.cut, str(error))
-      yield from self._abandon(mine, str(error))
+      yield from cuts.abandon(mine.asked.cut, str(error), self._token)
+      self._given_up(mine, str(error))
+      return
+    if parts is None:
+      self._given_up(mine, (yield from cuts.reason(mine.asked.cut)))
       return
     self.completed(parts)
     self._open = None
@@ -267,8 +271,9 @@ class Cutter:
     )
 
   def _abandon(self, mine: _Open, reason: str) -> Script:
-    yield from cuts.abandon(mine.asked.cut, reason, self._token)
-    self._given_up(mine, reason)
+    # If not, it is complete, which the next look tells.
+    if (yield from cuts.abandon(mine.asked.cut, reason, self._token)):
+      self._given_up(mine, reason)
 
   def _given_up(self, mine: _Open, reason: str) -> None:
     logger.warning("cut_abandoned cut=%d reason=%s", mine.asked.cut, reason)

@@ -6,8 +6,12 @@ A cut is a directory `cuts/<n>` of records:
     island-<m>        where an island's state is saved, and its positions
     heads             by the syncer: all heads at one moment
     channel           by the syncer: sent before the cut, not in those heads
-    complete          by the controller, last: checksums of all of these
-    abandoned         instead of it: there will never be a complete one
+    complete          by the controller, last: checksums of all of these, or of
+                      none if there will never be a complete one
+    abandoned         why; also over a complete one, when the run is set back
+
+Whether a cut is complete or given up is decided once, by who writes `complete`
+first: a request of a dead controller may arrive after its successor's.
 
 Chandy and Lamport's snapshot in the form of Lai and Yang: channels keep no
 order here, so no marker travels in them. Instead every contribution and every
@@ -130,6 +134,11 @@ def look(cut: int) -> operations.Procedure[Look]:
     asked, _ = yield operations.Read(
       keys.cut_request_key(cut), records.CutRequest
     )
+  if keys.COMPLETE in names and keys.ABANDONED not in names:
+    key = keys.cut_complete_key(cut)
+    whole, _ = yield from operations.sound(key, records.CutComplete)
+    if whole is not None and whole.is_void:
+      names |= {keys.ABANDONED}  # who gave it up died before it said why
   return Look(cut, asked, names)
 
 
@@ -149,7 +158,9 @@ def look_surely(cut: int) -> operations.Procedure[Look]:
     if record is not None:
       found[name] = record
   asked: Any = found.get(keys.REQUEST)
-  return Look(cut, asked, frozenset(found))
+  whole: Any = found.get(keys.COMPLETE)
+  void = {keys.ABANDONED} if whole is not None and whole.is_void else set()
+  return Look(cut, asked, frozenset(found) | void)
 
 
 def add_part(part: records.CutPart) -> operations.Procedure[bool]:
@@ -223,15 +234,32 @@ def abandon(
   Raises:
     FencedError: the run has another controller.
   """
-  key = keys.cut_complete_key(cut)
-  complete, _ = yield from operations.sound(key, records.CutComplete)
-  if complete is not None:
+  void = records.CutComplete(cut, 0, {})
+  if not (yield from _decide(void, token)).is_void:
     return False
-  yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)
   yield operations.Write(
     keys.cut_abandoned_key(cut), records.CutAbandoned(cut, reason)
   )
   return True
+
+
+def _decide(
+  wanted: records.CutComplete, token: int
+) -> operations.Procedure[records.CutComplete]:
+  """Says how a cut ends, unless that is said already; gives what holds.
+
+  Checksums are replaced by others: a part may have come since.
+  """
+  key = keys.cut_complete_key(wanted.cut)
+  while True:
+    found, generation = yield from operations.sound(key, records.CutComplete)
+    if found is not None and (wanted.is_void or found.is_void):
+      return found
+    if found == wanted:
+      return wanted
+    yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)
+    if (yield operations.CompareAndSet(key, wanted, generation)):
+      return wanted
 
 
 def reason(cut: int) -> operations.Procedure[str]:
@@ -243,8 +271,8 @@ def reason(cut: int) -> operations.Procedure[str]:
 
 def complete(
   asked: records.CutRequest, token: int = 0
-) -> operations.Procedure[cut_parts.Parts]:
-  """Makes a cut usable, once all its parts are there.
+) -> operations.Procedure[cut_parts.Parts | None]:
+  """Makes a cut usable, once all its parts are there; None if it was given up.
 
   Raises:
     CorruptSnapshotError: they are not, or do not fit each other.
@@ -255,9 +283,7 @@ def complete(
     raise errors.CorruptSnapshotError(why)
   record = records.CutComplete(asked.cut, asked.epoch, parts.checksums())
   yield operations.Point("before_cut_complete")
-  yield from lease_lib.fence(keys.CONTROLLER_LEASE, token)
-  yield operations.Write(keys.cut_complete_key(asked.cut), record)
-  return parts
+  return None if (yield from _decide(record, token)).is_void else parts
 
 
 def expired(

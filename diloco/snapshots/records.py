@@ -322,11 +322,16 @@ class CutChannel(Record):
 
 @dataclasses.dataclass(frozen=True)
 class CutComplete(Record):
-  """Written last: the cut can be restored."""
+  """Written last: the cut can be restored; or never will be, if it is void."""
 
   cut: int
   epoch: int
   parts: dict[str, int]  # name below the cut's prefix -> its `crc32`
+
+  @property
+  def is_void(self) -> bool:
+    """Whether the cut was given up."""
+    return not self.parts
 
 
 @dataclasses.dataclass(frozen=True)

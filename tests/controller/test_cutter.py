@@ -330,7 +330,7 @@ def test_cut_that_was_given_up_when_it_was_complete_is_told_as_given_up(
     keys.cut_abandoned_key(1), records.CutAbandoned(1, "late")
   )
   session.run.store.write(
-    keys.cut_complete_key(1), records.CutComplete(1, 0, {})
+    keys.cut_complete_key(1), records.CutComplete(1, 0, {keys.REQUEST: 1})
   )
   session.look(1.0, LIVES)
   assert session.events()[-1] == ("cut_abandoned", "late")

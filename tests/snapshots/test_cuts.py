@@ -63,6 +63,73 @@ def test_ended_cut_takes_no_more_parts(tmp_path):
   assert not run.perform(cuts.abandon(cut, "too late"))
 
 
+class _Late:
+  """Somebody who is overtaken when it says how a cut ends."""
+
+  def __init__(self, run, overtaken_by):
+    """Args: the run; what another does right before."""
+    self._run, self._overtaken_by = run, overtaken_by
+
+  def execute(self, operation):
+    if getattr(operation, "key", "") == keys.cut_complete_key(1) and isinstance(
+      operation, operations.CompareAndSet | operations.Write
+    ):
+      overtaken_by, self._overtaken_by = self._overtaken_by, lambda: None
+      overtaken_by()
+    return self._run.store.execute(operation)
+
+
+def _ready(tmp_path):
+  """A run with a cut that has all its parts; what was asked."""
+  run = CutRun(tmp_path)
+  asked = run.perform(cuts.request([0], 2))
+  run.save(1, 0, 3, [[0, 0, 0], [0, 0, 0]])
+  fields = [dataclasses.asdict(h) for h in run.heads()]
+  run.perform(cuts.add_heads(records.CutHeads(1, 0, 1, fields)))
+  run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 1, []))
+  return run, asked
+
+
+def test_cut_is_not_given_up_by_who_is_late(tmp_path):
+  run, asked = _ready(tmp_path)
+  late = _Late(run, lambda: run.perform(cuts.complete(asked)))
+  assert not operations.perform(cuts.abandon(1, "late"), late.execute)
+  assert run.perform(cuts.look(1)).is_complete
+  assert run.perform(restore.verified(1)).request == asked
+
+
+def test_cut_is_not_completed_by_who_is_late(tmp_path):
+  run, asked = _ready(tmp_path)
+  late = _Late(run, lambda: run.perform(cuts.abandon(1, "a reason")))
+  assert operations.perform(cuts.complete(asked), late.execute) is None
+  assert not run.perform(cuts.look(1)).is_complete
+  with pytest.raises(errors.CorruptSnapshotError, match="a reason"):
+    run.perform(restore.verified(1))
+
+
+def test_cut_is_given_up_although_nobody_said_why(tmp_path):
+  run, asked = _ready(tmp_path)
+  run.perform(cuts.abandon(1, "a reason"))
+  run.store.delete(keys.cut_abandoned_key(1))  # its author died before it
+  for look in (cuts.look, cuts.look_surely):
+    assert not run.perform(look(1)).is_complete
+    assert keys.ABANDONED in run.perform(look(1)).names
+  assert run.perform(cuts.complete(asked)) is None
+  with pytest.raises(errors.CorruptSnapshotError, match="no reason was left"):
+    run.perform(restore.verified(1))
+  assert run.perform(cuts.abandon(1, "again"))
+  assert run.perform(cuts.reason(1)) == "again"
+
+
+def test_completion_that_nobody_can_read_is_written_again(tmp_path):
+  run, asked = _ready(tmp_path)
+  run.perform(cuts.complete(asked))
+  spoil(run, keys.cut_complete_key(1))
+  assert run.perform(cuts.look(1)).is_complete  # as far as names tell
+  run.perform(cuts.complete(asked))
+  assert run.perform(restore.verified(1)).request == asked
+
+
 # The lease while a syncer of token 5 takes its part, and whether it may.
 LEASES = {
   "its own": (records.Lease("me.1", 5, 0), True),

@@ -256,6 +256,7 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     RETURNED_WITHIN,  # a damaged head kept everybody from a damaged lease
     6_004_721,  # a return is finished by who sees nothing of its cut listed
     7_025_330,  # a listing that was old when it was read, and is not any more
+    33_020_566,  # a dead controller gives a cut up that is complete since
     6_007_024,  # read as damaged, and deleted before that was told
   ],
 )
