@@ -1,4 +1,4 @@
-"""Islands and a syncer in one process, on a tiny corpus."""
+"""Islands and a syncer in one process, of a task that costs next to nothing."""
 
 import contextlib
 import threading
@@ -15,30 +15,14 @@ from diloco.tape import recorder
 from diloco.tasks import registry
 
 
-def make_config(tmp_path, slices=("1",), optimizer="adamw", **sync):
-  corpus = tmp_path / "corpus"
-  corpus.mkdir(exist_ok=True)
-  for i in range(40):
-    text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
-    (corpus / f"{i}.txt").write_text(text)
+def make_config(tmp_path, slices=("1",), optimizer="", **sync):
+  """Of a small task, or of a language model by the optimizer that is named."""
+  task = _language_model(tmp_path, optimizer) if optimizer else _BOWL
   return config_lib.from_mapping(
     {
       # Of one schedule with any number of islands: one step to compile.
       "total_tokens": 1_000_000 * len(slices),
-      "task": {
-        "name": "language_model",
-        "options": {
-          "d_model": 32,
-          "num_layers": 1,
-          "num_heads": 4,
-          "seq_len": 32,
-          "batch_size": 4,
-          "warmup_steps": 5,
-          "optimizer": optimizer,
-          "data_glob": str(corpus / "*.txt"),
-          "heldout_fraction": 0.2,
-        },
-      },
+      "task": task,
       "fleet": {"slices": [{"kind": "cpu", "topology": t} for t in slices]},
       # Overwriting leaves no rounding of an island's own in what it adopts.
       "sync": {"num_fragments": 4, "every": 4, "adoption": "overwrite"} | sync,
@@ -46,6 +30,31 @@ def make_config(tmp_path, slices=("1",), optimizer="adamw", **sync):
       "controller": {"heartbeat_secs": 0.05},
     }
   )
+
+
+_BOWL = {"name": "tests.integration.bowl:make", "options": {}}
+
+
+def _language_model(tmp_path, optimizer):
+  corpus = tmp_path / "corpus"
+  corpus.mkdir(exist_ok=True)
+  for i in range(40):
+    text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
+    (corpus / f"{i}.txt").write_text(text)
+  return {
+    "name": "language_model",
+    "options": {
+      "d_model": 32,
+      "num_layers": 1,
+      "num_heads": 4,
+      "seq_len": 32,
+      "batch_size": 4,
+      "warmup_steps": 5,
+      "optimizer": optimizer,
+      "data_glob": str(corpus / "*.txt"),
+      "heldout_fraction": 0.2,
+    },
+  }
 
 
 @contextlib.contextmanager

@@ -59,7 +59,9 @@ def _settle(island, config, run_dir):
 def test_sharded_and_single_device_islands_adopt_bit_equal_values(
   tmp_path, run_dir
 ):
-  config = make_config(tmp_path, slices=("2x2", "1"), codec="f32")
+  config = make_config(
+    tmp_path, slices=("2x2", "1"), optimizer="adamw", codec="f32"
+  )
   sharded = make_island(config, run_dir, island=0)
   single = make_island(config, run_dir, island=1)
   spread = [
