@@ -114,10 +114,11 @@ class _Draw:
     model, fleet = self.model, self.fleet
     if model.trace is not None:
       return self._traced(model.trace)
+    chips = self._chips()  # first: it refuses what is too large to be listed
     racks = np.arange(0, fleet.all_slices, fleet.rack_slices)
     sites = [fleet.block(m) for m in range(fleet.islands)]
     parts = [
-      self._chips(),
+      chips,
       *self._groups(
         *(1, model.rack_mtbi_years, racks),
         np.minimum(racks + fleet.rack_slices, fleet.all_slices),
