@@ -365,7 +365,7 @@ def test_one_island_is_an_optimizer_around_muon_step_by_step(tmp_path):
   ],
 )
 def test_every_method_learns_on_unequal_islands(tmp_path, method, fields):
-  found = train(tmp_path, method, steps=160, speeds=(1.0, 0.5, 0.3), **fields)
+  found = train(tmp_path, method, steps=80, speeds=(1.0, 0.5, 0.3), **fields)
   batch = next(Rows(99))
   before = Task().loss(Task().init(jax.random.key(0)), batch)[0]
   assert Task().loss(found, batch)[0] < 0.5 * before

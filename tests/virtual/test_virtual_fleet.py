@@ -29,7 +29,7 @@ def make_config(islands=3, speeds=(1.0, 0.6, 0.4), **fields):
   return config_lib.from_mapping(
     {
       "engine": "virtual",
-      "total_tokens": 3000,
+      "total_tokens": 1500,
       "fleet": {"slices": slices, "pace_step_secs": 0.1, "jitter": 0.1},
       "sync": {"num_fragments": 2, "every": 4, "codec": "f32"},
       "programs": {"checkpoint_every_steps": 0, "final_eval_batches": 1},
