@@ -4,6 +4,7 @@ The main thread starts copies and goes on; this thread writes them. When they
 count is in `diloco.islands.saving`.
 """
 
+import functools
 import logging
 import pathlib
 import shutil
@@ -156,9 +157,11 @@ class Saver(saving.Saves):
     else:
       reason = " ".join(f"{type(outcome).__name__}: {outcome}".split())[:300]
       logger.warning("save_failed step=%d error=%s", job.snapshot.step, outcome)
-    if isinstance(outcome, saving.LostError):
       path = self._path(job)
-      yield operations.Compute(lambda: shutil.rmtree(path, ignore_errors=True))
+      if not (path / checkpoint.MARKER).exists():
+        # On a full disk it would hold the room that everything waits for.
+        rubbish = functools.partial(shutil.rmtree, path, ignore_errors=True)
+        yield operations.Compute(rubbish)
     self._tape.record(
       events.CHECKPOINTED,
       step=job.snapshot.step,

@@ -192,6 +192,8 @@ def test_error_of_the_disk_costs_one_save(disk):
   assert disk.saved() == [] and disk.tape[0]["reason"] == (
     "OSError: No space left on device"
   )
+  # What was written of it would keep the disk full, and the next save from it.
+  assert list(disk.folder.iterdir()) == []
   assert disk.save(2) and disk.saved() == [2]
   assert [t["durable"] for t in disk.tape] == [False, True]
   disk.saver.check()
