@@ -34,6 +34,9 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 
 
+# In the environment of a role's process: whose it is, for a later controller.
+ROLE = "DILOCO_ROLE"
+
 # XLA on a CPU takes its temporaries from malloc and frees them in every step.
 # By default glibc gives such blocks back to the system each time, and the page
 # faults cost a third of the step; so an island keeps them. Read at start-up
@@ -454,6 +457,9 @@ def setup_role(
   """
   if keeper := os.environ.get("DILOCO_KEEPER"):
     _die_with(int(keeper))
+  # What it starts in a session of its own would be taken for it; what /proc
+  # tells of this process stays.
+  os.environ.pop(ROLE, None)
   os.umask(_PRIVATE)
   if cores:
     os.sched_setaffinity(0, set(cores))

@@ -29,7 +29,12 @@ import pathlib, subprocess, sys, time
 print("hello", *sys.argv[1:], flush=True)
 if sys.argv[1] == "exit":
   sys.exit(int(sys.argv[2]))
-child = subprocess.Popen(["sleep", "600"])
+if sys.argv[1] == "apart":
+  from diloco import process
+  process.setup_role((), pathlib.Path(sys.argv[2]).parent, "island-0")
+child = subprocess.Popen(
+  ["sleep", "600"], start_new_session=sys.argv[1] == "apart"
+)
 temporary = pathlib.Path(sys.argv[2] + ".tmp")
 temporary.write_text(str(child.pid))
 temporary.rename(sys.argv[2])
@@ -237,6 +242,19 @@ def test_of_two_lives_of_a_role_the_later_is_taken_up(engine, run_dir, lives):
     eventually((run_dir / f"{life}.child").exists)
   found = process_engine.ProcessEngine(run_dir).survivors()
   assert found["island-0"].handle.pid == pids[2]
+
+
+def test_what_a_role_starts_in_a_session_of_its_own_is_not_taken_for_it(
+  engine, run_dir
+):
+  handle, child = start_with_child(engine, run_dir, "apart")
+  try:
+    found = process_engine.ProcessEngine(run_dir).survivors()
+    assert found["island-0"].handle.pid == handle.pid
+    engine.kill_stray(child)
+    assert is_alive(child)
+  finally:
+    os.kill(child, signal.SIGKILL)
 
 
 def test_death_of_a_role_that_was_taken_up_is_noticed(engine, run_dir):

@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 _KILL_SECS = 10.0
 _POLL_SECS = 0.01
-_VARIABLE = "DILOCO_ROLE"  # in the environment of every role
 
 
 class ProcessHandle(base.Handle):
@@ -151,7 +150,7 @@ class ProcessEngine(base.Engine):
           **os.environ,
           # Where a task was found here, as beside a script, it is found there.
           "PYTHONPATH": python_path(),
-          _VARIABLE: self._label(launch),
+          process.ROLE: self._label(launch),
         },
         start_new_session=True,
       )
@@ -221,7 +220,7 @@ def _read_label(pid: int) -> dict[str, Any]:
   try:
     if os.getsid(pid) != pid:
       return {}  # a role leads its session; what it started does not
-    label = json.loads(psutil.Process(pid).environ().get(_VARIABLE, "{}"))
+    label = json.loads(psutil.Process(pid).environ().get(process.ROLE, "{}"))
   except (OSError, ValueError, psutil.Error):
     return {}  # gone meanwhile, or somebody else's
   return label if isinstance(label, dict) else {}
