@@ -4,7 +4,8 @@ The controller keeps them there while the run is on. Elsewhere they are brought
 into a directory of this machine's cache, which then is the run's for every
 command that only reads. Below the store's root:
 
-    log/seen                     when the controller lived, by its own clock
+    log/seen                     when the controller lived, by its own clock,
+                                 and which life it is
     log/whole/<file>             configuration, summary
     log/lines/<file>/<offset>    a piece of a tape or a metric log: whole lines
 """
@@ -53,6 +54,7 @@ class Keeper:
     check: Callable[[], None] = lambda: None,
     *,
     relayed: bool = False,
+    life: int = 0,
   ):
     """Goes on where an earlier one ended; to enter it starts its thread.
 
@@ -63,7 +65,9 @@ class Keeper:
         controller has the run, and nothing is written from then on.
       relayed: whether roles may have folders of their own; what they relay is
         taken into the run directory first.
+      life: of the controller.
     """
+    self._life = life
     self._check = check
     self._relayed = relayed
     self._collected: set[str] = set()  # and not deleted yet
@@ -79,7 +83,13 @@ class Keeper:
     self._worker: workers.Worker | None = None
 
   def __enter__(self) -> Keeper:
-    """Starts its thread."""
+    """Starts its thread; whoever looks knows of this life before it acts.
+
+    Raises:
+      OSError: the store fails.
+      FencedError: another controller has the run.
+    """
+    self._tell()
     self._worker = workers.Worker("logbook", self._work)
     return self
 
@@ -105,19 +115,24 @@ class Keeper:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
   def _work(self) -> None:
-    retry = workers.Retry((PUSH_SECS, 8 * PUSH_SECS))
+    pauses_secs = PUSH_SECS, 8 * PUSH_SECS
+    retry = workers.Retry(pauses_secs, (Exception,))
     secs = 0.0
     while not self._closing.wait(secs):
       try:
         self.push()
-        self._put(_SEEN, json.dumps({"wall_secs": time.time()}).encode())
-        retry = workers.Retry((PUSH_SECS, 8 * PUSH_SECS))
+        self._tell()
+        retry = workers.Retry(pauses_secs, (Exception,))
         secs = _COLLECT_SECS if self._more else PUSH_SECS
-      except OSError as error:
-        logger.warning("logbook_waits error=%s", errors.one_line(error))
-        secs = retry.failed(error)
       except errors.FencedError:
         return  # its controller finds out as well
+      except Exception as error:  # whatever it is, nobody else keeps the tapes
+        logger.warning("logbook_waits error=%s", errors.one_line(error))
+        secs = retry.failed(error)
+
+  def _tell(self) -> None:
+    told = {"wall_secs": time.time(), "life": self._life}
+    self._put(_SEEN, json.dumps(told).encode())
 
   def push(self) -> None:
     """Writes what is new.
@@ -255,8 +270,23 @@ def seen_secs(snapshots: store.SnapshotStore) -> float:
   Raises:
     OSError: the store cannot be read.
   """
+  return _seen(snapshots, "wall_secs")
+
+
+def unended_life(snapshots: store.SnapshotStore) -> int:
+  """Which life of a run's controller has not left in order; 0 if none.
+
+  Its tape may have no line here yet.
+
+  Raises:
+    OSError: the store cannot be read.
+  """
+  return int(_seen(snapshots, "life"))
+
+
+def _seen(snapshots: store.SnapshotStore, name: str) -> float:
   try:
-    return float(json.loads(snapshots.get(_SEEN) or b"")["wall_secs"])
+    return float(json.loads(snapshots.get(_SEEN) or b"")[name])
   except (ValueError, KeyError, TypeError):
     return 0.0
 

@@ -164,7 +164,7 @@ class _Move(move_lib.Move):
       _claim(self._run_dir)
       self.claimed = True
     _copy_files(self._found.url, self._run_dir)
-    if _is_whole(self._run_dir):
+    if _is_whole(self._run_dir, logbook.unended_life(self._snapshots)):
       return None
     return _told_cuts(self._found, self._run_dir, self._cut)
 
@@ -233,9 +233,12 @@ def _copy_files(url: str, run_dir: pathlib.Path) -> None:
       shutil.copyfile(path, run_dir / folder / path.name)
 
 
-def _is_whole(run_dir: pathlib.Path) -> bool:
-  """Whether the tapes hold all: the last session ended in order."""
-  lives, ended = {0}, set()
+def _is_whole(run_dir: pathlib.Path, unended: int) -> bool:
+  """Whether the tapes hold all: the last session ended in order.
+
+  One may have begun and died before it kept a line; see `unended_life`.
+  """
+  lives, ended = {0, unended}, set()
   for line in reader.stream(run_dir, only_role="controller").events:
     lives.add(line["incarnation"])
     if line["event"] == events.RUN_FINISHED:

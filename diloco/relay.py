@@ -153,12 +153,12 @@ def relayed(
         relay.look()
         if turn % _LOOKS_A_PUSH == 0:
           relay.push()
-      except OSError as error:
-        logger.warning("relay_waits error=%s", errors.one_line(error))
       except errors.FencedError as error:
         logger.warning("fenced error=%s", error)
         sys.stderr.flush()
         os._exit(process.EXIT_FAILED)  # whatever else it does
+      except Exception as error:  # whatever it is, nobody else looks
+        logger.warning("relay_waits error=%s", errors.one_line(error))
 
   worker = workers.Worker("relay", work)
   try:

@@ -150,9 +150,13 @@ def conduct(
       held.check()
       return engine.kill_leftovers()
 
+    if resumed and config.engine == "ray" and config.store:
+      relay.collect(run_dir, snapshots)  # what was told of the last session
+    # Before a head is set back or a role acts, of which no tape may tell.
+    keeper = ending.enter_context(
+      _kept(run_dir, config, held.check, incarnation)
+    )
     if resumed:
-      if config.engine == "ray" and config.store:
-        relay.collect(run_dir, snapshots)  # what was told of the last session
       restorer_with(end_roles).prepare(cut)
     held.check()
     # Before any role, so that a run killed at any later instant can go on.
@@ -186,15 +190,14 @@ def conduct(
       changed=config_changes.changes(before, config),
     )
     begun(controller)
-    with _kept(run_dir, config, held.check) as keeper:
-      with (
-        contextlib.closing(view),
-        process.hearing(lambda _: controller.interrupt()),
-      ):
-        outcome = controller.run()
-      if keeper:
-        keeper.bring()
-      concluded = _conclude(run_dir)
+    with (
+      contextlib.closing(view),
+      process.hearing(lambda _: controller.interrupt()),
+    ):
+      outcome = controller.run()
+    if keeper:
+      keeper.bring()
+    concluded = _conclude(run_dir)
   if outcome.user_error:
     raise outcome.user_error
   return Result(outcome.status, *concluded)
@@ -463,6 +466,7 @@ def _kept(
   run_dir: pathlib.Path,
   config: config_lib.RunConfig,
   check: Callable[[], None] = lambda: None,
+  life: int = 0,
 ) -> contextlib.AbstractContextManager[logbook.Keeper | None]:
   """Keeps a run's files where its store is, if that is not with them."""
   if not config.store:
@@ -472,6 +476,7 @@ def _kept(
     store.SnapshotStore(config.store),
     check,
     relayed=config.engine == "ray",
+    life=life,
   )
 
 

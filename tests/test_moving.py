@@ -139,6 +139,25 @@ def test_run_that_did_not_goes_back_to_the_newest_cut_its_tapes_tell(tmp_path):
     assert checkpoint.verify(path)
 
 
+def test_session_that_died_before_it_kept_a_line_did_not_end_in_order(
+  tmp_path,
+):
+  lost = Lost(tmp_path).tell_cut().finish()
+  with lost.controlled() as held:
+    logbook.Keeper(lost.dir, lost.store).push()
+    life = roles.draw_incarnation(lost.dir, "controller")
+    keeper = logbook.Keeper(lost.dir, lost.store, held.check, life=life)
+    keeper.__enter__()
+    keeper._closing.set()  # what it keeps later is lost with its machine
+    keeper._worker.join()
+  merged = lost.heads()
+  shutil.rmtree(lost.dir)
+  assert lost.resume() is None
+  (back,) = lost.events("restored")
+  assert (back["cut"], back["torn"]) == (1, True)
+  assert all(new > old for new, old in zip(lost.heads(), merged, strict=True))
+
+
 def test_life_whose_tape_is_lost_lends_its_number_to_nobody(tmp_path):
   lost = Lost(tmp_path).finish().gone()
   lost.resume()
@@ -314,8 +333,11 @@ def test_first_directory_keeps_nothing_any_more_and_does_not_go_on(
     with pytest.raises(errors.FencedError):
       while True:
         first.push()
-    with logbook.Keeper(lost.dir, lost.store, held.check) as keeper:
-      keeper._worker.join()  # it ends by itself
+    with (
+      pytest.raises(errors.FencedError),
+      logbook.Keeper(lost.dir, lost.store, held.check),
+    ):
+      pass
   assert lost.store.keys("log") == before
   assert cli.main(["resume", str(lost.dir)]) == 2
   assert "goes on in another directory" in capsys.readouterr().err

@@ -273,6 +273,13 @@ def test_life_without_permit_commits_nothing(snapshots, life, held):
 _ROLE = """
 import pathlib, sys, time
 from diloco import relay
+from diloco.snapshots import store
+get, left = store.SnapshotStore.get, [MemoryError("nobody expects it")]
+def short_once(*args):
+  if left:
+    raise left.pop()
+  return get(*args)
+store.SnapshotStore.get = short_once
 with relay.relayed(pathlib.Path(sys.argv[1]), "syncer", 3):
   print("up", flush=True)
   time.sleep(600)
@@ -295,4 +302,5 @@ def test_role_ends_when_its_permit_is_withdrawn(tmp_path, snapshots):
     snapshots.delete(permit)
     _, err = role.communicate(timeout=60)
   assert role.returncode == process.EXIT_FAILED
+  assert "nobody expects it" in err
   assert "the permit of syncer-0003 was withdrawn" in err
