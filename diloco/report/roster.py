@@ -36,7 +36,8 @@ def state(member: records.Member, now: float) -> str:
 def look(run_dir: str | os.PathLike[str]) -> dict[str, dict[str, Any]] | None:
   """The newest life of every role of a run, syncers first, as JSON.
 
-  None if the store cannot be read, and a line in the log.
+  None if the store cannot be read, and a line in the log. A run in virtual time
+  has none: its roles share a process, and its clock is not ours.
 
   Raises:
     UserError: roles of another run have signed in there.
@@ -48,7 +49,8 @@ def look(run_dir: str | os.PathLike[str]) -> dict[str, dict[str, Any]] | None:
   except OSError as error:
     logger.warning("roles_unknown error=%s", errors.of_store(error))
     return None
-  return of(found)
+  virtual = process.read_config(run_dir).engine == "virtual"
+  return {} if virtual else of(found)
 
 
 def of(found: Iterable[records.Member]) -> dict[str, dict[str, Any]]:

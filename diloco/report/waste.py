@@ -9,7 +9,7 @@ LIMIT = 0.05  # share of the trained tokens
 
 _SLOW_STORE = (
   "raise config.sync.every, so that islands publish less often, or set"
-  " config.sync.codec = 'bf16'"
+  " a config.sync.codec of fewer bits"
 )
 _OLD_CUT = (
   "lower config.programs.cut_every_secs, unless you asked to go back so far"
@@ -27,7 +27,10 @@ _REMEDIES = {
   "before_restore": _OLD_CUT,
   "too_stale": "raise config.sync.max_staleness",
   "norm_outlier": "raise config.sync.gate_factor, if those updates are sound",
-  "suspended": "raise config.sync.suspend_after, if those updates are sound",
+  "suspended": (
+    "lower the task's learning rate, or mend its loss; if those updates are"
+    " sound raise config.sync.gate_factor"
+  ),
   "not_finite": "lower the task's learning rate, or mend its loss",
 }
 

@@ -118,6 +118,15 @@ def test_status_tells_roles_lives_and_hosts(signed, place, capsys):
   assert "alive" in line and "2 h 00 min ago" in line
 
 
+def test_ages_in_virtual_time_are_not_measured_by_our_clock(signed, capsys):
+  paced = {"pace_step_secs": 1.0}
+  fields = {"engine": "virtual", "store": signed.url, "fleet": paced}
+  process.write_config(config.from_mapping(fields), signed.dir)
+  assert cli.main(["status", str(signed.dir)]) == 0
+  assert " ago" not in capsys.readouterr().out
+  assert roster.look(signed.dir) == {}
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_list_tells_how_many_are_alive(signed, place, capsys):
   assert cli.main(["ls", places(signed)[place], "--json"]) == 0

@@ -19,6 +19,7 @@ from diloco.report import narrative, summary, waste
     ({"publish_dropped": 60}, "config.sync.every"),
     ({"lost_with_island": 51}, "config.programs.checkpoint_every_steps"),
     ({"rolled_back": 400}, "config.programs.cut_every_secs"),
+    ({"suspended": 90, "not_finite": 10}, "or mend its loss"),
     ({"a new reason": 60}, "see the report"),
   ],
 )
