@@ -39,11 +39,13 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
   Raises:
     UserError: there is no such directory.
+    OSError: it cannot be looked into.
   """
   if not pathlib.Path(folder).is_dir():
     raise errors.UserError(
       f"the directory {folder}", "there is none", "name one that holds runs"
     )
+  os.scandir(folder).close()  # below it, who may not look is passed over
   found = [_facts(run_dir) for run_dir in below(folder)]
   unended = [
     one["dir"]

@@ -1,5 +1,6 @@
 """`diloco ls`: runs told from the ends of their files."""
 
+import errno
 import json
 import os
 import pathlib
@@ -139,6 +140,17 @@ def test_folder_that_is_closed_to_us_hides_no_other(
   monkeypatch.setattr(pathlib.Path, "open", refuse)
   found = listing.runs(tmp_path)
   assert [one["status"] for one in found] == ["finished", "unreadable"]
+
+
+def test_folder_that_is_asked_for_and_closed_to_us_is_not_called_empty(
+  tmp_path, monkeypatch, capsys
+):
+  def refuse(path):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+  monkeypatch.setattr(os, "scandir", refuse)  # os.walk would pass it over
+  assert cli.main(["ls", str(tmp_path)]) == 2
+  assert f"{tmp_path}: Permission denied" in capsys.readouterr().err
 
 
 def test_stores_are_asked_side_by_side(tmp_path, make, monkeypatch):
