@@ -76,12 +76,15 @@ def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
 
 def take_up(
   run_dir: pathlib.Path,
+  live: Mapping[str, Any],
   changed: Callable[[config_lib.RunConfig, Changes], None],
 ) -> None:
   """The controller's side: takes up a change that is wanted.
 
   Args:
     run_dir: directory of the run.
+    live: what holds now, as `config_changes.live`: an earlier try may have
+      written the configuration and told nobody.
     changed: makes a change hold, and what it is.
 
   Raises:
@@ -92,6 +95,7 @@ def take_up(
     return
   try:
     old = process.read_config(run_dir, or_copy=True)
+    old = config_changes.with_live(old, live)
     new = config_lib.from_mapping(json.loads(wish.read_text()))
     config_changes.check_live(old, new)
   except (ValueError, RecursionError) as error:

@@ -15,7 +15,14 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from diloco import channel, crash, errors, process, timing
+from diloco import (
+  channel,
+  config_changes,
+  crash,
+  errors,
+  process,
+  timing,
+)
 from diloco import config as config_lib
 from diloco.controller import change, core, cutter, orders
 from diloco.controller import outcome as outcome_lib
@@ -277,7 +284,9 @@ class Controller:
         self._store.perform(self._cutter.close())
       case orders.TakeChanges():
         change.take_up(
-          self.run_dir, lambda *made: self._tell(orders.Configured(*made))
+          self.run_dir,
+          config_changes.live(self.core.config),
+          lambda *made: self._tell(orders.Configured(*made)),
         )
       case orders.GoBack():
         return self._go_back()

@@ -1,13 +1,14 @@
 """The controller's loop, in a fleet of fakes."""
 
 import errno
+import functools
 import json
 import shutil
 
 import fake_fleet
 import pytest
 
-from diloco import channel, errors, process
+from diloco import channel, config_changes, errors, process
 from diloco import config as config_lib
 from diloco.controller import change
 from diloco.report import liveness
@@ -79,15 +80,21 @@ def test_change_is_told_once_it_is_written(tmp_path, monkeypatch):
   def changed(config, changes):
     told.append((process.read_config(tmp_path), changes))
 
-  def refuse(config, run_dir):
-    raise OSError("the disk is full")
+  write, written = process._write_whole, []
 
-  with monkeypatch.context() as full:
-    full.setattr(process, "write_config", refuse)
-    with pytest.raises(OSError, match="full"):
-      change.take_up(tmp_path, changed)
-  assert not told and wish.exists()
-  change.take_up(tmp_path, changed)
+  def refuse(room, path, text):
+    if len(written) == room:
+      raise OSError("the disk is full")
+    write(path, text)
+    written.append(path)
+
+  for room in (0, 1):  # for the configuration and its copy
+    with monkeypatch.context() as full:
+      full.setattr(process, "_write_whole", functools.partial(refuse, room))
+      with pytest.raises(OSError, match="full"):
+        change.take_up(tmp_path, config_changes.live(old), changed)
+    assert not told and wish.exists()
+  change.take_up(tmp_path, config_changes.live(old), changed)
   ((written, changes),) = told
   assert written == new and list(changes.values()) == [(0.5, 0.25)]
   assert not wish.exists()
