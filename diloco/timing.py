@@ -31,6 +31,7 @@ import math
 import os
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any, Self
 
 from diloco import config as config_lib
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 KEY = "timing"
 
 _PROBES = 21
+_RETRY_SECS = 0.25
 _BEATS_A_TAKEOVER = 6
 _LEASE_BEATS = 4
 _MEMBER_BEATS = 8
@@ -248,17 +250,23 @@ def settle(
 
 
 def read(
-  snapshots: store.SnapshotStore, chosen: config_lib.ControllerConfig
+  snapshots: store.SnapshotStore,
+  chosen: config_lib.ControllerConfig,
+  wanted: Callable[[], bool] = lambda: False,
 ) -> Timing:
   """Returns the run's timing; derived anew where there is none to read.
 
-  A role that is born while the store is out of reach waits for it later.
+  A role must not live by that, if the store is only out of reach as it is born:
+  it is asked again while it is `wanted`.
   """
-  try:
-    return _stored(snapshots) or derive(chosen, 0.0)
-  except OSError as error:
-    logger.warning("timing_unreachable error=%s", error)
-    return derive(chosen, 0.0)
+  while True:
+    try:
+      return _stored(snapshots) or derive(chosen, 0.0)
+    except OSError as error:
+      logger.warning("timing_unreachable error=%s", error)
+    if not wanted():
+      return derive(chosen, 0.0)
+    time.sleep(_RETRY_SECS)
 
 
 def _stored(snapshots: store.SnapshotStore) -> Timing | None:

@@ -111,7 +111,9 @@ class Island:
       spec.recorded,
     )
     self._store = spec.opened or store.SnapshotStore(spec.store_url)
-    self.times = timing.read(self._store, config.controller)
+    self.times = timing.read(
+      self._store, config.controller, lambda: not threads.dead
+    )
     self.progress = heartbeat.Progress(self._check)
     self._born = heartbeat.born(
       spec.run_dir, f"island-{spec.island}", spec.incarnation, threads

@@ -3,6 +3,8 @@
 Any number of them may run. One leads; the others are warm and wait for it.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import logging
@@ -13,7 +15,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import channel as channel_lib
-from diloco import errors, heartbeat, process, relay, timing, workers
+from diloco import config as config_lib
+from diloco import (
+  config_changes,
+  errors,
+  heartbeat,
+  process,
+  relay,
+  timing,
+  workers,
+)
 from diloco.snapshots import requests, store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import events, recorder
@@ -90,7 +101,7 @@ def live(
       "requests",
     )
   mine = heartbeat.born(run_dir, role, incarnation, threads)
-  syncer = syncer_lib.Syncer(snapshots, config, tape, mine.nonce, threads)
+  syncer = _make(snapshots, config, tape, mine.nonce, threads, waiting)
   place = heartbeat.Heartbeat(
     snapshots, lambda: mine, syncer.times.lease_ttl_secs, threads=threads
   )
@@ -111,12 +122,40 @@ def live(
   tape.close()
 
 
+def _make(
+  snapshots: store.SnapshotStore,
+  config: config_lib.RunConfig,
+  tape: recorder.Recorder,
+  owner: str,
+  threads: workers.Threads,
+  waiting: Waiting,
+) -> syncer_lib.Syncer:
+  """Makes the syncer once its store can tell by which timing, if it is wanted.
+
+  It may lead for months, and must not by a guess.
+  """
+  times = timing.read(
+    snapshots,
+    config.controller,
+    lambda: not threads.dead and waiting.wanted(),
+  )
+  if waiting.live:
+    config = config_changes.with_live(config, waiting.live)
+  return syncer_lib.Syncer(snapshots, config, tape, owner, threads, times)
+
+
 class Waiting:
-  """What a syncer that does not lead says to its controller, and hears."""
+  """What a syncer that does not lead says to its controller, and hears.
+
+  Attributes:
+    live: the settings that it heard of last; empty if of none.
+  """
 
   def __init__(self, channel: channel_lib.Client, orphan_secs: float):
+    self.live: Mapping[str, Any] = {}
     self._channel = channel
     self._orphan_secs = orphan_secs
+    self._stopped = False
 
   def ready(self, token: int) -> None:
     """Says that it is warm, or with a token that it leads."""
@@ -127,7 +166,7 @@ class Waiting:
     self, configure: Callable[[Mapping[str, Any]], None] = lambda live: None
   ) -> bool:
     """Whether to go on waiting; answers what was asked meanwhile."""
-    while True:
+    while not self._stopped:
       try:
         message = self._channel.inbox.get_nowait()
       except queue.Empty:
@@ -137,9 +176,10 @@ class Waiting:
         done = {"type": "done", "seq": message["seq"], "result": result}
         self._channel.send(done)
         if message["name"] == "configure":
-          configure(message["args"]["settings"])
-        if message["name"] == "stop":
-          return False
+          self.live = message["args"]["settings"]
+          configure(self.live)
+        self._stopped = message["name"] == "stop"
+    return False
 
 
 if __name__ == "__main__":

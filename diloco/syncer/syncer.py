@@ -72,12 +72,16 @@ class Syncer(leadership.Leadership):
     tape: recorder.Recorder,
     owner: str,
     threads: workers.Threads = workers.Threads(),
+    times: timing.Timing | None = None,
   ):
-    """Knows its store; takes no lease yet. No other has the name of `owner`."""
+    """Knows its store; takes no lease yet. No other has the name of `owner`.
+
+    It goes by these `times`, or those it can read now.
+    """
     self._threads = threads
     self._config = config
     self._tape = tape
-    self.times = timing.read(snapshots, config.controller)
+    self.times = times or timing.read(snapshots, config.controller)
     self.check_place: Callable[[], None] = lambda: None
     self._unwatched = snapshots
     self._store = snapshots.watched(self.gets_on)

@@ -9,9 +9,16 @@ import time
 import cut_builder
 import pytest
 
-from diloco import channel, config, errors, process
+from diloco import (
+  channel,
+  config,
+  config_changes,
+  errors,
+  process,
+  timing,
+)
 from diloco.snapshots import keys, records, store
-from diloco.syncer import main
+from diloco.syncer import main, syncer
 
 _PATIENCE_SECS = 20.0
 
@@ -98,6 +105,43 @@ def test_syncer_born_in_an_outage_is_ready_tells_that_it_lives_and_waits(
   seat.server.send("standby", drain)
   answer = seat.hear("done")
   assert (answer["seq"], answer["result"]) == (7, {"leads": False})
+  seat.end()
+
+
+def test_syncer_born_in_an_outage_goes_by_the_timing_of_its_run(
+  tmp_path, monkeypatch
+):
+  # As of a store that is far: its own guess would be a tenth of it.
+  settled = timing.derive(config.ControllerConfig(takeover_secs=6.0), 0.05)
+  far = cut_builder.CutRun(tmp_path, process.store_url(tmp_path)).store
+  far.write(timing.KEY, settled)
+  out, made, read = threading.Event(), [], store.SnapshotStore.read_for_update
+
+  def fails(self, key, kind):
+    if not out.is_set():
+      _refuse()
+    return read(self, key, kind)
+
+  class Kept(syncer.Syncer):
+    def __init__(self, *given):
+      super().__init__(*given)
+      made.append(self)
+
+  monkeypatch.setattr(store.SnapshotStore, "read_for_update", fails)
+  monkeypatch.setattr(syncer, "Syncer", Kept)
+  seat = Seat(tmp_path)
+  seat.hear("status", 3)
+  live = config_changes.live(
+    config.from_mapping({"outer": {"learning_rate": 0.125}})
+  )
+  configure = {"type": "program", "name": "configure", "seq": 7}
+  seat.server.send("standby", configure | {"args": {"settings": live}})
+  seat.hear("done")
+  out.set()
+  while not seat.token:
+    seat.hear("ready")
+  assert made[0].times == settled
+  assert made[0]._config.outer.learning_rate == 0.125
   seat.end()
 
 
