@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-_LEAVES, _SHAPE = "abcd", (8, 8)
+_LEAVES = "abcd"
 _HELDOUT = 1 << 20  # no training share has this number
 
 
@@ -37,10 +37,14 @@ class Bowl:
 
   tokens_per_batch = 128
 
+  def __init__(self, side=8):
+    """Of square leaves; those of 64 and more are divided over a mesh."""
+    self._shape = side, side
+
   def init(self, rng):
     keys = jax.random.split(rng, len(_LEAVES))
     return {
-      name: 0.1 * jax.random.normal(key, _SHAPE)
+      name: 0.1 * jax.random.normal(key, self._shape)
       for name, key in zip(_LEAVES, keys, strict=True)
     }
 

@@ -32,7 +32,7 @@ def finished(tmp_path_factory):
   folder = tmp_path_factory.mktemp("unequal")
   with real_run.Run(
     folder,
-    task=real_run.language_model(folder),
+    task={"name": "tests.integration.bowl:make", "options": {"side": 64}},
     total_tokens=real_run.ENDLESS,
     fleet={
       "slices": (
