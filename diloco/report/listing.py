@@ -3,6 +3,7 @@
 No tape is read whole, so a folder of long runs is listed at once.
 """
 
+import collections
 import contextlib
 import datetime
 import json
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 _TAIL_BYTES = 1 << 16
 _AT_ONCE = 24  # stores asked side by side
 _PATIENCE_SECS = 10.0  # for all of them
+_TURN_SECS = 1.0  # then as many more are asked
 
 
 def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -59,11 +61,15 @@ def runs(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def _roles(run_dirs: Sequence[str]) -> dict[str, dict[str, str]]:
   """The roles' states of runs whose stores answer in time, by directory."""
   found = {}
-  waiting = iter(run_dirs)
+  waiting = collections.deque(run_dirs)
   unanswered = set(run_dirs)
 
   def ask() -> None:
-    for run_dir in waiting:
+    while waiting:
+      try:
+        run_dir = waiting.popleft()
+      except IndexError:
+        return  # another has taken the last one
       try:
         if roles := roster.look(run_dir):
           found[run_dir] = {role: one["state"] for role, one in roles.items()}
@@ -75,14 +81,24 @@ def _roles(run_dirs: Sequence[str]) -> dict[str, dict[str, str]]:
       unanswered.discard(run_dir)
 
   # They end with the process: a pool would be waited for.
-  threads = [
-    threading.Thread(target=ask, daemon=True) for _ in run_dirs[:_AT_ONCE]
-  ]
-  for thread in threads:
-    thread.start()
-  deadline = time.monotonic() + _PATIENCE_SECS
-  for thread in threads:
-    thread.join(max(0.0, deadline - time.monotonic()))
+  threads: list[threading.Thread] = []
+  now = time.monotonic()
+  deadline = now + _PATIENCE_SECS
+  while True:
+    # Where stores hang, others take the place of those that wait for them.
+    new = [
+      threading.Thread(target=ask, daemon=True)
+      for _ in range(min(_AT_ONCE, len(waiting)))
+    ]
+    for thread in new:
+      thread.start()
+    threads += new
+    turn = min(deadline, now + _TURN_SECS)
+    for thread in threads:
+      thread.join(max(0.0, turn - time.monotonic()))
+    now = time.monotonic()
+    if now >= deadline or not any(thread.is_alive() for thread in threads):
+      break
   for run_dir in sorted(unanswered.copy()):
     logger.warning("roles_unknown dir=%s error=no answer in time", run_dir)
   return found.copy()

@@ -6,6 +6,8 @@ more than its records' readers. On a file system saved states count too.
 
 from __future__ import annotations
 
+import collections
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable
@@ -18,12 +20,22 @@ _DRIVERS = {"gs": "gcs"}
 KINDS = ("reads", "writes", "lists", "deletes")
 
 
+_refused: collections.Counter[str] = collections.Counter()  # by scheme
+_lock = threading.Lock()  # of it
+
+
+def refused(url: str) -> None:
+  """Says that a write on a condition was refused in the store at a URL."""
+  with _lock:
+    _refused[urllib.parse.urlsplit(url).scheme] += 1
+
+
 class Counter:
   """Counts the requests to one kind of store from now on."""
 
   def __init__(self, url: str, clock: Callable[[], float] = time.monotonic):
     """Args: where the store is; monotonic seconds."""
-    scheme = urllib.parse.urlsplit(url).scheme
+    self._scheme = scheme = urllib.parse.urlsplit(url).scheme
     self._place = f"/tensorstore/kvstore/{_DRIVERS.get(scheme, scheme)}/"
     self._clock = clock
     self._since = clock()
@@ -45,8 +57,10 @@ class Counter:
     def count(name: str, field: str = "value") -> int:
       return int(found.get(name, {}).get(field, 0))
 
-    # There to delete is to write, but is not timed.
+    # There to delete is to write, but is not timed; nor is, but in S3, a write
+    # that is refused.
     writes = count("write_latency_ms", "count")
+    writes += 0 if self._scheme == "s3" else _refused[self._scheme]
     deletes = count("write") - writes
     counts = count("batch_read"), writes, count("list"), deletes
     return dict(zip(KINDS, counts, strict=True))

@@ -20,7 +20,7 @@ import tensorstore as ts
 
 from diloco import crash, errors
 from diloco.fragments import partition
-from diloco.snapshots import arrays, locations, operations, records
+from diloco.snapshots import arrays, locations, operations, records, requests
 
 R = TypeVar("R", bound=records.Record)
 T = TypeVar("T")
@@ -135,6 +135,8 @@ class SnapshotStore:
     data = self._bytes_of(record)
     stamp = _finish(self._kvs.write(key, data, if_equal=generation))
     refused = not stamp.generation
+    if refused:
+      requests.refused(self.url)
     if refused and not self._is_bucket:
       return False  # no answer gets lost there, and another's may be equal
     found = _finish(self._kvs.read(key)).value

@@ -181,6 +181,27 @@ def test_store_that_fails_hides_its_own_roles_and_says_why(
   assert "no answer" not in caplog.text
 
 
+def test_stores_that_hang_keep_no_other_from_being_asked(
+  tmp_path, make, monkeypatch
+):
+  asked = threading.Event()
+
+  def look(run_dir):
+    if run_dir.endswith("two"):
+      asked.set()
+      return {"syncer": {"state": "dead"}}
+    assert asked.wait(timeout=60)
+    return None
+
+  for name in ("one", "two"):
+    make(name, finish=False)
+  monkeypatch.setattr(roster, "look", look)
+  monkeypatch.setattr(listing, "_AT_ONCE", 1)
+  monkeypatch.setattr(listing, "_TURN_SECS", 0.01)
+  found = listing.runs(tmp_path)
+  assert [one["roles"] for one in found] == [None, {"syncer": "dead"}]
+
+
 def test_store_that_never_answers_is_not_waited_for(make, monkeypatch, caplog):
   answered = threading.Event()
   monkeypatch.setattr(roster, "look", lambda run_dir: answered.wait() and None)

@@ -143,6 +143,19 @@ def test_requests_are_counted_as_the_server_counts_them(s3, tmp_path):
   assert made["lists"] == served["LIST"] == 2
 
 
+def test_write_that_is_refused_is_no_deletion(tmp_path, s3):
+  for url in (tmp_path.as_uri(), s3.place(tmp_path.name)):
+    snapshots = store.SnapshotStore(url)
+    counter = requests.Counter(snapshots.url)
+    _, absent = snapshots.read_for_update("k", records.Lease)
+    for taken in (True, False):
+      mine = records.Lease("a", 1, int(taken))
+      assert snapshots.compare_and_set("k", mine, absent) == taken
+    snapshots.delete("k")
+    made = counter.made()
+    assert (made["writes"], made["deletes"]) == (2, 1), url
+
+
 def test_write_that_is_under_way_is_no_deletion_taken_back(monkeypatch):
   counts = {"batch_read": 0, "list": 0, "write": 1, "write_latency_ms": 0}
 
