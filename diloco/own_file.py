@@ -25,7 +25,12 @@ def execute(what: str, path: str) -> Iterator[types.ModuleType]:
     UserError: there is no such file, or it fails.
   """
   if not pathlib.Path(path).is_file():
-    raise errors.UserError(what, "there is no such file", "check the path")
+    where = (
+      "" if pathlib.Path(path).is_absolute() else f" in {pathlib.Path.cwd()}"
+    )
+    raise errors.UserError(
+      what, f"there is no such file{where}", "check the path"
+    )
   name = f"diloco_own_file_{pathlib.Path(path).stem}"
   spec = importlib.util.spec_from_file_location(name, path)
   if spec is None or spec.loader is None:
@@ -67,6 +72,10 @@ def load(what: str, place: str) -> Callable[..., Any]:
     UserError: there is no such file, module or function, or the file fails.
   """
   home, _, name = place.rpartition(":")
+  if not home:
+    raise errors.UserError(
+      what, "it names no function", "write FILE.py:NAME or package.module:NAME"
+    )
   if home.endswith(".py"):
     with execute(what, home) as module:
       pass

@@ -286,8 +286,8 @@ LOADS = {
   "no_such_file.py:train": "there is no such file",
   "theirs.py:trian": "did you mean 'train'?",
   "theirs.py:zzz": "known are train, both",
-  "theirs.py": "there is no module ''",
-  "train": "there is no module ''",
+  "theirs.py": "it names no function",
+  "train": "it names no function",
   "theirs.py:": "has no function ''",
   "theirs.py:both": "it cannot be called with the island alone (missing a",
   "broken.py:train": "ZeroDivisionError: division by zero (line 2)",
@@ -304,6 +304,11 @@ def theirs(tmp_path, monkeypatch):
   (tmp_path / "broken.py").write_text("import math\n1 / 0\n")
   monkeypatch.chdir(tmp_path)
   return tmp_path
+
+
+def test_file_that_is_not_where_a_command_is_given_is_told_so(theirs):
+  with pytest.raises(errors.UserError, match=f"no such file in {theirs};"):
+    own_file.load("config.loop", "far/theirs.py:train")
 
 
 @pytest.mark.parametrize("place", LOADS)
