@@ -1,6 +1,7 @@
 """Command line arguments, refused in one line."""
 
 import argparse
+import difflib
 import inspect
 import json
 import math
@@ -52,7 +53,14 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str) -> Any:
     """Raises instead of printing usage and leaving."""
-    raise errors.UserError(self.prog, message, f"see '{self.prog} --help'")
+    remedy = f"see '{self.prog} --help'"
+    what, _, words = message.partition("unrecognized arguments: ")
+    if words and not what:
+      near = difflib.get_close_matches(
+        words.split()[0].partition("=")[0], self._option_string_actions, n=1
+      )
+      remedy = f"did you mean {near[0]}?" if near else remedy
+    raise errors.UserError(self.prog, message, remedy)
 
 
 def answer(

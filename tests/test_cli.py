@@ -130,6 +130,10 @@ BAD_INPUT = {
     train("outer.count_absent=true", "outer.momentum=0.5"),
     ["config.outer.count_absent = True", "config.outer.momentum = 0.5"],
   ),
+  "unknown flag of another command": (
+    ["sample", "run", "--promt=a"],
+    ["--promt=a", "did you mean --prompt?"],
+  ),
   "unknown flag instead": (
     ["train", "--config=config.py", "--wrkdir=run"],
     ["--wrkdir", "did you mean --workdir?"],

@@ -164,9 +164,7 @@ CHECK: tuple[entry.Command, ...] = (
     ),
     flags=(
       entry.flag("--seed=N", "the first seed", type=int, default=0),
-      entry.flag(
-        "--schedules=N", "how many seeds; default 1000", type=int, default=0
-      ),
+      entry.flag("--schedules=N", "how many seeds", type=int, default=1000),
       entry.flag(
         "--schedule=JSON", "one schedule, as printed for a failure", default=""
       ),

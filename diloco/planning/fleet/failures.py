@@ -64,7 +64,7 @@ class FailureModel:
   """What fails how often; a mean time of 0 turns a kind off.
 
   Attributes:
-    mtbi_years: mean time between interruptions of one chip.
+    mtbi_years: mean time between interruptions of one chip; 0 for never.
     rack_mtbi_years: of one rack.
     site_mtbi_years: of one site, which holds one island.
     group_repair_secs: mean repair of a rack or site.
