@@ -448,10 +448,31 @@ def _die_with(parent: int) -> None:
     os._exit(EXIT_FAILED)
 
 
+def _hear_no_sigterm() -> None:
+  """Leaves the end of a job to the controller, which has its roles drain first.
+
+  Batch systems and service managers send it to all processes of a job. What
+  this one starts or forks ends by it as ever, from its birth on.
+  """
+  this = {signal.SIGTERM}
+
+  def end_by_it() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, this)
+
+  # What is ignored stays so in what it starts; what is handled does not.
+  signal.signal(signal.SIGTERM, lambda *_: None)
+  os.register_at_fork(
+    before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, this),
+    after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, this),
+    after_in_child=end_by_it,
+  )
+
+
 def setup_role(
   cores: Sequence[int], run_dir: str | os.PathLike[str], role: str
 ) -> None:
-  """Prepares a role's process: its cores, its log, deaf to the terminal.
+  """Prepares a role's process: its cores, its log, deaf to terminal and job.
 
   Must run before JAX is imported: its thread pools are sized then.
   """
@@ -466,6 +487,7 @@ def setup_role(
   crash.configure(run_dir, role)
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGHUP, signal.SIG_IGN)
+  _hear_no_sigterm()
   logging.basicConfig(
     stream=sys.stderr,
     level=logging.INFO,

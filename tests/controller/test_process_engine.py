@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -144,6 +145,34 @@ def test_stopped_role_can_be_killed(engine, run_dir):
   handle.signal(signal.SIGKILL)
   assert handle.wait(_PATIENCE_SECS)
   assert handle.cause_of_death() == "SIGKILL"
+
+
+_FORKS = """
+import os, sys, time
+from diloco import process
+process.setup_role((), sys.argv[1], "island-0")
+child = os.fork()
+if not child:
+  time.sleep(600)
+print(child, flush=True)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+time.sleep(600)
+"""
+
+
+def test_role_outlives_what_ends_a_job_and_what_it_forks_does_not(tmp_path):
+  with subprocess.Popen(
+    [sys.executable, "-c", _FORKS, str(tmp_path)],
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as role:
+    child = int(role.stdout.readline())
+    role.terminate()
+    os.kill(child, signal.SIGTERM)
+    assert int(role.stdout.readline()) == -signal.SIGTERM
+    assert role.poll() is None
+    role.kill()
+  assert role.returncode == -signal.SIGKILL
 
 
 def test_role_is_out_of_reach_of_the_terminal(engine, run_dir):
