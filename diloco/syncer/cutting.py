@@ -165,7 +165,12 @@ class CutKeeper:
       self._pins[look.cut] = yield from self._pins_of(look.cut)
     self._open = None
     self._ended.add(look.cut)
-    for number in cuts.expired((yield from self._looks()), self._pins):
+    looks = yield from self._looks()
+    for one in looks:
+      if one.is_complete and one.cut not in self._pins:
+        # It came and ended while this syncer was stopped.
+        self._pins[one.cut] = yield from self._pins_of(one.cut)
+    for number in cuts.expired(looks, self._pins):
       yield from cuts.delete(number)
       self._pins.pop(number, None)
     yield from self._release()

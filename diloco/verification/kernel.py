@@ -107,6 +107,7 @@ class Kernel:
     self.trace = trace
     self.struck: dict[str, int] = {}  # by kind, and by kind and operation
     self.troubled = 0  # intervals of trouble under way
+    self.late_until = 0.0  # faults at operations last so long
     self.events = 0
     self.done = False  # ends `run` before the next event
     self._store = store
@@ -336,6 +337,7 @@ class Kernel:
     self, thread: Thread, operation: Any, fault: faults_lib.Fault
   ) -> bool:
     life, kind = thread.life, fault.kind
+    self.late_until = max(self.late_until, self.now + fault.secs)
     if kind == faults_lib.STOP:
       self.stop(life, fault.secs)
       self._perform_later(thread, operation, fault.secs, 0.0, stopped=True)

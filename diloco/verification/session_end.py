@@ -370,6 +370,7 @@ def _is_quiet(world: Any) -> bool:
     not (world.damaging or kinds & lasting)
     and world.calm_since + world.times.takeover_secs <= now
     and not (world.kernel.troubled or world.store.stale)
+    and world.kernel.late_until <= now
     and all(r.life and r.life.stopped_until <= now for r in world.roles)
     and all(role.life.shell.present for role in world.islands)
     and any(role.life.shell.token for role in world.seats)

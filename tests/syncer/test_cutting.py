@@ -242,6 +242,19 @@ def test_payload_the_store_keeps_once_is_deleted_with_the_next_cut(
   assert not run.store.keys(sent.payload)
 
 
+def test_cut_that_came_and_ended_unseen_is_weighed_like_the_others(tmp_path):
+  run = CutRun(tmp_path)
+  seat = Seat(run)
+  seat.look()  # and is stopped then
+  run.take_cut()
+  run.commit(0, 1, {}, value=1.0, cut=1)
+  run.commit(1, 1, {}, value=1.0, cut=1)
+  for _ in range(3):
+    run.take_cut()  # all with versions that may be damaged
+  seat.look()
+  assert run.perform(cuts.numbers()) == [1, 3, 4]
+
+
 def test_old_cuts_and_what_they_held_are_deleted(tmp_path):
   run, sent = run_with_a_cut(tmp_path)
   seat = Seat(run)

@@ -257,6 +257,8 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     6_004_721,  # a return is finished by who sees nothing of its cut listed
     7_025_330,  # a listing that was old when it was read, and is not any more
     33_020_566,  # a dead controller gives a cut up that is complete since
+    33_056_698,  # a stopped syncer deletes cuts that it never saw
+    33_056_614,  # a session ends while its leader writes for eight seconds
     6_007_024,  # read as damaged, and deleted before that was told
   ],
 )
