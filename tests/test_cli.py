@@ -1179,3 +1179,11 @@ def test_full_disk_is_told_with_what_to_do(capsys, monkeypatch):
 def test_help_of_change_names_all_that_may_change():
   told = re.findall(r"--config\.(\w+\.\w+)", COMMANDS["change"].more)
   assert sorted(told) == sorted(config_changes.LIVE)
+
+
+@pytest.mark.parametrize("field", config_changes.RESUMABLE)
+def test_help_and_glossary_tell_what_a_resumed_run_may_change(field):
+  assert field in COMMANDS["resume"].more
+  glossary = pathlib.Path(diloco.__file__).parents[1] / "docs" / "glossary.md"
+  page = glossary.read_text().partition("gone on with may change")[2]
+  assert f"`{field}`" in page.partition(". While")[0]

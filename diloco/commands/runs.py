@@ -33,10 +33,11 @@ TRAIN: tuple[entry.Command, ...] = (
     name="resume",
     what="go on with the run in a directory, with its own configuration",
     run="diloco.cli:resume",
-    more="A run may get other total_tokens, programs, controller and faults;"
-    " these are\nkept in its config.json and told on its tape. By its store's"
-    " URL a run goes on\non any machine, once nothing of it is alive; one that"
-    " did not end in order goes\nback to its last cut.",
+    more="A run may get other total_tokens, programs, controller, faults and"
+    " ray_address,\nand what 'diloco change' may change; these are kept in its"
+    " config.json and told\non its tape. On any machine it goes on by its"
+    " store's URL, once nothing of it is\nalive; one that did not end in order"
+    " goes back to its last cut.",
     examples=(
       "diloco resume runs/quickstart",
       "diloco resume runs/quickstart --cut=last",
