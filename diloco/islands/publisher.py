@@ -18,7 +18,7 @@ from diloco import config as config_lib
 from diloco import heartbeat, timing, workers
 from diloco.islands import core, encoding, outbox, protocol
 from diloco.islands import learner as learner_lib
-from diloco.snapshots import keys, operations, records, store
+from diloco.snapshots import keys, locations, operations, records, store
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class Publisher:
     self._encoder = encoding.Encoder(plan, swap.codec, swap.shardings)
     self._tape = setting.tape
     self._clock = setting.threads.clock
+    self._on_disk = locations.directory(self._store.url) is not None
+    self._whole = ""  # payload that was written last
     self._outbox = outbox.Outbox()
     self._loop = setting.threads.loop(
       "publisher",
@@ -154,8 +156,21 @@ class Publisher:
 
   def _execute(self, operation: operations.Operation) -> Any:
     if isinstance(operation, operations.WritePayload):
-      return self._store.arrays.write(operation.prefix, operation.content)
+      return self._write(operation)
     return self._store.execute(operation)
+
+  def _write(self, payload: operations.WritePayload) -> None:
+    """Writes a payload; one that fails gives a full disk its room back.
+
+    Not so if it was whole before: a record that seemed to fail may name it.
+    """
+    try:
+      self._store.arrays.write(payload.prefix, payload.content)
+    except OSError:
+      if self._on_disk and payload.prefix != self._whole:
+        self._store.delete_tree(payload.prefix)
+      raise
+    self._whole = payload.prefix
 
   def _record(self, dropped: Sequence[outbox.Dropped]) -> None:
     for action, reason in dropped:

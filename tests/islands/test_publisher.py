@@ -94,6 +94,25 @@ def test_nothing_that_waits_leaves_once_the_island_stops(world):
   assert _published(snapshots) == [4]
 
 
+def test_payload_that_fails_leaves_its_room_to_others(world, monkeypatch):
+  made, gate, snapshots = world
+  write, found = snapshots.arrays.write, []
+  full = iter([True, False, True])
+
+  def fill(prefix, tensors):
+    found.append(snapshots.names("payloads"))
+    gate.opened = len(found) > 2  # until then no record is taken
+    write(prefix, tensors)
+    if next(full, False):
+      raise OSError("no room for the rest")
+
+  monkeypatch.setattr(snapshots.arrays, "write", fill)
+  made.submit(*_publication(0, 4))
+  assert made.flush(20)
+  named = [keys.contribution_name(0, 0, 1, 4)]
+  assert found == [[], [], named, named]  # a record may name it by then
+
+
 def test_what_contains_another_takes_its_place_and_stands_for_it(world):
   made, gate, snapshots = world
   made.submit(*_publication(0, 4))
