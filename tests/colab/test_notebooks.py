@@ -48,6 +48,7 @@ def test_notebook_runs_from_its_first_cell_to_its_last(
     notebook,
     timeout=300,
     kernel_name="python3",
+    shutdown_kernel="immediate",  # it would take JAX apart
     resources={"metadata": {"path": str(tmp_path)}},
   ).execute()
   shown = [o for cell in notebook.cells for o in cell.get("outputs", ())]
