@@ -207,17 +207,16 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
   for place in places:
     if (place / frozen.FILE).exists():
       sweep = frozen.read(place)
-      named = [point.name for point in sweep.points]
-      done = [n for n in named if (place / n).is_dir()]
-      if len(done) < len(named):
-        notes.append(
-          f"{place}: {len(named) - len(done)} of {len(named)} points have not"
-          " begun and are left out."
-        )
+      points = [place / point.name for point in sweep.points]
       if sweep.kind == "simulate":
-        found |= _simulations(place, sweep)
-        continue
-      entries = [_run(place / name) for name in done]
+        entries = _simulations(place, sweep)
+      else:
+        entries = [_run(point) for point in points if process.holds_run(point)]
+      if missing := len(points) - len(entries):
+        notes.append(
+          f"{place}: {missing} of {len(points)} points have nothing to show and"
+          " are left out."
+        )
     else:
       runs = [] if process.holds_run(place) else [*listing.below(place)]
       entries = [] if runs else [_run(place)]
@@ -289,22 +288,22 @@ def _run(place: pathlib.Path) -> Entry:
   )
 
 
-def _simulations(
-  place: pathlib.Path, sweep: frozen.Sweep
-) -> dict[pathlib.Path, Entry]:
-  found = {}
+def _simulations(place: pathlib.Path, sweep: frozen.Sweep) -> list[Entry]:
+  found = []
   for point in sweep.points:
     if facts := frozen.outcome(place, point.name):
       fields = dict(point.config)
       seed = fields.pop("seed", 0)
       fields.pop("name", None)
-      found[(place / point.name).resolve()] = Entry(
-        place / point.name,
-        SIMULATION,
-        fields,
-        seed,
-        facts["status"],
-        facts["result"],
+      found.append(
+        Entry(
+          place / point.name,
+          SIMULATION,
+          fields,
+          seed,
+          facts["status"],
+          facts["result"],
+        )
       )
   return found
 

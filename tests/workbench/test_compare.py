@@ -11,7 +11,7 @@ import run_builder
 from diloco import cli, process
 from diloco import config as config_lib
 from diloco.report import summary
-from diloco.workbench import compare, compare_command
+from diloco.workbench import compare, compare_command, frozen
 
 _RUNS = [(every, seed) for every in (8, 16) for seed in (0, 1, 2)]
 
@@ -214,6 +214,21 @@ def test_what_cannot_be_compared_is_refused_in_one_line(six, capsys, tmp_path):
     code, out, err = run(capsys, *args)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert why in err
+
+
+def test_point_without_a_run_is_left_out_whatever_its_directory(
+  capsys, tmp_path
+):
+  names = ["done", "failed", "about-to-begin"]
+  config = config_lib.RunConfig().to_dict()
+  points = tuple(frozen.Point(name, {}, config) for name in names)
+  frozen.write(tmp_path, frozen.Sweep("train", "rates.py", "", points))
+  make(tmp_path / "done")
+  frozen.set_outcome(tmp_path, "failed", {"status": "failed"})
+  (tmp_path / "about-to-begin").mkdir()
+  code, out, _ = run(capsys, tmp_path)
+  assert code == 0
+  assert "2 of 3 points have nothing to show and are left out" in out
 
 
 @pytest.mark.parametrize("text", ['{"of": "others"}', "[" * 50_000])
