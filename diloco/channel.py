@@ -136,10 +136,10 @@ class Server:
   async def _accept(self) -> None:
     async with asyncio.TaskGroup() as serving:
       while True:
-        await _readable(self._listener)
         try:
+          await _readable(self._listener)
           conn, _ = self._listener.accept()
-        except OSError as error:  # no descriptor is left
+        except OSError as error:  # no descriptor is left, or nothing to wait by
           logger.warning("not_accepted error=%s", error)
           await asyncio.sleep(_RECONNECT_SECS)
           continue

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import itertools
 import json
@@ -597,6 +598,20 @@ def test_strangers_take_few_descriptors_and_keep_nobody_out(
     ends(channel.Client, tmp_path, "a", {})
     assert take(server.inbox)[0] == "a"
     assert server.send("a", {"type": "program"})
+
+
+def test_server_goes_on_after_it_could_not_wait(ends, tmp_path, monkeypatch):
+  readable, left = channel._readable, [OSError(errno.ENOSPC, "no watch")]
+
+  async def refused_once(listener):
+    if left:
+      raise left.pop()
+    await readable(listener)
+
+  monkeypatch.setattr(channel, "_readable", refused_once)
+  server = serve(ends, tmp_path)
+  ends(channel.Client, tmp_path, "island-0", {})
+  assert take(server.inbox)[1]["type"] == "hello" and not left
 
 
 def test_server_goes_on_after_there_was_no_descriptor(ends, tmp_path):
