@@ -47,7 +47,7 @@ def test_a_factory_of_the_users_gets_the_options(user_module):
     ("language_model", {"zzz": 64}, "known are optimizer"),
     ("language_model", {"d_model": "64"}, "give a int"),
     ("no_such_package.tasks:Make", {}, "PYTHONPATH"),
-    (":Make", {}, "PYTHONPATH"),
+    (":Make", {}, "FILE.py:NAME"),
     ("their_task:mak", {}, "did you mean 'make'?"),
     ("their_task:CONSTANT", {}, "known are"),
     ("their_task:make_nothing", {}, "implement diloco.tasks.task.Task"),
