@@ -181,6 +181,12 @@ def test_tests_that_the_pages_name_are_there():
   assert sorted(named - there) == []
 
 
+def test_no_page_installs_what_no_index_has():
+  pages = [*DOCS.glob("*.md"), *(ROOT / "experiments" / "colab").glob("*.py")]
+  for page in (ROOT / "README.md", *pages):
+    assert not re.search(r"pip install \W*diloco\b", page.read_text()), page
+
+
 def typed_commands():
   """(page, arguments) of every `diloco` command in an example of a page."""
   pages = {*DOCS.glob("*.md")} - {DOCS / "results.md"}  # which has ranges

@@ -15,7 +15,7 @@
 #
 # A simulator of fleets that fail, a simulator of the links between sites, and a
 # planner that puts both to use. None of them trains; the syncer's decisions in them
-# are those of a real run. Needs `pip install "diloco[workbench]"` and a minute.
+# are those of a real run. Needs `pip install '.[workbench]'` in a clone, and a minute.
 
 # %%
 import pathlib

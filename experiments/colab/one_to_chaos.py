@@ -17,7 +17,7 @@
 # other. This notebook trains a tiny language model on Python's own sources, first
 # on one island, then on three of unequal speed; kills what it can; changes settings
 # on the way; and takes the result out. Two processor cores and five minutes are
-# enough. On a fresh machine run `pip install "diloco[workbench]"` first.
+# enough. On a fresh machine run `pip install '.[workbench]'` in a clone first.
 #
 # With the engine `inline` islands and syncers are threads of this notebook's own
 # process, so a run begins at once. They talk through a store on the disk as they do
