@@ -93,7 +93,7 @@ def needed(module: str, what: str, extra: str = "workbench") -> Any:
   try:
     return importlib.import_module(module)
   except ImportError as error:
-    name, remedy = error.name or module, f"pip install 'diloco[{extra}]'"
+    name, remedy = error.name or module, f"pip install '.[{extra}]' in a clone"
     raise UserError(what, f"{name} is not installed", remedy) from error
 
 

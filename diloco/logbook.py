@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent import futures
 
 from diloco import errors, process, relay, workers
-from diloco.snapshots import locations, store
+from diloco.snapshots import keys, locations, store
 from diloco.tape import recorder
 
 PUSH_SECS = 10.0
@@ -35,7 +35,6 @@ _COLLECT_SECS = 3.0  # while roles relay what they record
 _PIECE_BYTES = 128 << 10  # then the next one begins
 _WHOLE = ("config.json", "summary.json")
 _ROOT = "log"
-_SEEN = f"{_ROOT}/seen"
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Keeper:
   """Keeps a run's files in its store, until it is closed.
 
-  What the store does to it is waited out: the run goes on without it, and what
-  was missed is there with the next turn.
+  Once it has begun, what the store does to it is waited out: the run goes on
+  without it, and what was missed is there with the next turn.
   """
 
   def __init__(
@@ -100,7 +99,7 @@ class Keeper:
       self._worker.join()
     try:
       self.push()
-      self._store.delete(_SEEN)
+      self._store.delete(keys.SEEN)
     except (OSError, errors.PlainError) as error:
       logger.warning("logbook_behind error=%s", errors.one_line(error))
 
@@ -132,7 +131,7 @@ class Keeper:
 
   def _tell(self) -> None:
     told = {"wall_secs": time.time(), "life": self._life}
-    self._put(_SEEN, json.dumps(told).encode())
+    self._put(keys.SEEN, json.dumps(told).encode())
 
   def push(self) -> None:
     """Writes what is new.
@@ -244,7 +243,7 @@ def fetch(url: str) -> pathlib.Path:
   locations.check(url, "the run's URL")
   try:
     snapshots = store.SnapshotStore(url)
-    keys = snapshots.keys(_ROOT)
+    found = snapshots.keys(_ROOT)
   except OSError as error:
     why = errors.of_store(error)
     raise errors.UserError(
@@ -252,7 +251,7 @@ def fetch(url: str) -> pathlib.Path:
       f"its store cannot be read ({why})",
       "check the URL, and that endpoint, bucket and credentials are right",
     ) from error
-  if f"whole/{_WHOLE[0]}" not in keys:
+  if f"whole/{_WHOLE[0]}" not in found:
     raise errors.UserError(
       f"the run at {url}",
       "no run has kept its files in this store",
@@ -260,7 +259,7 @@ def fetch(url: str) -> pathlib.Path:
     )
   folder = _cache() / _folder_name(url)
   with process.private_files(), _alone(folder):
-    _bring(snapshots, keys, folder)
+    _bring(snapshots, found, folder)
   return folder
 
 
@@ -286,7 +285,7 @@ def unended_life(snapshots: store.SnapshotStore) -> int:
 
 def _seen(snapshots: store.SnapshotStore, name: str) -> float:
   try:
-    return float(json.loads(snapshots.get(_SEEN) or b"")[name])
+    return float(json.loads(snapshots.get(keys.SEEN) or b"")[name])
   except (ValueError, KeyError, TypeError):
     return 0.0
 
@@ -300,15 +299,15 @@ def refresher(
 
 
 def _bring(
-  snapshots: store.SnapshotStore, keys: Collection[str], folder: pathlib.Path
+  snapshots: store.SnapshotStore, listed: Collection[str], folder: pathlib.Path
 ) -> None:
-  whole = [name for name in _WHOLE if f"whole/{name}" in keys]
+  whole = [name for name in _WHOLE if f"whole/{name}" in listed]
   read = {name: snapshots.get(f"{_ROOT}/whole/{name}") for name in whole}
   config = folder / _WHOLE[0]
   if config.exists() and _birth(config.read_bytes()) != _birth(read[_WHOLE[0]]):
     for path in folder.glob("*/*.jsonl"):  # of another run at this place
       path.unlink()
-  pieces = sorted(_pieces(keys))
+  pieces = sorted(_pieces(listed))
   last = dict(pieces)
   wanted = [
     (name, start)

@@ -404,10 +404,12 @@ def end_with_keeper() -> int | None:
 def unwind_at_interrupts() -> None:
   """From here on something is held that an interrupt has to give back.
 
-  Until then the command may end one at once, as it imports what it needs.
+  Until then the command may end one at once, as it imports what it needs. The
+  signal that ends a job is one from here on, too.
   """
   if getattr(signal.getsignal(signal.SIGINT), "ends_at_once", False):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+      signal.signal(number, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -244,10 +244,10 @@ def _train_in_virtual_time(
       snapshots = store.SnapshotStore(config.store)
       held = ending.enter_context(_take(snapshots, config, run_dir, run_id))
     process.write_config(config, run_dir, run_id)
+    ending.enter_context(_kept(run_dir, config, held.check))
     announced.parent.mkdir(exist_ok=True)
     announced.write_text(json.dumps(liveness.announcement(run_dir)))
     view = live.LiveView(run_dir, quiet=quiet, hint="Ctrl-C ends it")
-    ending.enter_context(_kept(run_dir, config, held.check))
     try:
       outcome = fleet.Fleet(config, run_dir, task, plan, given, view.tick).run()
     except errors.UserError:

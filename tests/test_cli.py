@@ -1093,19 +1093,22 @@ def test_interrupt_is_unwound_once_something_is_held(monkeypatch):
   """Else `finally` is not reached if a module is imported then."""
   from diloco import __main__
 
-  before = signal.getsignal(signal.SIGINT)
+  both = signal.SIGINT, signal.SIGTERM
+  before = [signal.getsignal(number) for number in both]
   monkeypatch.setattr(cli, "main", lambda: 0)
   try:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     __main__.main()
     assert signal.getsignal(signal.SIGINT) is __main__._interrupt
     process.unwind_at_interrupts()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for number in both:  # one ends a job
+      assert signal.getsignal(number) is signal.default_int_handler
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.unwind_at_interrupts()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
   finally:
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip(both, before, strict=True):
+      signal.signal(number, handler)
 
 
 def test_reader_that_leaves_early_is_no_error(run_dir, place):

@@ -94,14 +94,14 @@ def take_up(
   if not wish.exists():
     return
   try:
-    old = process.read_config(run_dir, or_copy=True)
-    old = config_changes.with_live(old, live)
+    kept = process.read_config(run_dir, or_copy=True)
+    old = config_changes.with_live(kept, live)
     new = config_lib.from_mapping(json.loads(wish.read_text()))
     config_changes.check_live(old, new)
   except (ValueError, RecursionError) as error:
     logger.warning("change_refused error=%s", errors.one_line(error))
   else:
+    process.write_config(new, run_dir)  # over what an earlier try has left
     if changes := config_changes.changes(old, new):
-      process.write_config(new, run_dir)
       changed(new, changes)
   wish.unlink(missing_ok=True)

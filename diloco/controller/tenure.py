@@ -268,7 +268,8 @@ def is_unused(snapshots: store.SnapshotStore) -> bool:
     OSError: the store cannot be read.
   """
   key = keys.CONTROLLER_LEASE
-  return {key, lease.drawn_key(key), keys.EPOCH}.issuperset(snapshots.keys(""))
+  begun = {key, lease.drawn_key(key), keys.EPOCH, keys.SEEN}
+  return begun.issuperset(snapshots.keys(""))
 
 
 def say(text: str) -> None:

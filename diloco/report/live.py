@@ -208,7 +208,7 @@ def _line(facts: dict[str, Any]) -> str:
     dashboard.describe(facts),
   ]
   if facts["progress"] is not None:
-    parts[1] += f" ({figures.percent(facts['progress'])})"
+    parts[1] += f" ({figures.percent(facts['progress'])} of the budget)"
   return "  \N{MIDDLE DOT}  ".join(parts)
 
 

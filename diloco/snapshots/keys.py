@@ -41,6 +41,7 @@ PARAMS, DELTA, MASTER = "params", "delta", "master"
 SYNCER_LEASE = "leases/syncer"
 CONTROLLER_LEASE = "leases/controller"
 EPOCH = "epoch"
+SEEN = "log/seen"  # of the logbook
 # Below a cut's prefix.
 REQUEST, HEADS, CHANNEL = "request", "heads", "channel"
 COMPLETE, ABANDONED = "complete", "abandoned"

@@ -200,10 +200,21 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
   )
 
 
+def _runs(places: Iterable[pathlib.Path], notes: list[str]) -> list[Entry]:
+  """Reads runs; notes those that cannot be."""
+  entries = []
+  for place in places:
+    try:
+      entries.append(_run(place))
+    except errors.UserError as error:
+      notes.append(f"Left out: {error}")
+  return entries
+
+
 def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
   """Reads entries and notes of what is to be compared, each directory once."""
   found: dict[pathlib.Path, Entry] = {}
-  notes = []
+  notes: list[str] = []
   for place in places:
     if (place / frozen.FILE).exists():
       sweep = frozen.read(place)
@@ -211,7 +222,7 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
       if sweep.kind == "simulate":
         entries = _simulations(place, sweep)
       else:
-        entries = [_run(point) for point in points if process.holds_run(point)]
+        entries = _runs(filter(process.holds_run, points), notes)
       if missing := len(points) - len(entries):
         notes.append(
           f"{place}: {missing} of {len(points)} points have nothing to show and"
@@ -219,12 +230,7 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
         )
     else:
       runs = [] if process.holds_run(place) else [*listing.below(place)]
-      entries = [] if runs else [_run(place)]
-      for run_dir in runs:
-        try:
-          entries.append(_run(run_dir))
-        except errors.UserError as error:
-          notes.append(f"Left out: {error}")
+      entries = _runs(runs, notes) if runs else [_run(place)]
     found |= {entry.place.resolve(): entry for entry in entries}
   if not found:
     raise errors.UserError(

@@ -94,6 +94,11 @@ def test_change_is_told_once_it_is_written(tmp_path, monkeypatch):
       with pytest.raises(OSError, match="full"):
         change.take_up(tmp_path, config_changes.live(old), changed)
     assert not told and wish.exists()
+  wanted = wish.read_text()
+  wish.write_text(json.dumps(old.to_dict()))
+  change.take_up(tmp_path, config_changes.live(old), changed)
+  assert not told and process.read_config(tmp_path) == old
+  wish.write_text(wanted)
   change.take_up(tmp_path, config_changes.live(old), changed)
   ((written, changes),) = told
   assert written == new and list(changes.values()) == [(0.5, 0.25)]

@@ -281,7 +281,7 @@ def test_cluster_out_of_reach_is_named(address, why):
 
 def test_ray_that_is_not_installed_is_asked_for(monkeypatch):
   monkeypatch.setitem(sys.modules, "ray", None)
-  assert "pip install 'diloco[ray]'" in refused(cluster.load)
+  assert "pip install '.[ray]' in a clone" in refused(cluster.load)
 
 
 TWO = [{"kind": "v6e", "topology": "2"}, {"kind": "v6e"}]

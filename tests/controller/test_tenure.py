@@ -577,3 +577,13 @@ def test_life_is_newer_than_that_of_a_living_member(snapshots):
   assert snapshots.perform(roles.draw_life("island-0", 2)) == 8
   damage(snapshots, keys.member_key("island-0"))
   assert snapshots.perform(roles.draw_life("island-0", 2)) == 9
+
+
+@pytest.mark.parametrize(
+  ("key", "unused"), [(keys.SEEN, True), ("plan", False)]
+)
+def test_store_of_who_was_about_to_begin_is_unused(tmp_path, key, unused):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  assert tenure.is_unused(snapshots)
+  snapshots.put(key, b"{}")
+  assert tenure.is_unused(snapshots) == unused

@@ -219,16 +219,18 @@ def test_what_cannot_be_compared_is_refused_in_one_line(six, capsys, tmp_path):
 def test_point_without_a_run_is_left_out_whatever_its_directory(
   capsys, tmp_path
 ):
-  names = ["done", "failed", "about-to-begin"]
+  names = ["done", "failed", "about-to-begin", "damaged"]
   config = config_lib.RunConfig().to_dict()
   points = tuple(frozen.Point(name, {}, config) for name in names)
   frozen.write(tmp_path, frozen.Sweep("train", "rates.py", "", points))
   make(tmp_path / "done")
   frozen.set_outcome(tmp_path, "failed", {"status": "failed"})
   (tmp_path / "about-to-begin").mkdir()
+  (make(tmp_path / "damaged") / "config.json").write_text("{")
   code, out, _ = run(capsys, tmp_path)
   assert code == 0
-  assert "2 of 3 points have nothing to show and are left out" in out
+  assert "3 of 4 points have nothing to show and are left out" in out
+  assert "Left out: " in out and "damaged" in out
 
 
 @pytest.mark.parametrize("text", ['{"of": "others"}', "[" * 50_000])

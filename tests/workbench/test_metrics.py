@@ -174,7 +174,7 @@ def test_missing_package_is_named(
   argv = [f"--format={form}", f"--out={tmp_path / 'out'}"]
   assert cli.main(["metrics", str(run.dir), *argv]) == 2
   err = capsys.readouterr().err
-  assert f"for {package}: " in err and f"diloco[{extra}]" in err
+  assert f"for {package}: " in err and f".[{extra}]" in err
   assert not list(tmp_path.iterdir())
 
 

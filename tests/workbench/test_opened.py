@@ -167,7 +167,7 @@ def test_tables_of_a_run_that_has_only_begun_have_their_columns(run):
 
 def test_tables_without_pandas_say_what_to_install(run, monkeypatch):
   monkeypatch.setitem(sys.modules, "pandas", None)
-  with pytest.raises(errors.UserError, match=r"diloco\[workbench\]"):
+  with pytest.raises(errors.UserError, match=r"\.\[workbench\]"):
     run.metrics()
 
 
