@@ -107,6 +107,7 @@ class Kernel:
     self.trace = trace
     self.struck: dict[str, int] = {}  # by kind, and by kind and operation
     self.troubled = 0  # intervals of trouble under way
+    self.calm_at = -math.inf  # when one last began or ended
     self.late_until = 0.0  # faults at operations last so long
     self.events = 0
     self.done = False  # ends `run` before the next event
@@ -121,6 +122,7 @@ class Kernel:
   def trouble(self, change: int) -> None:
     """Counts intervals of trouble under way."""
     self.troubled += change
+    self.calm_at = self.now
     self._careful = self._watchful or self.troubled > 0
 
   # Scheduling

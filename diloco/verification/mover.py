@@ -134,7 +134,11 @@ class Mover(move.Move):
     """See base."""
     copies = self.world.copies
     self._passed_over.clear()
-    if not copies.is_lost:
+    kernel = self.world.kernel
+    # While nobody can write, nobody gives signs of life.
+    speaks_at = kernel.calm_at + self.times.member_ttl_secs
+    silenced = kernel.troubled or kernel.now < speaks_at
+    if not (copies.is_lost or silenced):
       raise kernel_lib.Violation("the run is moved while it is alive")
     if copies.whole:
       return None

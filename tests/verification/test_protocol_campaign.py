@@ -259,6 +259,7 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     33_020_566,  # a dead controller gives a cut up that is complete since
     33_056_698,  # a stopped syncer deletes cuts that it never saw
     33_056_614,  # a session ends while its leader writes for eight seconds
+    33_080_840,  # a run is moved while its disk has been full for long
     6_007_024,  # read as damaged, and deleted before that was told
   ],
 )
