@@ -7,6 +7,7 @@ import tracemalloc
 
 import month
 import pytest
+import tracing
 
 from diloco import run as run_lib
 from diloco.report import charts, html, live, series, status, summary, totals
@@ -41,12 +42,9 @@ def parsed(monkeypatch):
 
 def _peak(work):
   """Returns the most memory that was in use, and the result."""
-  tracemalloc.start()
-  try:
+  with tracing.traced():
     result = work()
     return tracemalloc.get_traced_memory()[1], result
-  finally:
-    tracemalloc.stop()
 
 
 def _grow(run_dir, steps, islands):

@@ -10,6 +10,7 @@ import hypothesis
 import ml_dtypes
 import numpy as np
 import pytest
+import tracing
 from hypothesis import strategies as st
 
 from diloco import errors
@@ -270,11 +271,8 @@ def test_opening_arrays_for_ever_needs_no_more_memory():
     )
     return sum(s.count for s in found.statistics("filename"))
 
-  tracemalloc.start()
-  try:
+  with tracing.traced():
     counts = [blocks_after(batch) for batch in range(5)]
-  finally:
-    tracemalloc.stop()
   # Its tables fill up slowly; one block an array would be 300 every time.
   assert min(b - a for a, b in itertools.pairwise(counts)) < 150
 

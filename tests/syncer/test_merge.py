@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import oracles
 import pytest
+import tracing
 from hypothesis import strategies as st
 
 from diloco import errors
@@ -514,12 +515,9 @@ def test_peak_memory_is_one_accumulator(method):
   contributions = [
     merge.Input(sources.MemorySource(v), 1.0, norm_of(v)) for v in vectors
   ]
-  tracemalloc.start()
-  try:
+  with tracing.traced():
     merge.Merger(NESTEROV).apply(contributions, method, theta, [momentum])
     peak = tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
   # On top: a scratch block and the sums per block.
   assert 4 * size <= peak < 4 * size + 4 * 4 * passes.BLOCK
 
@@ -538,12 +536,9 @@ def test_peak_memory_from_the_store_is_two_slabs_each(tmp_path):
     merge.Input(sources.StoreSource(s), 1.0, norm_of(v))
     for s, v in zip(stored, vectors, strict=True)
   ]
-  tracemalloc.start()
-  try:
+  with tracing.traced():
     merge.Merger(NESTEROV).apply(contributions, "rda", theta, [momentum])
     peak = tracemalloc.get_traced_memory()[1]
-  finally:
-    tracemalloc.stop()
   # Buffers of the store's own decoder are not numpy's and not counted.
   slabs = 2 * 2 * chunk_bytes
   assert peak < 4 * size + slabs + 4 * 4 * passes.BLOCK
