@@ -1076,6 +1076,8 @@ class Interrupted:
       except KeyboardInterrupt as error:
         raise ImportError("as NumPy does") from error
 
+# A shell has its jobs in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupted())
 from {module} import {function}
 sys.exit({function}())

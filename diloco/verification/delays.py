@@ -98,7 +98,9 @@ def watch_leader(world: Any, spoiled: int, payload: str, secs: float) -> None:
   if kernel.troubled or secs < max(2 * turn_secs, stood_secs) + turn_secs:
     return
   lives = [role.life for role in world.seats if role.life is not None]
-  leading = [life for life in lives if _leads(life)]
+  # One that is stopped finds nothing out.
+  awake = [life for life in lives if life.stopped_until <= kernel.now]
+  leading = list(filter(_leads, awake))
 
   def look() -> None:
     if world.restoring or kernel.struck != struck:

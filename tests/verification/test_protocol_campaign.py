@@ -216,6 +216,14 @@ FOUND = {
     '["head_corrupt","fragment-0",4.8,0.957]]}',
     "mended",
   ),
+  # A leader was to find something out although it was stopped.
+  "leader that is stopped as a version is damaged": (
+    '{"seed":60015043,"rounds":30,"islands":1,"fragments":1,"sync_every":1,'
+    '"cuts":2.233,"set_back":1,"faults":['
+    '["global_lost","fragment-0",28.348,18.01],["torn","syncer",29.0],'
+    '["pause","standby",26.92,19.478]]}',
+    "leaders",
+  ),
 }
 
 
