@@ -15,14 +15,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from diloco import (
-  channel,
-  config_changes,
-  crash,
-  errors,
-  process,
-  timing,
-)
+from diloco import channel, config_changes, crash, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import change, core, cutter, orders
 from diloco.controller import outcome as outcome_lib

@@ -134,12 +134,22 @@ def look(cut: int) -> operations.Procedure[Look]:
     asked, _ = yield operations.Read(
       keys.cut_request_key(cut), records.CutRequest
     )
+  whole: records.CutComplete | None = None
   if keys.COMPLETE in names and keys.ABANDONED not in names:
     key = keys.cut_complete_key(cut)
     whole, _ = yield from operations.sound(key, records.CutComplete)
-    if whole is not None and whole.is_void:
-      names |= {keys.ABANDONED}  # who gave it up died before it said why
-  return Look(cut, asked, names)
+  return _seen(cut, asked, names, whole)
+
+
+def _seen(
+  cut: int,
+  asked: records.CutRequest | None,
+  names: frozenset[str],
+  whole: records.CutComplete | None,
+) -> Look:
+  """A look at a cut; who gave it up may have died before it said why."""
+  void = whole is not None and whole.is_void
+  return Look(cut, asked, names | {keys.ABANDONED} if void else names)
 
 
 def look_surely(cut: int) -> operations.Procedure[Look]:
@@ -159,8 +169,7 @@ def look_surely(cut: int) -> operations.Procedure[Look]:
       found[name] = record
   asked: Any = found.get(keys.REQUEST)
   whole: Any = found.get(keys.COMPLETE)
-  void = {keys.ABANDONED} if whole is not None and whole.is_void else set()
-  return Look(cut, asked, frozenset(found) | void)
+  return _seen(cut, asked, frozenset(found), whole)
 
 
 def add_part(part: records.CutPart) -> operations.Procedure[bool]:

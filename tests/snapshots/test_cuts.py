@@ -79,11 +79,14 @@ class _Late:
     return self._run.store.execute(operation)
 
 
-def _ready(tmp_path):
-  """A run with a cut that has all its parts; what was asked."""
+def _ready(tmp_path, base=0):
+  """A run with a cut that has all its parts; what was asked.
+
+  Its island starts from version `base` of the first fragment.
+  """
   run = CutRun(tmp_path)
   asked = run.perform(cuts.request([0], 2))
-  run.save(1, 0, 3, [[0, 0, 0], [0, 0, 0]])
+  run.save(1, 0, 3, [[base, 0, 0], [0, 0, 0]])
   fields = [dataclasses.asdict(h) for h in run.heads()]
   run.perform(cuts.add_heads(records.CutHeads(1, 0, 1, fields)))
   run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 1, []))
@@ -312,12 +315,7 @@ def test_late_publication_of_an_earlier_life_may_be_in_the_heads(tmp_path):
 
 
 def test_inconsistent_cut_is_never_completed(tmp_path):
-  run = CutRun(tmp_path)
-  asked = run.perform(cuts.request([0], 2))
-  run.save(1, 0, 3, [[1, 0, 0], [0, 0, 0]])
-  fields = [dataclasses.asdict(h) for h in run.heads()]
-  run.perform(cuts.add_heads(records.CutHeads(1, 0, 1, fields)))
-  run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 1, []))
+  run, asked = _ready(tmp_path, base=1)
   with pytest.raises(errors.CorruptSnapshotError, match="version 1 of"):
     run.perform(cuts.complete(asked))
   assert not run.perform(cuts.look(1)).is_complete
