@@ -55,7 +55,7 @@ class FaultyStore:
       operations.ReadPayload: lambda o, _: self.version_of(o.head),
       operations.ReadState: lambda o, _: self.content(o.state.payload),
       operations.Merge: self._merge,
-      operations.Point: lambda o, _: None,
+      operations.Point: self._point,
     }
 
   def peek(self, key: str) -> Any:
@@ -224,6 +224,10 @@ class FaultyStore:
       operations.WritePayload(operation.payload, version), life
     )
     return version
+
+  def _point(self, operation: operations.Point, life: Any) -> None:
+    if operation.name == "mid_recovery":
+      self.observer.looks(life.shell.index)
 
   # Damage
 

@@ -376,8 +376,8 @@ class Checker(fates.Fates):
     now = self._kernel.clock(syncer.life)
     history.append((now, 0.8 * value + 0.2 * sync_secs))
 
-  def surveyed(self, island: int) -> None:
-    """An island that comes back has looked; later it may wait for a peer."""
+  def looks(self, island: int) -> None:
+    """An island that comes back goes on to read the newest versions."""
     self._proven[island] = min(
       [self._merged(p, island) for p in range(self._schedule.fragments)]
     )

@@ -103,7 +103,6 @@ class _Search(protocol.Search):
   def saved_states(self) -> Sequence[Saved]:
     island, world = self._of, self._of.world
     island.cleaned_up = True
-    world.checker.surveyed(island.index)
     of_cuts = [s for (_, m), s in world.cut_states.items() if m == island.index]
     return [*reversed(world.saved[island.index]), *of_cuts]
 

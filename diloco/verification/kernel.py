@@ -27,7 +27,6 @@ from diloco.verification import faulty_store
 Script = Generator[Any, Any, Any]
 
 _FAILURES = (*operations.FAILURES, protocol.RefusedError)
-_Point = operations.Point
 _Read = operations.Read
 _Nap = operations.Nap
 _CHANGES = (operations.Write, operations.CompareAndSet, operations.Delete)
@@ -252,9 +251,6 @@ class Kernel:
         if number >= role.strike_at or careful:
           if self._disturbed(thread, operation) or not life.alive:
             return
-        elif kind is _Point:
-          value = None
-          continue
         elif kind is _Read and plain:
           value = plain.get(operation[0], _NOTHING)
           continue

@@ -375,7 +375,8 @@ class World:
       session_end.play(self)
       self._train_on()
     self.calm()
-    last = kernel.now + _RESOLVE_SECS
+    # An operation that a fault made slow may be under way.
+    last = max(kernel.now, kernel.late_until) + _RESOLVE_SECS
     while not (resolved := self.resolved()) and kernel.now < last:
       kernel.run(kernel.now + 0.5)
       if self.refused:

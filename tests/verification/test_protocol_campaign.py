@@ -224,6 +224,14 @@ FOUND = {
     '["pause","standby",26.92,19.478]]}',
     "leaders",
   ),
+  # The last operation that a fault made slow ended after the time for all.
+  "calm that waits for what is slow": (
+    '{"seed":40031832,"rounds":1,"fragments":3,"sync_every":5,"quorum":3,'
+    '"merge":"mean","grace":"0.2","standby":false,"ends":true,"budget":92,'
+    '"faults":[["kill_ending","island-0",3.695,0.0,""],'
+    '["slow_asked","",1.0,90.743,""]]}',
+    "asked_another",
+  ),
 }
 
 
@@ -269,6 +277,7 @@ def test_schedule_that_broke_a_rule_once_does_not_any_more(name):
     33_056_614,  # a session ends while its leader writes for eight seconds
     33_080_840,  # a run is moved while its disk has been full for long
     6_007_024,  # read as damaged, and deleted before that was told
+    40_532_005,  # merged unheard between an island's look and its return
   ],
 )
 def test_seed_that_broke_a_rule_once_does_not_any_more(seed):
