@@ -89,10 +89,11 @@ def test_run_trains_its_budget_whoever_dies(made):
 
 
 def test_every_fault_is_injected_once_and_told(made):
+  # On a busy machine a role may be killed for its silence besides.
   found = [
-    (f["target"], f["kind"], f["injected"]) for f in made.facts["faults"]
+    (f["target"], f["kind"]) for f in made.facts["faults"] if f["injected"]
   ]
-  assert found == [(f["target"], f["kind"], True) for f in FAULTS]
+  assert found == [(f["target"], f["kind"]) for f in FAULTS]
   died = made.events("island_died", island=1)
   assert [d["cause"] for d in died] == ["SIGKILL"]
   assert made.events("syncer_died", led=True, cause="SIGKILL")
