@@ -42,3 +42,7 @@ class RunClock:
     which = np.maximum(which, 0)
     into = np.clip(walls - self._starts[which], 0.0, self._lengths[which])
     return (self._before[which] + into) / self.unit_secs
+
+  def secs_at(self, wall_secs: float) -> float:
+    """Returns the run time of a wall time, in seconds."""
+    return float(self.at(np.array([wall_secs]))[0]) * self.unit_secs

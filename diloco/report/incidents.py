@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from diloco.report import clock as clock_lib
 from diloco.report import island_view
 from diloco.report import view as view_lib
 from diloco.tape import events
@@ -38,7 +39,7 @@ class Incident:
   cause: str = ""  # of the death that followed, if one did
   # From here to the target's next step, to the moment a syncer leads again,
   # to a standby's next start, or to where a poisoned island has replaced its
-  # values; None if there was none.
+  # values, of the time the run was on; None if there was none.
   back_secs: float | None = None
   # By surviving island, its longest gap around it over its median gap.
   gap_over_median: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -78,8 +79,9 @@ def find(view: view_lib.RunView) -> list[Incident]:
       waiting.remove(fault)
     fault.cause = cause
   found.sort(key=lambda incident: incident.wall_secs)
+  clock = clock_lib.RunClock(view)
   for incident in found:
-    incident.back_secs = _back_secs(view, incident)
+    incident.back_secs = _back_secs(view, clock, incident)
     incident.gap_over_median = _gaps(view, incident)
   return found
 
@@ -100,7 +102,9 @@ def _cause_of(
   return None
 
 
-def _back_secs(view: view_lib.RunView, incident: Incident) -> float | None:
+def _back_secs(
+  view: view_lib.RunView, clock: clock_lib.RunClock, incident: Incident
+) -> float | None:
   if incident.kind == "poison":
     # Nobody died: it is over once the island has healed.
     moments = [wall for wall, m in view.resyncs if m == incident.island]
@@ -112,7 +116,9 @@ def _back_secs(view: view_lib.RunView, incident: Incident) -> float | None:
     lives = island.lives.values() if island else ()
     moments = [life.first_step for life in lives if life.first_step is not None]
   later = [m for m in moments if m > incident.wall_secs]
-  return min(later) - incident.wall_secs if later else None
+  if not later:
+    return None
+  return clock.secs_at(min(later)) - clock.secs_at(incident.wall_secs)
 
 
 def _gaps(view: view_lib.RunView, incident: Incident) -> dict[int, float]:

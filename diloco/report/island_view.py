@@ -97,7 +97,7 @@ class IslandView:
     self.started_step = 0
     self.tokens = 0  # of all steps logged
     self.metrics: dict[str, float] = {}  # of the last step
-    self.stall_secs = 0.0  # between steps, without compute or pace
+    self._beyond_secs = 0.0  # between steps, without compute or pace
     self._recent: collections.deque[RecentStep] = collections.deque(
       maxlen=_LOSS_WINDOW
     )
@@ -171,8 +171,8 @@ class IslandView:
     life.steps += 1
     self.last_step, self.last_wall_secs = line["step"], wall
     self.tokens += tokens
-    if gap > busy:  # not of one that is unknown
-      self.stall_secs += gap - busy
+    if math.isfinite(gap):  # drawn below its pace, it makes up for another
+      self._beyond_secs += gap - busy
     if life.first_step is None:
       life.first_step = wall
     life.last_step = wall
@@ -181,6 +181,11 @@ class IslandView:
   def paced(self) -> bool:
     """Whether its speed is emulated."""
     return self.paced_step_secs > 0
+
+  @property
+  def stall_secs(self) -> float:
+    """Time between steps beyond compute and pace, in sum."""
+    return max(self._beyond_secs, 0.0)
 
   @property
   def missed_pace(self) -> float | None:

@@ -154,16 +154,17 @@ def _facts(run_dir: pathlib.Path) -> dict[str, Any]:
 def _status(run_dir: pathlib.Path, tapes: Sequence[pathlib.Path]) -> str:
   if liveness.controller_alive(run_dir):
     return "running"
-  own = sorted(
+  own = [
     path
     for path in tapes
     if path.name.startswith("controller-") and path.stat().st_size
-  )  # an empty one is of a controller that was refused
+  ]  # an empty one is of a controller that was refused
   if not own:
     return "empty"
+  newest = max(own, key=lambda path: (len(path.name), path.name))
   ends = [
     line
-    for line in _last_lines(own[-1])
+    for line in _last_lines(newest)
     if line.get("event") == events.RUN_FINISHED
   ]
   return str(ends[-1].get("status")) if ends else sessions.CRASHED

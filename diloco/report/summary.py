@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from diloco import typed
-from diloco.report import costs, figures, liveness, totals, waste
+from diloco.report import clock, costs, figures, liveness, totals, waste
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
 from diloco.report import view as view_lib
@@ -279,7 +279,7 @@ def _incident(
     "kind": incident.kind,
     "target": incident.target,
     "injected": incident.injected,
-    "at_secs": incident.wall_secs - view.start,
+    "at_secs": clock.RunClock(view).secs_at(incident.wall_secs),
     "at_tokens": incident.at_tokens,
     "cause": incident.cause,
     "back_secs": incident.back_secs,

@@ -2,7 +2,15 @@
 
 from collections.abc import Sequence
 
-from diloco.report import charts, costs, figures, narrative, page, summary
+from diloco.report import (
+  charts,
+  clock,
+  costs,
+  figures,
+  narrative,
+  page,
+  summary,
+)
 from diloco.report import view as view_lib
 from diloco.tape import ledger as ledger_lib
 
@@ -69,14 +77,14 @@ def incidents(run: summary.Run) -> str:
   """Returns the table of faults and deaths."""
   heads = ["at", "what", "target", "cause of death", "tokens trained"]
   heads += ["back after", "survivors' longest gap", "of"]
-  rows = []
+  rows, run_clock = [], clock.RunClock(run.view)
   for incident in run.incidents:
     gaps = incident.gap_over_median
     worst = max(gaps, key=lambda m: gaps[m]) if gaps else None
     kind = incident.kind + (" (injected)" if incident.injected else "")
     rows.append(
       [
-        page.text(figures.secs(incident.wall_secs - run.view.start)),
+        page.text(figures.secs(run_clock.secs_at(incident.wall_secs))),
         page.text(kind),
         page.text(incident.target),
         page.text(incident.cause or figures.DASH),

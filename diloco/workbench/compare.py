@@ -184,9 +184,19 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
   kinds = [members[0].fields for members in groups.values()]
   fields = frozen.differing(kinds)
   labels = frozen.names(kinds, "all runs")
+  keys = shown([entry.results for entry in entries])
+  for label, members in zip(labels, groups.values(), strict=True):
+    # One that diverged has no loss: its group looks better without it.
+    lacking = sum(keys[0] not in one.results for one in members) if keys else 0
+    if lacking:
+      notes.append(
+        f"{label}: {lacking} of {len(members)} runs came to no"
+        f" {SHOWN[keys[0]][0]}, as if it diverged, and are in none of its means"
+        " and differences."
+      )
   return Comparison(
     tuple(fields),
-    tuple(shown([entry.results for entry in entries])),
+    tuple(keys),
     tuple(
       Group(
         label,

@@ -54,6 +54,15 @@ def test_runs_are_listed_with_state_and_result(tmp_path, make, capsys):
   assert len(lines) == 4 and "crashed" in lines[-1]
 
 
+def test_state_is_that_of_the_newest_of_ten_thousand_lives(tmp_path, make):
+  run_dir = make("old")
+  tape = run_dir / "tape" / "controller-0001.jsonl"
+  first, *_ = tape.read_text().splitlines(keepends=True)
+  tape.with_name("controller-9999.jsonl").write_text(first)
+  tape.rename(tape.with_name("controller-10000.jsonl"))
+  assert listing.runs(run_dir)[0]["status"] == "finished"
+
+
 def test_living_run_is_running(make, monkeypatch):
   run_dir = make("live", finish=False)
   monkeypatch.setattr(liveness, "controller_alive", lambda path: True)

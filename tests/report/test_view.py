@@ -157,6 +157,16 @@ def test_stall_is_gap_beyond_compute_and_pace():
   assert lines.view().islands[0].stall_secs == pytest.approx(2.5)
 
 
+def test_steps_drawn_around_their_pace_are_no_stalls():
+  lines = Lines()
+  lines.start(0, paced_step_secs=1.0)
+  lines.train(0, 1, 1, step_secs=0.0, gap_secs=None)
+  for step in range(1, 19, 2):
+    lines.train(step, step + 1, step + 0.5, step_secs=0.0, gap_secs=0.5)
+    lines.train(step + 1, step + 2, step + 2, step_secs=0.0, gap_secs=1.5)
+  assert lines.view().islands[0].stall_secs == pytest.approx(0.0)
+
+
 def test_goodput_counts_needed_seconds_of_steps_that_were_kept():
   lines = Lines(num_islands=2)
   lines.start(0, 0, devices=4, paced_step_secs=2.0)
@@ -207,6 +217,18 @@ def test_survivor_gap_is_the_longest_around_the_fault():
   assert incident.gap_over_median == {1: pytest.approx(3.0)}
   assert incident.back_secs == pytest.approx(6.0)
   assert incident.injected and incident.cause == "signal 9"
+
+
+def test_target_is_back_after_time_that_the_run_was_on():
+  lines = _two_islands()
+  lines.die(31.0)
+  lines.control(32.0, events.RUN_FINISHED, status="stopped", reason="asked")
+  lines.control(90_000.0, events.RUN_STARTED, islands=2, total_tokens=1000)
+  lines.launch(90_001.0, incarnation=2)
+  lines.start(90_002.0, incarnation=2, step=30)
+  lines.train(30, 31, 90_004.0, incarnation=2)
+  (incident,) = incidents.find(lines.view())
+  assert incident.back_secs == pytest.approx(5.0)
 
 
 def test_gap_in_the_first_steps_of_a_long_run_is_seen(monkeypatch):

@@ -88,6 +88,14 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(six, capsys):
   assert found["notes"] == []
 
 
+def test_run_that_diverged_is_not_left_out_without_a_word(six, capsys):
+  for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, None, 2.0), strict=True):
+    set_loss(run_dir, loss)
+  _, out, _ = run(capsys, *six, "--json")
+  (note,) = json.loads(out)["notes"]
+  assert "every=16: 1 of 3 runs" in note and "held-out bits per token" in note
+
+
 def test_terminal_shows_only_what_differs(six, capsys, monkeypatch):
   monkeypatch.setenv("COLUMNS", "200")
   code, out, err = run(capsys, *six)

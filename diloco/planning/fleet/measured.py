@@ -93,7 +93,7 @@ def measure(run_dir: str | os.PathLike[str]) -> Run:
     config=config,
     islands=tuple(found),
     restart_secs=_mean(_restarts(known, clock), 0.0),
-    tail_secs=max(wall - _at(clock, last), 0.0),
+    tail_secs=max(wall - clock.secs_at(last), 0.0),
     steps=sum(i.num_steps for i in known),
     links=_links(view, record, config),
     outages=_outages(view, clock),
@@ -138,10 +138,6 @@ def as_on(run: Run, other: Run) -> Run:
   )
 
 
-def _at(clock: clock_lib.RunClock, wall_secs: float) -> float:
-  return float(clock.at(np.array([wall_secs]))[0]) * clock.unit_secs
-
-
 def _mean(values: Sequence[float], default: float) -> float:
   known = [value for value in values if math.isfinite(value)]
   return float(np.mean(known)) if known else default
@@ -164,12 +160,12 @@ def _island(
     jitter = min(float((high - low) / 2.56 / gaps.mean()), 0.5)
   ordered = list(island.lives.values())
   deaths = [
-    _at(clock, life.last_step)
+    clock.secs_at(life.last_step)
     for life in ordered
     if life.died is not None and life.last_step is not None
   ]
   breaks = [
-    (_at(clock, before), _at(clock, after))
+    (clock.secs_at(before), clock.secs_at(after))
     for died, before, after in _comebacks(island)
     if not died
   ]
@@ -190,7 +186,7 @@ def _span(
 ) -> tuple[float, float]:
   """When its first and last steps ended, seconds into the run."""
   assert life.first_step is not None and life.last_step is not None
-  return _at(clock, life.first_step), _at(clock, life.last_step)
+  return clock.secs_at(life.first_step), clock.secs_at(life.last_step)
 
 
 def _comebacks(
@@ -208,7 +204,7 @@ def _restarts(
 ) -> list[float]:
   """Times from a death's last step to the next life's first."""
   return [
-    _at(clock, after) - _at(clock, before)
+    clock.secs_at(after) - clock.secs_at(before)
     for island in islands
     for died, before, after in _comebacks(island)
     if died
@@ -278,6 +274,6 @@ def _outages(
   found = []
   for incident in incidents_lib.find(view):
     if incident.target == "syncer" and incident.back_secs:
-      start = _at(clock, incident.wall_secs)
+      start = clock.secs_at(incident.wall_secs)
       found.append((start, start + incident.back_secs))
   return tuple(sorted(found))
