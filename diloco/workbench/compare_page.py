@@ -115,7 +115,7 @@ def _parallel(comparison: compare.Comparison) -> list[str]:
     page.panel(
       f'<div class="scroll"><div style="min-width:720px">{image}</div></div>',
       "All at once",
-      "A line for each run: through what differs, to what came out. Its colour"
-      " is its height on the last axis.",
+      "A line for each run that came to a figure on the last axes, through what"
+      " differs. Its colour is its height on the last axis.",
     )
   ]

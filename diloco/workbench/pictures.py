@@ -81,7 +81,9 @@ def curves(place: pathlib.Path) -> dict[tuple[str, str], np.ndarray]:
   order = np.argsort(walls, kind="stable")
   order = order[np.isfinite(losses[order])]
   walls, losses = walls[order], losses[order]
-  evals = np.array([(e.wall_secs, e.loss) for e in view.global_evals])
+  evals = np.array(
+    [(e.wall_secs, e.loss) for e in view.global_evals if math.isfinite(e.loss)]
+  )
   evals = evals.reshape(-1, 2).T
   made = {}
   for axis, where in (
@@ -128,11 +130,17 @@ def draw_results(
 def draw_parallel(
   axes: axes_lib.Axes, comparison: compare.Comparison, keys: Sequence[str]
 ) -> None:
-  """Draws a line for each run through all that differs and what came out.
+  """Draws a line for each run through all that differs and what it came to.
 
   The axes of the figures `keys` are at the right; the first colours the lines.
   """
-  entries = [e for group in comparison.groups for e in group.entries]
+  # One that diverged has no place on the axis of its loss.
+  entries = [
+    entry
+    for group in comparison.groups
+    for entry in group.entries
+    if set(keys) <= set(entry.results)
+  ]
   names = frozen.short_names(comparison.fields)
   columns: list[tuple[str, list[Any]]] = [
     (names[field], [e.fields.get(field) for e in entries])

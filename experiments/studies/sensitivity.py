@@ -5,7 +5,7 @@ not in a round count, by three seeds; then, by one, one setting after another,
 and learning rate and momentum together.
 
 Command: `diloco sweep --sweep=experiments/studies/sensitivity.py
---workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 36 runs of 4 to 5
+--workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 35 runs of 4 to 5
 minutes of one core. Variants: `:medium`, `:smoke`. Expected: not measured.
 """
 

@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 43 runs of 3 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 41 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 

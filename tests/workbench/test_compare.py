@@ -7,11 +7,12 @@ import re
 
 import pytest
 import run_builder
+from matplotlib import figure
 
 from diloco import cli, process
 from diloco import config as config_lib
 from diloco.report import summary
-from diloco.workbench import compare, compare_command, frozen
+from diloco.workbench import compare, compare_command, frozen, pictures
 
 _RUNS = [(every, seed) for every in (8, 16) for seed in (0, 1, 2)]
 
@@ -94,6 +95,29 @@ def test_run_that_diverged_is_not_left_out_without_a_word(six, capsys):
   _, out, _ = run(capsys, *six, "--json")
   (note,) = json.loads(out)["notes"]
   assert "every=16: 1 of 3 runs" in note and "held-out bits per token" in note
+
+
+def test_run_that_diverged_has_no_place_on_the_axes(six):
+  for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, None, 2.0), strict=True):
+    set_loss(run_dir, loss)
+  comparison = compare.compare(six)
+  axes = figure.Figure().add_subplot()
+  pictures.draw_parallel(axes, comparison, comparison.shown[:2])
+  lines = [list(one.get_ydata()) for one in axes.lines]
+  ends = [ys[-1] for ys in lines if len(ys) == 3]  # the others are axes
+  assert ends == pytest.approx([1 / 3, 2 / 3, 1, 0, 1 / 3])
+
+
+def test_evaluation_that_came_to_no_number_is_not_drawn(tmp_path):
+  run_dir = make(tmp_path / "one")
+  before = pictures.curves(run_dir)["heldout", "seconds"]
+  tape = run_dir / "tape" / "island-0-0001.jsonl"
+  told = tape.read_text().splitlines()
+  last = [line for line in told if '"evaluated"' in line][-1]
+  line = json.loads(last) | {"loss": None, "bits_per_token": None}
+  tape.write_text(tape.read_text() + json.dumps(line) + "\n")
+  after = pictures.curves(run_dir)["heldout", "seconds"]
+  assert after.tolist() == before.tolist()
 
 
 def test_terminal_shows_only_what_differs(six, capsys, monkeypatch):

@@ -134,18 +134,26 @@ class _Account:
   def _stop(self, cause: int, unit_secs: float) -> None:
     """Pauses training; what is not saved each `unit_secs` is lost, 0: none."""
     assert self._paused_at is None
+    rest = self._charge_saves()
+    if unit_secs:
+      if unit_secs < self._save_every_secs:
+        rest %= unit_secs
+      self._useful -= rest * self._active
+      self._losses[_LOST] += rest * self._active
+    self._paused_at, self._cause = self._now, cause
+
+  @property
+  def _save_every_secs(self) -> float:
+    return self._times.checkpoint_every_secs or self._times.step_secs
+
+  def _charge_saves(self) -> float:
+    """Counts saves since the last pause; returns the seconds since the last."""
     trained = self._now - self._trained_from
     saving = self._times.checkpoint_secs
-    if saving:
-      cycle = (self._times.checkpoint_every_secs or unit_secs) + saving
-      spent = (trained // cycle) * saving * self._active
-      self._useful -= spent
-      self._losses[_SAVING] += spent
-    if unit_secs:
-      lost = (trained % (unit_secs + saving)) * self._active
-      self._useful -= lost
-      self._losses[_LOST] += lost
-    self._paused_at, self._cause = self._now, cause
+    saves, rest = divmod(trained, self._save_every_secs + saving)
+    self._useful -= saves * saving * self._active
+    self._losses[_SAVING] += saves * saving * self._active
+    return rest
 
   def _change_cause(self, cause: int) -> None:
     assert self._paused_at is not None
@@ -163,6 +171,8 @@ class _Account:
     if self._paused_at is not None:
       self._pauses.append((self._paused_at, self._now, self._cause))
       self._paused_at = None
+    else:
+      self._charge_saves()
     return History(
       self._useful,
       self._allocated,
@@ -185,7 +195,7 @@ class _Rigid(_Account):
     self._shape = shape
 
   def run(self, events: failures.Failures) -> History:
-    unit = self._times.checkpoint_every_secs or self._times.step_secs
+    unit = self._save_every_secs
     ready_at = floor = -math.inf
     restore = self._times.restore_secs
     for secs, first, last, repair_secs, cause in _moments(

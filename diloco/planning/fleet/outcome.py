@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 from diloco.planning.fleet import jobs, traffic
 
@@ -184,7 +185,9 @@ def _windows(
   means = [traffic.mean(t.contributors) for t in tallies]
   error = None
   if len(means) > 1:
-    error = 1.96 * float(np.std(means, ddof=1)) / math.sqrt(len(means))
+    # 95 % by Student's t, for windows are few.
+    quantile = float(special.stdtrit(len(means) - 1, 0.975))
+    error = quantile * float(np.std(means, ddof=1)) / math.sqrt(len(means))
   sizes = _contributors(tallies)
   return {
     "windows": len(tallies),

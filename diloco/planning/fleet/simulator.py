@@ -188,11 +188,12 @@ class _Simulation:
       return [], 0.0
     steps = [scenario.times.step_secs / job.pace for job in found]
     config, outages = scenario.config, self.services.merged
-    if sum(horizon / secs for secs in steps) <= _WHOLE_STEPS:
+    warm = 2 * scenario.sync.every * max(steps)
+    length = scenario.window_steps * max(steps)
+    few = sum(horizon / secs for secs in steps) <= _WHOLE_STEPS
+    if few or warm + scenario.windows * length >= horizon:
       spans = [(0.0, 0.0, horizon)]
     else:
-      warm = 2 * scenario.sync.every * max(steps)
-      length = scenario.window_steps * max(steps)
       room = (horizon - warm - length) / scenario.windows
       draws = self._rng.random(scenario.windows)
       starts = (np.arange(scenario.windows) + draws) * room

@@ -122,8 +122,35 @@ def test_saving_state_takes_its_time():
     TIMES, checkpoint_every_secs=8, checkpoint_secs=2, step_secs=1
   )
   history = run([(105, 3, 50)], elastic=False, times=times)
-  assert loss(history, "checkpoint") == pytest.approx(10 * 10 * 2)
+  assert loss(history, "checkpoint") == pytest.approx(10 * (10 + 84) * 2)
   assert loss(history, "lost_work") == pytest.approx(10 * 5)
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+@pytest.mark.parametrize("every", [8, 0])
+def test_saves_are_paid_for_where_nothing_fails_too(elastic, every):
+  times = dataclasses.replace(
+    TIMES, checkpoint_every_secs=every, checkpoint_secs=2, step_secs=1
+  )
+  history = run([], elastic=elastic, times=times)
+  assert history.goodput == pytest.approx(8 / 10 if every else 1 / 3, abs=1e-3)
+
+
+def test_growing_elastic_job_has_saved_no_longer_than_saves_take():
+  times = dataclasses.replace(
+    TIMES, checkpoint_secs=1, checkpoint_every_secs=0, step_secs=4
+  )
+  history = run([(100, 3, 200)], times=times)
+  trained = history.useful + loss(history, "checkpoint")
+  assert loss(history, "checkpoint") == pytest.approx(trained / 5, rel=0.02)
+
+
+def test_elastic_job_loses_no_more_than_its_step_however_seldom_it_saves():
+  times = dataclasses.replace(
+    TIMES, checkpoint_every_secs=90, checkpoint_secs=10, step_secs=8
+  )
+  history = run([(150, 3, 500)], times=times)
+  assert loss(history, "lost_work") == pytest.approx(10 * (50 % 8))
 
 
 def test_elastic_job_loses_the_step_in_flight():

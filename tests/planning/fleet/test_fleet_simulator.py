@@ -152,6 +152,24 @@ def test_rounds_are_whole_when_short_and_sampled_when_long():
   assert short["contributors_error"] is None
 
 
+def test_windows_longer_than_the_horizon_are_the_whole_of_it(monkeypatch):
+  monkeypatch.setattr(simulator, "_WHOLE_STEPS", 100)
+  found = simulator.simulate(change(days=0.005, window_steps=400), [0])
+  rounds = found["rounds"]
+  assert rounds["covered"] == 1 and rounds["secs"] == pytest.approx(432)
+
+
+def test_error_of_few_windows_is_that_of_student():
+  tallies = []
+  for size in (4, 6, 8):
+    made = traffic.Tally(*np.zeros((4, 1)))
+    made.contributors[size] += 1
+    tallies.append(made)
+  found = outcome._windows(tallies, [1.0])["contributors_error"]
+  # Three values: t(2, 0.975) = 4.30265, s / sqrt(3) = 2 / sqrt(3).
+  assert found == pytest.approx(4.30265 * 2 / 3**0.5, rel=1e-5)
+
+
 def test_syncer_outages_cost_merges_but_no_goodput():
   model = failures.FailureModel(
     mtbi_years=0, syncer_mtbi_days=0.005, syncer_outage_secs=200
