@@ -9,8 +9,10 @@ to weigh, merge and adopt; what it leaves open is the configuration's.
     eager             streaming, and an island that publishes goes on at once
                       with its own outer step and the others' of the round
                       before; it waits for these as late as can be
-    async_local_sgd   every arrival is merged at once and its island waits for
-                      it; slower islands do fewer steps between two
+    async_local_sgd   every arrival is merged at once, those found together one
+                      after another, each an outer step of its own, and its
+                      island waits for it; slower islands do fewer steps
+                      between two
     data_parallel     one synchronous job: an island whose batch is that of all
                       slices together, as slow as the slowest of them, which
                       dies with any of them

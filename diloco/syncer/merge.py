@@ -64,6 +64,7 @@ class Rules(NamedTuple):
   clip: float = 0.0
   trim: float = 0.25
   align: bool = False
+  one_by_one: bool = False  # each contribution is a merge, in their order
 
 
 class Result(NamedTuple):
@@ -109,8 +110,6 @@ class Merger:
     self.rules = rules
     self._workspace = np.empty(0, np.float32)
 
-  # Overflow and nan are measured, not warned about.
-  @np.errstate(all="ignore")
   def apply(
     self,
     contributions: Sequence[Input],
@@ -126,20 +125,43 @@ class Merger:
 
     Symbols: v is an outer gradient, w its weight, phi(x) = x / ||x|| and
     phi(0) = 0. If the directions cancel (see `CANCELLATION`), "rda" becomes
-    the weighted mean. So is "iso", but of tensors with two axes.
+    the weighted mean. So is "iso", but of tensors with two axes. One by one
+    there are as many steps as contributions, and the norm is that of them all.
 
     Args:
       contributions: at least one, with a weight above 0 among them.
       method: one of `config.MergeMethod`.
       theta: global parameters, C-contiguous float32 of any shape; updated.
       buffers: of the outer optimizer, as theta; updated.
-      arrival: which merge this is, for the outer optimizer.
+      arrival: which merge this is, for the outer optimizer; or the first is.
 
     Raises:
       ContributionError: some contributions are damaged, not finite, or not
-        what their norms say; theta and buffers are as they were.
+        what their norms say; theta and buffers are as they were, or one by
+        one as those before have left them.
       OSError: the store could not be reached; as above.
     """
+    if not self.rules.one_by_one:
+      return self._apply(contributions, method, theta, buffers, arrival)
+    norms_ = []
+    for i, one in enumerate(contributions):
+      try:
+        outcome = self._apply([one], method, theta, buffers, arrival + i)
+      except passes.ContributionError as error:
+        raise passes.ContributionError({i: error.reasons[0]}) from error
+      norms_.append(outcome.norm)
+    return Result(math.hypot(*norms_), 1.0, None)
+
+  # Overflow and nan are measured, not warned about.
+  @np.errstate(all="ignore")
+  def _apply(
+    self,
+    contributions: Sequence[Input],
+    method: Method,
+    theta: np.ndarray,
+    buffers: Sequence[np.ndarray],
+    arrival: int,
+  ) -> Result:
     flat = [buffer.reshape(-1) for buffer in buffers]
     towards = flat[0] if flat and self.rules.align else None
     outcome, scale = self._combine(contributions, method, towards)

@@ -71,7 +71,11 @@ class RoundMerger:
     outer = outer_optimizer.OuterOptimizer(**vars(config.outer))
     sync = config.sync
     rules = merge_lib.Rules(
-      sync.merge_embeddings, sync.merge_clip, sync.merge_trim, sync.merge_align
+      sync.merge_embeddings,
+      sync.merge_clip,
+      sync.merge_trim,
+      sync.merge_align,
+      one_by_one=config.method == "async_local_sgd",
     )
     down = str(codec.of(sync.down_codec, sync.codec_block))
     return cls(snapshots, plan, sync.merge, outer, rules, down)
@@ -99,7 +103,7 @@ class RoundMerger:
     if merger.outer.count_absent:
       rate = merger.outer.learning_rate * operation.share
       merger = _with_rate(merger, rate)
-    arrival = self._arrivals(head) + 1
+    arrivals = self._arrivals(head)
     params: list[arrays.Tensor] = []
     kept: dict[str, list[arrays.Tensor]] = {n: [] for n in merger.outer.buffers}
     square = 0.0
@@ -110,7 +114,7 @@ class RoundMerger:
       body = spec.merge == "rda"
       method = self._method if body else merger.rules.embeddings
       try:
-        outcome = merger.apply(inputs, method, theta, buffers, arrival)
+        outcome = merger.apply(inputs, method, theta, buffers, arrivals + 1)
       except passes.ContributionError as error:
         raise protocol.RefusedError(
           {
@@ -128,7 +132,8 @@ class RoundMerger:
     for name, tensors in kept.items():
       self._store.arrays.write(f"{payload}/{name}", tensors)
     if keys.DELAYED in kept:
-      count = np.array(arrival % merger.outer.delay, np.float32)
+      arrivals += len(inputs) if merger.rules.one_by_one else 1
+      count = np.array(arrivals % merger.outer.delay, np.float32)
       self._store.arrays.write(
         f"{payload}/{keys.ARRIVALS}",
         [arrays.Tensor.whole(keys.ARRIVALS, count)],

@@ -351,6 +351,29 @@ def test_all_zero_contributions_only_coast(method):
   np.testing.assert_array_equal(theta, -0.5)
 
 
+def test_one_by_one_every_contribution_is_a_step_and_its_own_fault_alone():
+  outer = outer_optimizer.OuterOptimizer(
+    0.7, 0.9, optimizer="delayed_nesterov", delay=2
+  )
+  vectors = vectors_of(3, 50)
+  inputs = [
+    merge.Input(sources.MemorySource(v), w, norm_of(v))
+    for v, w in zip(vectors, (3.0, 1.0, 9.0), strict=True)  # count for nothing
+  ]
+  theta, *buffers = (np.zeros(50, np.float32) for _ in range(3))
+  merger = merge.Merger(outer, merge.Rules(one_by_one=True))
+  found = merger.apply(inputs, "rda", theta, buffers)
+  *_, expected = oracles.outer_steps(
+    "delayed_nesterov", vectors, rate=0.7, mu=0.9, n=2
+  )
+  np.testing.assert_allclose(theta, expected, rtol=1e-5, atol=1e-6)
+  assert found.norm == pytest.approx(math.hypot(*map(norm_of, vectors)))
+  inputs[1] = inputs[1]._replace(norm=0.0)
+  with pytest.raises(passes.ContributionError) as caught:
+    merger.apply(inputs, "rda", theta, buffers)
+  assert list(caught.value.reasons) == [1]
+
+
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_non_finite_contribution_is_named_and_nothing_changes(method, bad):
