@@ -136,11 +136,11 @@ class Exchange(hands.Hands):
 
   def mend(self, actions: list[core.Action]) -> None:
     """See `Hands`."""
-    healthy, source = None, None
+    source, replaced = None, 0
     if not self._learner.optimizer_is_finite():
       with self._setting.progress.may_take(self._setting.times.start_secs):
         healthy, source = self._saved_optimizer()
-    replaced = self._learner.mend_optimizer(healthy)
+        replaced = self._learner.mend_optimizer(healthy)
     self._tape.record(
       events.RESYNCED,
       step=self.core.step,

@@ -134,12 +134,7 @@ class Learner(abc.ABC):
     self.swap.restore(params, anchors, first_steps, saved, carried, news)
     self.step = step
     if opt_state is not None:
-      shardings = jax.tree.map(lambda x: x.sharding, self.state.opt_state)
-      # The one before goes first, for a device may not hold both; the given one
-      # is not this learner's to give away.
-      self.state = self.state._replace(opt_state=None)
-      placed = jax.device_put(opt_state, shardings, may_alias=False)
-      self.state = self.state._replace(opt_state=placed)
+      self._take_optimizer(opt_state)
     moved = self.state.opt_state
     if step or opt_state is not None:  # a new one is at step 0
       moved = self._at_step(moved)
@@ -163,30 +158,37 @@ class Learner(abc.ABC):
 
   def optimizer_is_finite(self) -> bool:
     """Whether the inner optimizer's state is; waits for the devices."""
-    return all(map(_finite, jax.tree.leaves(self.opt_state)))
+    return all(map(finite, jax.tree.leaves(self.opt_state)))
 
   def mend_optimizer(self, healthy: Any | None = None) -> int:
-    """Replaces what is not finite in the inner optimizer's state.
+    """Replaces the inner optimizer's state if some of it is not finite.
 
-    It comes from a `healthy` one, or is zero where that is not finite either.
-    Returns the number of leaves replaced.
+    All of it, for moments and the count that corrects their bias are of one
+    age: by a `healthy` one, or by a new one where that is not finite either.
+    Returns the number of leaves that were not finite.
     """
-    replaced = 0
-
-    def mend(value: jax.Array, spare: jax.Array | None = None) -> jax.Array:
-      nonlocal replaced
-      if _finite(value):
-        return value
-      replaced += 1
-      if spare is not None and _finite(spare):
-        return spare
-      return jnp.zeros_like(value)
-
-    spares = () if healthy is None else (healthy,)
-    opt_state = jax.tree.map(mend, self.opt_state, *spares)
+    replaced = sum(not finite(x) for x in jax.tree.leaves(self.opt_state))
     if replaced:
-      self.state = self._placed(self.params, opt_state)
+      if healthy is not None and all(map(finite, jax.tree.leaves(healthy))):
+        self._take_optimizer(healthy)
+      else:
+        self._renew_optimizer()
+      self.state = self._placed(self.params, self._at_step(self.opt_state))
     return replaced
+
+  def _take_optimizer(self, opt_state: Any) -> None:
+    """Copies the state of another one, whose it stays."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.state.opt_state)
+    # The one before goes first, for a device may not hold both.
+    self.state = self.state._replace(opt_state=None)
+    placed = jax.device_put(opt_state, shardings, may_alias=False)
+    self.state = self.state._replace(opt_state=placed)
+
+  def _renew_optimizer(self) -> None:
+    """Begins the inner optimizer anew."""
+    self.state = self.state._replace(opt_state=None)
+    fresh = self._initial_optimizer(self.params)
+    self.state = self.state._replace(opt_state=fresh)
 
   def snapshot(self) -> Snapshot:
     """Starts copies of the whole state in host memory; waits for nothing."""
@@ -216,5 +218,6 @@ class Learner(abc.ABC):
       self.swap.adopt(params, fragment, anchor, action.kept_from)
 
 
-def _finite(value: jax.Array) -> bool:
+def finite(value: jax.Array) -> bool:
+  """Whether all elements are; waits for the devices."""
   return bool(np.isfinite(np.asarray(value)).all())

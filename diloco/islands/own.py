@@ -21,6 +21,14 @@ class Own(learner_lib.Learner):
   def _initial_optimizer(self, params: inner_step.FlatParams) -> Any:
     return None  # until the loop begins
 
+  def _renew_optimizer(self) -> None:
+    """Only the loop could make another: what is not finite becomes zero."""
+    sound = jax.tree.map(
+      lambda x: x if learner_lib.finite(x) else jnp.zeros_like(x),
+      self.opt_state,
+    )
+    self.state = self.state._replace(opt_state=sound)
+
   @property
   def pair(self) -> tuple[Any, Any]:
     """Parameters, as the task's pytree, and the loop's own state."""

@@ -3,12 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import quadratic
 from quadratic import FRAGMENT, adopt, anchor, held, publish, start_over, step
 from quadratic import make_trainer as make
 
-from diloco.islands import shards, trainer
+from diloco.islands import own, shards, trainer
 
 
 def values(made):
@@ -173,18 +174,22 @@ def test_given_optimizer_state_is_copied_and_another_is_left_as_it_is():
   assert values(fresh)["a"] == -0.5 * 4  # no momentum, the fourth batch
 
 
-def test_optimizer_is_mended_from_a_healthy_one_or_with_zeros():
+def spoilt(made, shape):
+  """Makes the moments of this shape not finite."""
+  bad = jax.tree.map(
+    lambda x: x * jnp.nan if x.shape == shape else x, made.opt_state
+  )
+  made.state = made.state._replace(opt_state=bad)
+
+
+def test_optimizer_is_mended_by_a_healthy_one_or_begins_anew():
   healthy = make(quadratic.Task(0.5))
   step(healthy, 2)
   for spare, expected in ((healthy.opt_state_copy(), 2.5), (None, 0.0)):
     made = make(quadratic.Task(0.5))
-    step(made, 2)
+    step(made, 3)
     assert made.optimizer_is_finite() and made.mend_optimizer() == 0
-    bad = jax.tree.map(
-      lambda x: x * jnp.nan if x.ndim and x.shape == (2,) else x,
-      made.state.opt_state,
-    )
-    made.state = made.state._replace(opt_state=bad)
+    spoilt(made, (2,))
     assert not made.optimizer_is_finite()
     assert made.mend_optimizer(spare) == 1
     assert made.optimizer_is_finite()
@@ -193,30 +198,66 @@ def test_optimizer_is_mended_from_a_healthy_one_or_with_zeros():
       for x in jax.tree.leaves(made.state.opt_state)
       if x.ndim
     }
-    assert leaves == {(2,): expected, (3,): 2.5}
+    assert leaves == {(2,): expected, (3,): expected}
     step(made)
 
 
+class Adam(quadratic.Task):
+  """By Adam with a long memory, on a schedule."""
+
+  def optimizer(self, schedule_steps):
+    return optax.adam(optax.linear_schedule(1.0, 0.0, 100), b2=0.999)
+
+
+@pytest.mark.parametrize("age", [0, 2])
+def test_mended_moments_have_their_own_age_and_the_schedule_goes_on(age):
+  healthy, made = make(Adam()), make(Adam())
+  step(healthy, 2)
+  step(made, 20)
+  spoilt(made, (2,))
+  assert made.mend_optimizer(healthy.opt_state_copy() if age else None) == 2
+  counts = [int(x) for x in jax.tree.leaves(made.opt_state) if not x.ndim]
+  assert counts == [age, 20]
+  before = values(made)["a"]
+  step(made)
+  # The first step of Adam is as long as its rate; later ones here are shorter.
+  assert before - 0.8001 < values(made)["a"] < before
+  assert age or values(made)["a"] == pytest.approx(before - 0.8)
+
+
 def test_optimizer_that_is_sound_costs_no_second_one(monkeypatch):
-  made = make(quadratic.Task(0.5))
-  shapes, zeros_like = [], jnp.zeros_like
+  made, begun = make(quadratic.Task(0.5)), []
+  anew = made._initial_optimizer
   monkeypatch.setattr(
-    jnp, "zeros_like", lambda x: (shapes.append(x.shape), zeros_like(x))[1]
+    made,
+    "_initial_optimizer",
+    lambda params: (begun.append(1), anew(params))[1],
   )
-  assert made.mend_optimizer() == 0 and shapes == []
-  bad = jax.tree.map(
-    lambda x: x * jnp.nan if x.shape == (2,) else x, made.state.opt_state
-  )
-  made.state = made.state._replace(opt_state=bad)
-  assert made.mend_optimizer() == 1 and shapes == [(2,)]
+  assert made.mend_optimizer() == 0 and begun == []
+  spoilt(made, (2,))
+  assert made.mend_optimizer() == 1 and begun == [1]
 
 
-def test_spare_that_is_not_finite_either_gives_zeros():
+def test_spare_that_is_not_finite_either_gives_a_new_one():
   made = make(quadratic.Task(0.5))
   bad = jax.tree.map(lambda x: x * jnp.nan, made.state.opt_state)
   made.state = made.state._replace(opt_state=bad)
   assert made.mend_optimizer(bad) == 2
   assert {float(x.sum()) for x in jax.tree.leaves(made.state.opt_state)} == {0}
+
+
+def test_state_of_a_loop_that_nobody_can_make_anew_loses_what_is_spoilt():
+  made = own.Own(
+    quadratic.config(), quadratic.Task(), 0, (1,), jax.devices()[:1]
+  )
+  state = {"m": jnp.ones(2), "count": jnp.int32(3)}
+  made.begin(state)
+  spoilt(made, (2,))
+  assert made.mend_optimizer() == 1
+  assert made.opt_state["m"].tolist() == [0, 0] and made.opt_state["count"] == 3
+  spoilt(made, (2,))
+  assert made.mend_optimizer(state | {"count": jnp.int32(1)}) == 1
+  assert made.opt_state["m"].tolist() == [1, 1] and made.opt_state["count"] == 1
 
 
 def test_poisoned_fragment_alone_is_not_finite():
