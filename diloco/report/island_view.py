@@ -68,6 +68,7 @@ class RecentStep(NamedTuple):
   wall_secs: float
   tokens: int
   loss: float
+  incarnation: int
 
 
 class IslandView:
@@ -105,8 +106,10 @@ class IslandView:
   def life(self, incarnation: int) -> Life:
     """Returns the life of an incarnation, a new one if need be."""
     if incarnation not in self.lives:
+      in_order = incarnation > next(reversed(self.lives), 0)
       self.lives[incarnation] = Life(incarnation)
-      self.lives = dict(sorted(self.lives.items()))
+      if not in_order:
+        self.lives = dict(sorted(self.lives.items()))
     return self.lives[incarnation]
 
   def started(self, line: reader.Line) -> None:
@@ -166,7 +169,9 @@ class IslandView:
       }.items()
       if isinstance(value, int | float)
     }
-    self._recent.append(RecentStep(wall, tokens, _number(line, "loss")))
+    self._recent.append(
+      RecentStep(wall, tokens, _number(line, "loss"), life.incarnation)
+    )
     self.num_steps += 1
     life.steps += 1
     self.last_step, self.last_wall_secs = line["step"], wall
@@ -231,8 +236,10 @@ class IslandView:
     return float(np.mean(losses)) if losses else None
 
   def tokens_per_sec(self, now: float) -> float:
-    """Speed over the last steps; 0 if there was none lately."""
+    """Speed over the last steps of its life; 0 if there was none lately."""
     recent = list(self._recent)[-_RECENT_STEPS:]
+    # Before a life there may have been a pause between two sessions.
+    recent = [s for s in recent if s.incarnation == recent[-1].incarnation]
     if self.state != "training" or len(recent) < 2:
       return 0.0
     secs = recent[-1].wall_secs - recent[0].wall_secs

@@ -173,6 +173,8 @@ class History:
     It is so of those that lived as the run was lost; of one that was over, the
     tapes tell all that there is to tell.
     """
+    if not self._torn:
+      return  # of thousands of lives, each would look at all
     over = life.died or life.stopped
     epochs = {one.epoch for i in self.lives for one in self.lives_of(i)}
     for epoch, steps in self._torn:

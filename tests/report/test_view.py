@@ -219,6 +219,17 @@ def test_survivor_gap_is_the_longest_around_the_fault():
   assert incident.injected and incident.cause == "signal 9"
 
 
+def test_speed_after_a_pause_is_that_of_the_new_life():
+  lines = Lines(num_islands=1)
+  lines.start(0)
+  lines.train(0, 10, 1)
+  lines.control(11.0, events.RUN_FINISHED, status="stopped", reason="asked")
+  lines.control(90_000.0, events.RUN_STARTED, islands=1, total_tokens=1000)
+  lines.start(90_001.0, incarnation=2, step=10)
+  lines.train(10, 14, 90_002.0, incarnation=2)
+  assert lines.view().islands[0].tokens_per_sec(90_006.0) == pytest.approx(10.0)
+
+
 def test_target_is_back_after_time_that_the_run_was_on():
   lines = _two_islands()
   lines.die(31.0)
