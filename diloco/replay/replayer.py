@@ -128,12 +128,14 @@ class Replayer:
     finally:
       for one in self._workers.values():
         one.close()
-    compared = len(self._digests)
+    compared = set(self._digests)
     if difference is None:
       difference, num_arrays = self._compare_arrays()
+    else:  # one that could not be made has no digest
+      compared.add(script.VersionId(difference.fragment, difference.version))
     return Replayed(
-      compared=compared,
-      equal=compared - (difference is not None),
+      compared=len(compared),
+      equal=len(compared) - (difference is not None),
       arrays_compared=num_arrays,
       difference=difference,
       lives=len(self._at),

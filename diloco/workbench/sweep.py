@@ -152,6 +152,7 @@ class Runner:
     self._stops = self._heeded = 0  # signals, and those passed on
     self._begun = self._told = time.monotonic()
     self._ended = self._left = 0  # points, since this sweep began
+    self._had: dict[str, float] = {}  # shares of points that were done before
 
   def run(self, *, retry: bool) -> None:
     """Does all points that are left; with `retry`, those that failed alone.
@@ -185,6 +186,7 @@ class Runner:
       and (self._found(point.name) == "failed") == retry
     ]
     self._left = len(adopted) + len(queue)
+    self._had = {name: self._share(name) for name in adopted}
     _tell(
       f"{len(points)} points, {len(points) - len(open_)} done,"
       f" {len(adopted)} still running, {len(queue)} to begin"
@@ -203,7 +205,11 @@ class Runner:
 
   def _begin(self, point: frozen.Point) -> bool:
     frozen.outcome_path(self._workdir, point.name).unlink(missing_ok=True)
-    return self._executor.start(point.name, self._sweep.islands(point))
+    begun = self._executor.start(point.name, self._sweep.islands(point))
+    if begun:
+      anew = point.config.get("engine") == "virtual"
+      self._had[point.name] = 0.0 if anew else self._share(point.name)
+    return begun
 
   def _found(self, name: str) -> str:
     return (frozen.outcome(self._workdir, name) or {}).get("status", "")
@@ -230,7 +236,7 @@ class Runner:
     """Says how far the sweep is, and how long the rest will take."""
     self._told = time.monotonic()
     shares = {n: self._share(n) for n in self._executor.running()}
-    done = self._ended + sum(shares.values())
+    done = self._ended + sum(shares.values()) - sum(self._had.values())
     rest = self._left - sum(shares.values())
     # Of less than a tenth of a point nothing follows: it has been starting.
     secs = (self._told - self._begun) / done * rest if done > 0.1 else 0.0

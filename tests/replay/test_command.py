@@ -1,13 +1,14 @@
 """What `diloco replay` refuses, and what it says."""
 
 import json
+import types
 
 import pytest
 from run_tape import A, RunTape, two_islands
 
 from diloco import cli, process
 from diloco import config as config_lib
-from diloco.replay import replayer
+from diloco.replay import replayer, script
 
 OUTCOME = replayer.Replayed(
   compared=12,
@@ -106,3 +107,14 @@ def test_difference_says_whose_it_is(contributions, said):
 def test_outcome_is_plain_json():
   plain = json.loads(json.dumps(OUTCOME.to_json()))
   assert plain["difference"] is None and plain["compared"] == 12
+
+
+def test_version_that_could_not_be_made_is_compared_and_not_equal():
+  replay = object.__new__(replayer.Replayer)
+  refused = replayer.Difference(0, 2, "digest", "refused", ("key",))
+  made = {script.VersionId(0, 1): "digest"}
+  plan = types.SimpleNamespace(tasks=[(None, [])])
+  vars(replay).update(_digests=made, _plan=plan, _workers={}, _at={}, _steps=0)
+  replay._do = lambda task: refused
+  found = replay.run()
+  assert (found.compared, found.equal) == (2, 1)

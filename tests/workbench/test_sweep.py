@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pandas
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from diloco import cli
 from diloco.report import liveness
 from diloco.workbench import executor, frozen
+from diloco.workbench import sweep as sweep_lib
 from diloco.workbench import table as table_lib
 
 SWEEP = """
@@ -331,6 +333,24 @@ def test_table_is_whole_before_any_point_has_begun(capsys, tmp_path):
   ]
   assert "no point has a result yet" in capsys.readouterr().err
   assert list(table(tmp_path).index) == ["a", "b"]
+
+
+def test_time_left_counts_only_what_this_sweep_has_done(
+  capsys, tmp_path, monkeypatch
+):
+  points = tuple(frozen.Point(name, {}, {}) for name in ("half", "new"))
+  made = frozen.Sweep("train", "sweep.py", "", points)
+  doing = types.SimpleNamespace(
+    adopt=lambda name: name == "half", running=lambda: ["half"]
+  )
+  runner = sweep_lib.Runner(tmp_path, made, doing)
+  monkeypatch.setattr(sweep_lib.Runner, "_share", lambda self, name: 0.5)
+  runner._queue(retry=False)
+  monkeypatch.setattr(sweep_lib.Runner, "_share", lambda self, name: 0.75)
+  runner._begun = time.monotonic() - 100.0
+  runner._progress()
+  # A quarter took 100 s, and five quarters are left.
+  assert "about 8 min 20 s" in capsys.readouterr().err
 
 
 def test_points_are_named_by_what_differs():
