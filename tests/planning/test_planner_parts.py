@@ -75,11 +75,12 @@ def test_memory_counts_state_once_over_all_chips():
   held = memory.of_island(made, island, choice)
   share = 1e9 / 64
   assert held.parameters + held.optimizer + held.gradients == 18 * share
-  assert held.in_flight == pytest.approx(2 * 4 * share * 3 / 24)
-  assert held.carried == 0
-  assert held.host_anchors == 4e9
+  # Anchor, values, outer gradient; version, reference.
+  assert held.in_flight == pytest.approx((3 + 2) * 4 * share / 24)
+  assert (held.host_anchors, held.host_published) == (4e9, 4e9)
   slow = dataclasses.replace(choice, overlap_steps=3)
-  assert memory.of_island(made, island, slow).carried == 8 * share
+  carried = memory.of_island(made, island, slow)
+  assert carried.host_published == 12e9 and carried.chip == held.chip
 
 
 def test_model_is_filled_in_by_rules():
