@@ -46,7 +46,8 @@ class Life:
   incarnation: int
   launched: float | None = None
   started: float | None = None
-  first_step: float | None = None
+  first_step: float | None = None  # ended
+  first_secs: float = 0.0  # that it took
   last_step: float | None = None
   died: float | None = None
   restart: float | None = None
@@ -180,6 +181,7 @@ class IslandView:
       self._beyond_secs += gap - busy
     if life.first_step is None:
       life.first_step = wall
+      life.first_secs = busy if math.isfinite(busy) else 0.0
     life.last_step = wall
 
   @property
@@ -284,7 +286,9 @@ class IslandView:
     gone = [m for m in (life.stopped, life.died) if m is not None]
     last = life.last_step if after else end
     over = min(gone) if gone else (last or born)
-    first = life.first_step if life.first_step is not None else over
+    first = over
+    if life.first_step is not None:
+      first = max(life.first_step - life.first_secs, born)
     opening: State = "restarting" if self.restarts_of(life) else "starting"
     spans = [
       Span(opening, born, min(first, over)),

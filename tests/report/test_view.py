@@ -96,12 +96,12 @@ def test_state_follows_the_life_of_an_island():
   assert view.state(0) == "done" and view.status == "finished"
   spans = [tuple(span) for span in view.islands[0].spans(15.0)]
   assert spans == [
-    ("starting", 1, 4),
-    ("training", 4, 8),
+    ("starting", 1, 3),
+    ("training", 3, 8),
     ("dead", 8, 9),
     ("restarting", 9, 10),
-    ("restarting", 10, 12),
-    ("training", 12, 14),
+    ("restarting", 10, 11),
+    ("training", 11, 14),
   ]
 
 
@@ -217,6 +217,16 @@ def test_survivor_gap_is_the_longest_around_the_fault():
   assert incident.gap_over_median == {1: pytest.approx(3.0)}
   assert incident.back_secs == pytest.approx(6.0)
   assert incident.injected and incident.cause == "signal 9"
+
+
+def test_first_step_is_not_counted_as_start_too():
+  lines = Lines()
+  lines.launch(0)
+  lines.train(0, 2, 12, step_secs=4.0, gap_secs=None)
+  lines.control(13.0, events.RUN_FINISHED, status="finished")
+  found = goodput.goodput(lines.view(), {}, 1)
+  assert found.useful_chip_secs == pytest.approx(8.0)
+  assert found.lost_chip_secs["starting"] == pytest.approx(8.0)
 
 
 def test_speed_after_a_pause_is_that_of_the_new_life():
