@@ -6,6 +6,7 @@ between groups are taken seed by seed, so what a seed does to both cancels.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import pathlib
@@ -17,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from diloco import errors, process, typed
+from diloco.planning.fleet import flags
 from diloco.report import figures, listing
 from diloco.workbench import frozen, opened, worker
 
@@ -181,6 +183,11 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
     )
   if any(len(members) == 1 for members in groups.values()):
     notes.append("A single run has no interval: give more seeds.")
+  if any(map(_share_draws, groups.values())):
+    notes.append(
+      "Simulations of one group have seeds in common, since each takes as many"
+      " as --seeds from its own on: their intervals are too narrow."
+    )
   kinds = [members[0].fields for members in groups.values()]
   fields = frozen.differing(kinds)
   labels = frozen.names(kinds, "all runs")
@@ -208,6 +215,16 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
     ),
     tuple(notes),
   )
+
+
+def _share_draws(members: Sequence[Entry]) -> bool:
+  """Whether simulations of a group were made from some of the same seeds."""
+  if members[0].task != SIMULATION:
+    return False
+  given = members[0].fields.get("seeds")
+  count = int(given or flags.parser().get_default("seeds"))
+  firsts = sorted(one.seed for one in members)
+  return any(b - a < count for a, b in itertools.pairwise(firsts))
 
 
 def _runs(places: Iterable[pathlib.Path], notes: list[str]) -> list[Entry]:

@@ -22,8 +22,8 @@ def check_extra() -> None:
 def write(workdir: pathlib.Path, sweep: frozen.Sweep) -> list[dict[str, Any]]:
   """Writes table.csv, table.parquet and figure.png, and returns the rows.
 
-  They are name, status and reason of each point, the seconds it took, the
-  fields given to it and the figures it came to.
+  They are name, status and reason of each point, the seconds its last process
+  took, the fields given to it and the figures it came to.
   """
   import pandas
 

@@ -120,6 +120,25 @@ def test_evaluation_that_came_to_no_number_is_not_drawn(tmp_path):
   assert after.tolist() == before.tolist()
 
 
+@pytest.mark.parametrize(
+  ("fields", "seeds", "told"),
+  [({}, (0, 1), 1), ({"seeds": 2}, (0, 1), 1), ({"seeds": 2}, (0, 2), 0)],
+)
+def test_simulations_that_share_seeds_have_too_narrow_an_interval(
+  fields, seeds, told, tmp_path, monkeypatch
+):
+  entries = [
+    compare.Entry(
+      *(tmp_path / str(seed), compare.SIMULATION, fields, seed, "finished"),
+      {"goodput.mean": 0.5 + seed / 100},
+    )
+    for seed in seeds
+  ]
+  monkeypatch.setattr(compare, "_load", lambda places: (entries, []))
+  notes = compare.compare([]).notes
+  assert len(notes) == told and all("seeds in common" in n for n in notes)
+
+
 def test_terminal_shows_only_what_differs(six, capsys, monkeypatch):
   monkeypatch.setenv("COLUMNS", "200")
   code, out, err = run(capsys, *six)
