@@ -5,8 +5,9 @@ emulated, of all steps that were not in vain: lost with an island, done again or
 rolled back; a step in vain for some of its fragments counts for the others.
 Allocated is the wall time of all sessions of the run, start-up, evaluation and
 outages included, for every island of the fleet; an island that came later
-counts from when it came. Both are multiplied by the chips of the island, and
-what is useful of an elastic job by the share of its slices that were there.
+counts from when it came. Both are multiplied by the chips of the island, those
+of one job by its slices, and what is useful of an elastic job by the share of
+its slices that were there.
 """
 
 import collections
@@ -48,20 +49,19 @@ def goodput(
   lost: collections.defaultdict[str, float] = collections.defaultdict(float)
   for island in range(view.num_islands):
     one = view.islands.get(island) or island_view.IslandView(island)
+    chips = one.devices * view.job_slices
     kept = 1.0 - _lost_share(one, lost_spans.get(island, ()), num_fragments)
     busy = one.steps.column("busy_secs")
     lives = one.steps.column("incarnation")
     there = np.array([one.lives[life].share for life in lives.tolist()])
-    useful += one.devices * float(np.nansum(busy * kept * there))
-    allocated += one.devices * _allocated_secs(view, one)
-    lost["in vain"] += one.devices * float(
-      np.nansum(busy * (1.0 - kept) * there)
-    )
-    lost["slices away"] += one.devices * float(np.nansum(busy * (1.0 - there)))
-    lost["stalls"] += one.devices * one.stall_secs
+    useful += chips * float(np.nansum(busy * kept * there))
+    allocated += chips * _allocated_secs(view, one)
+    lost["in vain"] += chips * float(np.nansum(busy * (1.0 - kept) * there))
+    lost["slices away"] += chips * float(np.nansum(busy * (1.0 - there)))
+    lost["stalls"] += chips * one.stall_secs
     for span in one.spans(view.last_wall_secs):
       if span.state != "training":
-        lost[span.state] += one.devices * _on_secs(view, span)
+        lost[span.state] += chips * _on_secs(view, span)
   lost["other"] = max(allocated - useful - sum(lost.values()), 0.0)
   causes = {cause: secs for cause, secs in lost.items() if secs > 0}
   return Goodput(useful, allocated, causes)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diloco import config as config_lib
-from diloco import errors, typed
+from diloco import errors, methods, typed
 from diloco.report import figures, island_view, series
 from diloco.report import sessions as sessions_lib
 from diloco.tape import events, history, reader
@@ -411,6 +411,14 @@ class RunView:
     stated = sync.get("every") if isinstance(sync, dict) else None
     had = [stated, *(h for c in self.changes for h in c.get("sync.every", ()))]
     return max((h for h in had if isinstance(h, int)), default=0)
+
+  @property
+  def job_slices(self) -> int:
+    """Slices of one job that is on all of them; 1 of islands, each on one."""
+    fleet = self.config.get("fleet")
+    slices = fleet.get("slices") if isinstance(fleet, dict) else None
+    one_job = self.method in methods.ONE_JOB and isinstance(slices, list)
+    return len(slices) if one_job and slices else 1
 
   @property
   def outer_gain(self) -> float | None:

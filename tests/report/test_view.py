@@ -219,6 +219,23 @@ def test_survivor_gap_is_the_longest_around_the_fault():
   assert incident.injected and incident.cause == "signal 9"
 
 
+@pytest.mark.parametrize(
+  ("method", "slices"),
+  [("diloco", 1), ("data_parallel", 4), ("elastic_data_parallel", 4)],
+)
+def test_chips_of_one_job_are_those_of_all_its_slices(method, slices):
+  lines = Lines()
+  lines.events[0]["method"] = method
+  lines.start(0)
+  lines.train(0, 3, 1)
+  lines.control(4.0, events.RUN_FINISHED, status="finished")
+  view = lines.view()
+  view.config = {"fleet": {"slices": [{}] * 4}}
+  found = goodput.goodput(view, {}, 1)
+  assert found.allocated_chip_secs == pytest.approx(slices * 4.0)
+  assert found.useful_chip_secs == pytest.approx(slices * 3.0)
+
+
 def test_first_step_is_not_counted_as_start_too():
   lines = Lines()
   lines.launch(0)
