@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diloco import config as config_lib
-from diloco import errors, methods, typed
+from diloco import errors, typed
 from diloco.report import figures, island_view, series
 from diloco.report import sessions as sessions_lib
 from diloco.tape import events, history, reader
@@ -417,8 +417,9 @@ class RunView:
     """Slices of one job that is on all of them; 1 of islands, each on one."""
     fleet = self.config.get("fleet")
     slices = fleet.get("slices") if isinstance(fleet, dict) else None
-    one_job = self.method in methods.ONE_JOB and isinstance(slices, list)
-    return len(slices) if one_job and slices else 1
+    if not isinstance(slices, list):
+      return 1
+    return len(slices) if self.method.endswith("data_parallel") else 1
 
   @property
   def outer_gain(self) -> float | None:
