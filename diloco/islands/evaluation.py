@@ -33,7 +33,7 @@ def held_out_loss(
   """
   stream = task.batches(split, share=0, num_shares=1, seed=0)
   try:
-    sums = [dispatch(next(stream)) for _ in range(num_batches)]
+    sums = [dispatch(task_lib.drawn(stream)) for _ in range(num_batches)]
   finally:
     stream.close()
   nats = tokens = 0.0

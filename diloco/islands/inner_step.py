@@ -17,6 +17,7 @@ from diloco import errors
 from diloco.fragments import partition
 from diloco.islands import compilation
 from diloco.islands import placement as placement_lib
+from diloco.snapshots import arrays
 from diloco.tasks import task as task_lib
 
 FlatParams = dict[str, jax.Array]
@@ -34,6 +35,12 @@ Metrics = dict[str, Any]  # of scalars; those of the task are one deeper
 Step = Callable[[TrainState, Mapping[str, Any]], tuple[TrainState, Metrics]]
 
 
+def is_saveable(value: Any) -> bool:
+  """Whether a checkpoint can hold this leaf: no key, and not empty."""
+  is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+  return not is_key and value.size > 0
+
+
 class ParamTree:
   """Between a task's parameter pytree and the flat mapping."""
 
@@ -41,7 +48,8 @@ class ParamTree:
     """Traces `task.init` abstractly; no array is made.
 
     Raises:
-      UserError: a parameter is not float32, or is empty.
+      UserError: a parameter is not float32, is empty, or has no name of its own
+        that a store can keep.
     """
     self._task = task
     self._seed = seed
@@ -51,20 +59,34 @@ class ParamTree:
       jax.tree_util.keystr(path, simple=True, separator="/")
       for path, _ in leaves
     ]
-    for name, (_, leaf) in zip(self._names, leaves, strict=True):
+    groups = {
+      name[:i]
+      for name in self._names
+      for i, letter in enumerate(name)
+      if letter == "/"
+    }
+    for i, (name, (_, leaf)) in enumerate(
+      zip(self._names, leaves, strict=True)
+    ):
+      why, remedy = "", "give it another name"
       if leaf.dtype != jnp.float32:
-        raise errors.UserError(
-          f"the task's parameter {name!r}",
-          f"init gives it as {leaf.dtype}, and parameters are float32",
-          "cast it in init; loss may compute in any type",
-        )
-      if not leaf.size:
-        raise errors.UserError(
-          f"the task's parameter {name!r}",
+        why = f"init gives it as {leaf.dtype}, and parameters are float32"
+        remedy = "cast it in init; loss may compute in any type"
+      elif not leaf.size:
+        why = (
           f"init gives it the shape {leaf.shape}, without elements, so there"
-          " is nothing to merge",
-          "leave it out of the parameters",
+          " is nothing to merge"
         )
+        remedy = "leave it out of the parameters"
+      elif name in self._names[:i]:
+        why = "another one has this name, once keys are joined by '/'"
+      elif name in groups:
+        why = "further ones are within it, once keys are joined by '/'"
+      elif not arrays.is_name(name):
+        why = "it is no name for a folder, which it has in the store"
+        remedy = "have init return a dict with short names"
+      if why:
+        raise errors.UserError(f"the task's parameter {name!r}", why, remedy)
     self.shapes = {
       name: leaf.shape
       for name, (_, leaf) in zip(self._names, leaves, strict=True)
@@ -130,20 +152,30 @@ def init_opt_state(
   placement: placement_lib.Placement,
 ) -> Any:
   """Inner optimizer state, sharded like the parameters it belongs to."""
+
+  def is_of_params(node: Any) -> bool:
+    return isinstance(node, dict) and node.keys() == params.keys()
+
+  def place(node: Any) -> Any:
+    """As the parameter it is of, if it has that one's shape.
+
+    Not by `optax.tree_utils.tree_map_params`: what that gives the optimizer has
+    no names, and an optimizer may choose leaves by these.
+    """
+    if not is_of_params(node):
+      return placement.replicated()
+
+    def of(param: jax.Array, moment: Any) -> jax.sharding.Sharding:
+      like = moment.shape == param.shape
+      return param.sharding if like else placement.replicated()
+
+    return {
+      name: jax.tree.map(functools.partial(of, param), node[name])
+      for name, param in params.items()
+    }
+
   shapes = jax.eval_shape(optimizer.init, params)
-
-  def is_left_out(moment: Any) -> bool:
-    return isinstance(moment, optax.MaskedNode)
-
-  shardings = optax.tree_utils.tree_map_params(
-    optimizer,
-    # An optimizer of some leaves only has no moments of the others.
-    lambda moment, param: moment if is_left_out(moment) else param.sharding,
-    shapes,
-    params,
-    transform_non_params=lambda _: placement.replicated(),
-    is_leaf=is_left_out,
-  )
+  shardings = jax.tree.map(place, shapes, is_leaf=is_of_params)
   jitted = jax.jit(optimizer.init, out_shardings=shardings)
   return compilation.compiled(jitted, params)(params)
 

@@ -58,7 +58,7 @@ class Own(learner_lib.Learner):
   def _saveable(self, path: Any, leaf: Any) -> jax.Array:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     value = jnp.asarray(leaf)
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) or not value.size:
+    if not inner_step.is_saveable(value):
       raise ValueError(
         f"the leaf {name!r} of its state is {value.dtype}{list(value.shape)},"
         " which cannot be saved: keep jax.random.key_data of a key, and"

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from diloco import config as config_lib
+from diloco import errors
 from diloco.islands import inner_step, schedules
 from diloco.islands import learner as learner_lib
 from diloco.tasks import task as task_lib
@@ -80,11 +81,23 @@ class Trainer(learner_lib.Learner):
 
   def take_batch(self) -> Mapping[str, jax.Array]:
     """Returns the next batch, on the mesh."""
-    return self.placement.put_batch(next(self._stream))
+    return self.placement.put_batch(task_lib.drawn(self._stream))
 
   def do_step(self, batch: Mapping[str, jax.Array]) -> inner_step.Metrics:
     """Dispatches one inner step; returns its metrics, not waiting for them."""
-    self.state, metrics = self._step_fn(self.state, batch)
+    try:
+      self.state, metrics = self._step_fn(self.state, batch)
+    except TypeError as error:
+      self._stream.seek(0)
+      first, this = map(inner_step.described, (self.take_batch(), batch))
+      if (found := inner_step.changed(first, this)) is None:
+        raise
+      leaf, old, new = found
+      raise errors.UserError(
+        f"the task's batch {self.step + 1}",
+        f"it has {new} for the {old} of the first one at {leaf!r}",
+        "keep every shape, dtype and name from batch to batch",
+      ) from error
     self.step += 1
     return metrics
 

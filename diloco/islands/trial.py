@@ -60,6 +60,12 @@ def check(
       params,
       heldout,
     )
+    if not isinstance(out, tuple) or len(out) != 2:
+      raise errors.UserError(
+        name,
+        "its eval_loss gives no pair",
+        "return the sum of the loss and the number of tokens summed over",
+      )
     _require_scalars(dict(zip(("sum", "tokens"), out, strict=True)), name)
   with _theirs(name, "is_embedding"):
     tree.tensors()
@@ -88,6 +94,16 @@ def _check_step(
       jax.eval_shape(optimizer.init, params),
       jax.ShapeDtypeStruct((), jnp.int32),
     )
+    kept = jax.tree.leaves(state.opt_state)
+    for value, (leaf, told) in zip(
+      kept, inner_step.described(state.opt_state).items(), strict=True
+    ):
+      if not inner_step.is_saveable(value):
+        raise errors.UserError(
+          name,
+          f"its optimizer has {told} at {leaf!r}, which cannot be saved",
+          "keep jax.random.key_data of a key, and nothing without elements",
+        )
     step = inner_step.make_step(task, optimizer, tree, steps)
     after, _ = jax.eval_shape(step, state, train)
     _require_same(state, after, name)
@@ -144,14 +160,16 @@ def _batches(
           f" {', '.join(missing)}",
           "implement diloco.tasks.task.BatchStream",
         )
-    first = next(streams[0])
+    first = _checked(task_lib.drawn(streams[0]), name)
     streams[0].seek(0)
-    again = next(streams[0])
-    heldout = next(streams[-1])
+    again = _checked(task_lib.drawn(streams[0]), name)
+    heldout = _checked(task_lib.drawn(streams[-1]), name)
     for stream in streams:
       stream.close()
-    if first.keys() != again.keys() or any(
-      not np.array_equal(first[key], again[key]) for key in first
+    # By their bytes, for what is unknown may be NaN, which equals nothing.
+    if inner_step.described(first) != inner_step.described(again) or any(
+      np.asarray(first[k]).tobytes() != np.asarray(again[k]).tobytes()
+      for k in first
     ):
       raise errors.UserError(
         name,
@@ -159,6 +177,29 @@ def _batches(
         "give the batch at a position, whatever was read before",
       )
   return first, heldout
+
+
+def _checked(batch: Any, name: str) -> task_lib.Batch:
+  """The batch, if it is one."""
+  told = "" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+  for key, value in {} if told else batch.items():
+    shape, dtype = np.shape(value), getattr(value, "dtype", None)
+    if dtype is None:
+      told = f"a {type(value).__name__} at {key!r}"
+    elif 0 in (shape or (0,)) or not _is_number(dtype):
+      told = f"{dtype}{list(shape)} at {key!r}"
+  errors.require(
+    not told,
+    name,
+    f"its batches give {told}",
+    "give a dict of numpy arrays of numbers, whose leading axis is the batch",
+  )
+  checked: task_lib.Batch = batch
+  return checked
+
+
+def _is_number(dtype: Any) -> bool:
+  return any(jnp.issubdtype(dtype, kind) for kind in (np.number, np.bool_))
 
 
 def _check_divisible(
@@ -216,9 +257,22 @@ def _require_same(
 
 def _require_scalars(values: Mapping[str, Any], name: str) -> None:
   for key, value in values.items():
+    if not hasattr(value, "shape"):
+      raise errors.UserError(
+        name,
+        f"its {key!r} is a {type(value).__name__}, and must be a scalar",
+        "give each number a name of its own",
+      )
     if value.shape:
       raise errors.UserError(
         name,
         f"its {key!r} has shape {value.shape}, and must be a scalar",
         "sum or average it",
+      )
+    kinds = (np.floating,) if key == "loss" else (np.floating, np.integer, bool)
+    if not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+      raise errors.UserError(
+        name,
+        f"its {key!r} is {value.dtype}[], and must be a real number",
+        "make it a float32",
       )

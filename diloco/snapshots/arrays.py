@@ -35,6 +35,7 @@ _CORRUPT_STATUSES = frozenset(
 # Bytes of a chunk from which on its checksum is taken by instructions that
 # processors have for it. TensorStore's packages are built without them, and
 # there it is more than half of what reading costs.
+_MAX_NAME = 255  # bytes of a folder's name, on most file systems
 _LARGE = 1 << 19
 _STRICT = {
   "fill_missing_data_reads": False,
@@ -285,13 +286,22 @@ class ArrayStore:
     return self.open(prefix, name).read()
 
   def _at(self, prefix: str, name: str) -> ts.KvStore:
-    component = urllib.parse.quote(name, safe="")
-    if component in ("", ".", ".."):
+    if not is_name(name):
       raise ValueError(f"a tensor cannot be named {name!r}; give it a name")
-    return self.kvstore / prefix / f"{component}/"
+    return self.kvstore / prefix / f"{_component(name)}/"
 
   def _dataset(self, kvstore: ts.KvStore, layout: Layout | None) -> Any:
     return _open(kvstore, layout and layout.metadata(), self._context)
+
+
+def _component(name: str) -> str:
+  return urllib.parse.quote(name, safe="")
+
+
+def is_name(name: str) -> bool:
+  """Whether a tensor can have this name, as a folder of any file system."""
+  component = _component(name)
+  return component not in (".", "..") and 0 < len(component) <= _MAX_NAME
 
 
 def _open(kvstore: Any, metadata: Any, context: ts.Context) -> Any:

@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 import jax
 import optax
 
+from diloco import errors
+
 Params = Any  # a pytree of float32 arrays
 Batch = Mapping[str, Any]  # of numpy arrays; leading axis is the batch
 HELDOUT = "heldout"
@@ -37,6 +39,22 @@ class BatchStream(Protocol):
   def close(self) -> None:
     """Releases prefetch threads and files."""
     ...
+
+
+def drawn(stream: BatchStream) -> Batch:
+  """Returns a stream's next batch.
+
+  Raises:
+    UserError: there is none.
+  """
+  try:
+    return next(stream)
+  except StopIteration as error:
+    raise errors.UserError(
+      "the task's batches",
+      f"they ended after {stream.position}, and a stream never does",
+      "begin their data anew, see diloco.tasks.task.BatchStream",
+    ) from error
 
 
 class Task(Protocol):
@@ -81,7 +99,11 @@ class Task(Protocol):
     ...
 
   def optimizer(self, schedule_steps: int) -> optax.GradientTransformation:
-    """Returns the inner optimizer, its schedule ending at `schedule_steps`."""
+    """Returns the inner optimizer, its schedule ending at `schedule_steps`.
+
+    It is given parameters and gradients as one dict by '/'-joined paths, not as
+    `init` made them: masks and labels of leaves go by these.
+    """
     ...
 
   def batches(

@@ -360,7 +360,7 @@ def test_model_without_steps_is_enough_for_a_loop(theirs):
     ({"tokens_per_batch": 0}, "its tokens_per_batch is 0"),
     ({"tokens_per_batch": 2.5}, "its tokens_per_batch is 2.5"),
     ({"heldout": lambda i: {}[i]}, "its batches raised KeyError: 0 (test_link"),
-    ({"eval_loss": lambda params, batch: 0}, "its eval_loss raised"),
+    ({"eval_loss": lambda params, batch: 0}, "its eval_loss gives no"),
   ],
 )
 def test_model_that_cannot_work_is_refused(theirs, fields, told):

@@ -1,5 +1,7 @@
 """A trainer's state after steps, swaps and restarts; values by hand."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import quadratic
 from quadratic import FRAGMENT, adopt, anchor, held, publish, start_over, step
 from quadratic import make_trainer as make
 
+from diloco import errors
 from diloco.islands import own, shards, trainer
 
 
@@ -281,6 +284,53 @@ def test_schedule_ends_with_the_islands_share_of_the_tokens():
   assert (
     trainer.schedule_steps(config, task, 0) == 50
   )  # of 1000 tokens, 10 each
+
+
+@pytest.mark.parametrize(
+  ("batch", "told"),
+  [
+    (None, "batches: they ended after 2, and a stream never does"),
+    (
+      {"x": np.ones(2, np.float16)},
+      "batch 3: it has float16[2] for the float32[2]",
+    ),
+    (
+      {"x": np.ones(3, np.float32)},
+      "batch 3: it has float32[3] for the float32[2]",
+    ),
+    (
+      {"y": np.ones(2, np.float32)},
+      "batch 3: it has nothing for the float32[2]",
+    ),
+  ],
+)
+def test_stream_that_ends_or_changes_is_told_as_such(monkeypatch, batch, told):
+  def draw(self, whole=quadratic.Stream.__next__):
+    if self.position < 2:
+      return whole(self)
+    if batch is None:
+      raise StopIteration
+    self.position += 1
+    return batch
+
+  monkeypatch.setattr(quadratic.Stream, "__next__", draw)
+  made = make()
+  step(made, 2)
+  with pytest.raises(errors.UserError, match=re.escape(told)):
+    step(made)
+
+
+def test_optimizer_may_choose_leaves_by_name():
+  task = quadratic.Task()
+  task.optimizer = lambda steps: optax.multi_transform(
+    {"still": optax.set_to_zero(), "moves": optax.sgd(0.5, momentum=0.5)},
+    lambda params: {
+      name: "moves" if name == "a" else "still" for name in params
+    },
+  )
+  made = make(task)
+  step(made, 3)
+  assert values(made) == {"a": quadratic.moved(0, 3, 0.5)[0], "b": 1}
 
 
 def test_closed_trainer_closes_its_stream():

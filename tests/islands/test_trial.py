@@ -39,6 +39,24 @@ class StreamWithoutSeek:
   position = 0
 
 
+class NanStream(Stream):
+  """Points of which some are unknown."""
+
+  def __next__(self):
+    return {"x": super().__next__()["x"] * [[1], [1], [1], [np.nan]]}
+
+
+def giving(batch):
+  """What makes streams of this one batch."""
+  kind = type("Same", (Stream,), {"__next__": lambda self: batch})
+  return lambda self, split, **_: kind()
+
+
+class EndedStream(Stream):
+  def __next__(self):
+    raise StopIteration
+
+
 class DeafStream(Stream):
   def seek(self, position):
     del position
@@ -108,6 +126,22 @@ BROKEN = {
       "leave it out",
     ],
   ),
+  "init with one name for two": (
+    lambda self, rng: {"a/b": jnp.zeros(2), "a": {"b": jnp.zeros(3)}},
+    ["the task's parameter 'a/b'", "another one has this name"],
+  ),
+  "init with a parameter and a group of one name": (
+    lambda self, rng: {"a/b": jnp.zeros(2), "a": jnp.zeros(3)},
+    ["the task's parameter 'a'", "further ones are within it"],
+  ),
+  "init with no name": (
+    lambda self, rng: jnp.zeros(2),
+    ["the task's parameter ''", "no name for a folder", "dict"],
+  ),
+  "init with a name too long": (
+    lambda self, rng: {"ä" * 43: jnp.zeros(2)},
+    ["no name for a folder"],
+  ),
   "loss": (
     lambda self, params, batch: (params["w"] @ jnp.zeros((3, 4)), {}),
     ["its loss raised", "test_trial.py:"],
@@ -125,10 +159,26 @@ BROKEN = {
     lambda self, params, batch: (params["b"], {"each": jnp.ones(3)}),
     ["'each' has shape (3,)"],
   ),
+  "loss of whole numbers": (
+    lambda self, params, batch: (jnp.int32(1), {}),
+    ["its 'loss' is int32[], and must be", "float"],
+  ),
+  "loss with a group": (
+    lambda self, params, batch: (params["b"], {"n": {"m": params["b"]}}),
+    ["its 'n' is a dict, and must be a scalar"],
+  ),
+  "loss with a key": (
+    lambda self, params, batch: (params["b"], {"n": jax.random.key(0)}),
+    ["its 'n' is key<fry>[], and must be a real number"],
+  ),
   "eval_loss": (raises, ["its eval_loss raised KeyError"]),
   "eval_loss of one": (
     lambda self, params, batch: (jnp.zeros(()),),
-    ["its eval_loss raised"],
+    ["its eval_loss gives no pair", "the sum", "number of tokens"],
+  ),
+  "eval_loss by name": (
+    lambda self, params, batch: {"loss": jnp.zeros(()), "tokens": 4},
+    ["its eval_loss gives no pair"],
   ),
   "optimizer": (raises, ["its optimizer", "KeyError"]),
   "optimizer whose state grows": (
@@ -148,6 +198,29 @@ BROKEN = {
       lambda x: x | {"n": jnp.zeros(3)}, lambda state: {"m": state}
     ),
     ["makes float32[3] of the nothing at opt_state/n"],
+  ),
+  "optimizer with a key": (
+    lambda self, steps: growing(
+      lambda x: x, lambda state: {"rng": jax.random.key(0)}
+    ),
+    ["optimizer has key<fry>[] at 'rng'", "cannot be saved", "key_data"],
+  ),
+  "batches of no dict": (
+    giving(np.zeros((4, 1))),
+    ["its batches give a ndarray", "a dict of numpy arrays"],
+  ),
+  "batches of a number": (giving({"x": 3}), ["give a int at 'x'"]),
+  "batches of words": (
+    giving({"x": np.array(["a", "b"])}),
+    ["give <U1[2] at 'x'", "numbers"],
+  ),
+  "batches in groups": (
+    giving({"x": {"y": np.zeros(4)}}),
+    ["give a dict at 'x'"],
+  ),
+  "batches that end at once": (
+    lambda self, split, **_: EndedStream(),
+    ["batches: they ended after 0", "BatchStream"],
   ),
   "batches": (raises, ["its batches raised KeyError"]),
   "batches without seek": (
@@ -173,6 +246,11 @@ BROKEN = {
 def test_task_that_works_is_tried_and_named():
   tree = trial.check(Task(), CONFIG)
   assert [t.name for t in tree.tensors()] == ["b", "w"]
+
+
+def test_batch_may_have_gaps(monkeypatch):
+  monkeypatch.setattr(Task, "batches", lambda self, split, **_: NanStream())
+  trial.check(Task(), CONFIG)
 
 
 @pytest.mark.parametrize("what", BROKEN)
