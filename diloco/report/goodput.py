@@ -11,7 +11,7 @@ its slices that were there.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ class Goodput(NamedTuple):
 
 def goodput(
   view: view_lib.RunView,
-  lost_spans: Mapping[int, Sequence[painting.LifeSpan]],
+  lost_spans: Mapping[int, Iterable[painting.LifeSpan]],
   num_fragments: int,
 ) -> Goodput:
   """Sums useful and allocated chip-seconds over all islands.
@@ -50,18 +50,20 @@ def goodput(
   for island in range(view.num_islands):
     one = view.islands.get(island) or island_view.IslandView(island)
     chips = one.devices * view.job_slices
-    kept = 1.0 - _lost_share(one, lost_spans.get(island, ()), num_fragments)
-    busy = one.steps.column("busy_secs")
-    lives = one.steps.column("incarnation")
-    there = np.array([one.lives[life].share for life in lives.tolist()])
-    useful += chips * float(np.nansum(busy * kept * there))
+    spans: dict[int, list[painting.LifeSpan]] = collections.defaultdict(list)
+    for span in lost_spans.get(island, ()):
+      spans[span.incarnation].append(span)
+    for life in one.lives.values():
+      busy = chips * life.busy_secs
+      in_vain = _lost_share(life, spans[life.incarnation], num_fragments)
+      useful += busy * life.share * (1.0 - in_vain)
+      lost["in vain"] += busy * life.share * in_vain
+      lost["slices away"] += busy * (1.0 - life.share)
     allocated += chips * _allocated_secs(view, one)
-    lost["in vain"] += chips * float(np.nansum(busy * (1.0 - kept) * there))
-    lost["slices away"] += chips * float(np.nansum(busy * (1.0 - there)))
     lost["stalls"] += chips * one.stall_secs
-    for span in one.spans(view.last_wall_secs):
-      if span.state != "training":
-        lost[span.state] += chips * _on_secs(view, span)
+    for stretch in one.spans(view.last_wall_secs):
+      if stretch.state != "training":
+        lost[stretch.state] += chips * _on_secs(view, stretch)
   lost["other"] = max(allocated - useful - sum(lost.values()), 0.0)
   causes = {cause: secs for cause, secs in lost.items() if secs > 0}
   return Goodput(useful, allocated, causes)
@@ -76,19 +78,17 @@ def _on_secs(view: view_lib.RunView, span: island_view.Span) -> float:
 
 
 def _lost_share(
-  island: island_view.IslandView,
-  spans: Sequence[painting.LifeSpan],
+  life: island_view.Life,
+  spans: Iterable[painting.LifeSpan],
   num_fragments: int,
-) -> np.ndarray:
-  """Returns for each row of steps the share of its fragments that was lost."""
-  steps = island.steps.column("step")
-  counts = island.steps.column("count")
-  lives = island.steps.column("incarnation")
-  lost = np.zeros(len(steps))
-  for incarnation, first, last in spans:
-    inside = np.minimum(steps, last) - np.maximum(steps - counts, first)
-    lost += (lives == incarnation) * np.maximum(inside, 0.0) / counts
-  return np.minimum(lost / num_fragments, 1.0)
+) -> float:
+  """Returns the share of what a life logged that was lost."""
+  begun = life.newest_step - life.steps
+  lost = sum(
+    max(min(life.newest_step, last) - max(begun, first), 0)
+    for _, first, last in spans
+  )
+  return min(lost / max(num_fragments * life.steps, 1), 1.0)
 
 
 def _allocated_secs(

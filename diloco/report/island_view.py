@@ -20,8 +20,8 @@ State = Literal["starting", "training", "dead", "restarting", "stopped", "done"]
 
 _COLUMNS: Mapping[str, series.Join] = {
   **dict.fromkeys(("step", "loss", "step_secs", "gap_secs"), "last"),
-  **dict.fromkeys(("wall_secs", "incarnation"), "last"),
-  **dict.fromkeys(("tokens", "busy_secs"), "sum"),
+  "wall_secs": "last",
+  "tokens": "sum",
   "longest_gap": "max",
 }
 _RECENT_STEPS = 20
@@ -54,6 +54,8 @@ class Life:
   stopped: float | None = None
   paced_step_secs: float = 0.0
   steps: int = 0  # logged
+  newest_step: int = 0  # its number
+  busy_secs: float = 0.0  # of all of them
   share: float = 1.0  # of its slices that were there
 
   @property
@@ -156,9 +158,7 @@ class IslandView:
         "step_secs": _number(line, "step_secs"),
         "gap_secs": gap,
         "longest_gap": gap,
-        "busy_secs": busy,
         "wall_secs": wall,
-        "incarnation": life.incarnation,
       }
     )
     told = line.get("task")
@@ -175,13 +175,15 @@ class IslandView:
     )
     self.num_steps += 1
     life.steps += 1
+    life.newest_step = line["step"]
+    life.busy_secs += busy
     self.last_step, self.last_wall_secs = line["step"], wall
     self.tokens += tokens
     if math.isfinite(gap):  # drawn below its pace, it makes up for another
       self._beyond_secs += gap - busy
     if life.first_step is None:
       life.first_step = wall
-      life.first_secs = busy if math.isfinite(busy) else 0.0
+      life.first_secs = busy
     life.last_step = wall
 
   @property

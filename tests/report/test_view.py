@@ -236,6 +236,19 @@ def test_chips_of_one_job_are_those_of_all_its_slices(method, slices):
   assert found.useful_chip_secs == pytest.approx(slices * 3.0)
 
 
+def test_steps_in_vain_are_those_of_their_life_in_a_long_run(monkeypatch):
+  monkeypatch.setattr(series, "LIMIT", 8)  # then rows hold several lives
+  lines = Lines()
+  for life in range(1, 21):
+    lines.start(4.0 * life, incarnation=life)
+    lines.train(0, 3, 4.0 * life + 1, incarnation=life)
+  kept = painting.LifeSpan(20, 0, 3)
+  spans = [painting.LifeSpan(life, 0, 3) for life in range(1, 20)]
+  found = goodput.goodput(lines.view(), {0: spans}, 1)
+  assert found.useful_chip_secs == pytest.approx(kept.last - kept.first)
+  assert found.lost_chip_secs["in vain"] == pytest.approx(19 * 3)
+
+
 def test_first_step_is_not_counted_as_start_too():
   lines = Lines()
   lines.launch(0)

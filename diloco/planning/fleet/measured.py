@@ -150,8 +150,7 @@ def _island(
   moments = [_span(life, clock) for life in lives]
   spans = sum(end - start for start, end in moments)
   steps = island.num_steps - len(lives)
-  useful = float(np.nansum(island.steps.column("busy_secs")))
-  useful /= island.num_steps
+  useful = sum(life.busy_secs for life in lives) / island.num_steps
   gaps = island.steps.column("gap_secs")
   gaps = gaps[np.isfinite(gaps)]
   jitter = 0.0
