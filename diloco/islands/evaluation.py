@@ -25,6 +25,8 @@ def held_out_loss(
 ) -> dict[str, Any]:
   """Returns the loss over the first held-out batches, the same every time.
 
+  No more than have no row twice, as far as the task's stream tells.
+
   To `dispatch` is to start `task.eval_loss` on a batch; `moved` is called with
   every batch that is done.
 
@@ -33,7 +35,8 @@ def held_out_loss(
   """
   stream = task.batches(split, share=0, num_shares=1, seed=0)
   try:
-    sums = [dispatch(task_lib.drawn(stream)) for _ in range(num_batches)]
+    count = min(num_batches, getattr(stream, "num_batches", num_batches))
+    sums = [dispatch(task_lib.drawn(stream)) for _ in range(count)]
   finally:
     stream.close()
   nats = tokens = 0.0

@@ -31,8 +31,9 @@ class Stream:
   Implements `task.BatchStream`. One thread reads a few batches ahead.
   """
 
-  def __init__(self, dataset: grain.MapDataset):
-    """Streams the batches of `dataset`, from index 0."""
+  def __init__(self, dataset: grain.MapDataset, num_batches: int):
+    """Streams the batches of `dataset`, from index 0; see `BatchStream`."""
+    self.num_batches = num_batches
     options = grain.ReadOptions(
       num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES
     )
@@ -106,13 +107,13 @@ def stream(
   # epochs never meet in the same order.
   entropy = [seed % 2**64, share] if shuffled else [_HELDOUT_ORDER_SEED]
   order_seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+  mine = grain.MapDataset.source(rows).slice(slice(share, None, num_shares))
   return Stream(
-    grain.MapDataset.source(rows)
-    .slice(slice(share, None, num_shares))
-    .shuffle(seed=order_seed)
+    mine.shuffle(seed=order_seed)
     .repeat(reseed_each_epoch=shuffled)
     # Without it, Grain counts endless batches of one row past 2^63.
-    .batch(batch_size, drop_remainder=True)
+    .batch(batch_size, drop_remainder=True),
+    max(1, len(mine) // batch_size),
   )
 
 

@@ -24,6 +24,9 @@ class BatchStream(Protocol):
   `position` counts the batches already taken. Seeking to a position and
   reading gives the same batches in any process, so a position is a complete
   checkpoint of the stream.
+
+  It may have `num_batches`, of how many no row comes twice: no evaluation takes
+  more.
   """
 
   position: int

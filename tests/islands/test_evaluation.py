@@ -33,6 +33,8 @@ class Task:
 
 
 class Stream:
+  num_batches = 3
+
   def __next__(self):
     return {"x": np.zeros((2, 1), np.float32)}
 
@@ -93,6 +95,10 @@ def test_store_that_fails_for_a_moment_costs_an_evaluation_only_time(
   assert (result["version"], result["newest_version"]) == (0, 1)
   assert result["tokens"] == 4
   assert len(evaluator.waited) == 3
+
+
+def test_no_row_is_counted_twice(evaluator):
+  assert evaluator.evaluate(evaluator.read(), 9)["tokens"] == 6
 
 
 def test_values_other_than_those_committed_are_not_evaluated(run, evaluator):

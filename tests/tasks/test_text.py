@@ -198,8 +198,17 @@ def test_close_ends_the_prefetch_thread():
     assert not thread.is_alive()
 
 
+def test_a_stream_tells_how_many_batches_have_no_row_twice():
+  stream = _stream(_numbered(20), share=1, num_shares=3, batch_size=2)
+  assert stream.num_batches == 3  # of the rows 1, 4, ..., 19
+  ids = _row_ids(_take(stream, 3))
+  stream.close()
+  assert len(set(ids)) == 6
+
+
 def test_a_share_smaller_than_a_batch_repeats():
   stream = _stream(_numbered(5), share=1, num_shares=2, batch_size=8)
+  assert stream.num_batches == 1
   ids = _row_ids(_take(stream, 1))
   stream.close()
   assert len(ids) == 8 and set(ids) == {1, 3}
