@@ -183,6 +183,11 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
     )
   if any(len(members) == 1 for members in groups.values()):
     notes.append("A single run has no interval: give more seeds.")
+  if len({frozenset(e.seed for e in found) for found in groups.values()}) > 1:
+    notes.append(
+      "Groups are not of the same seeds: differences are of those in common,"
+      " means are not."
+    )
   if any(map(_share_draws, groups.values())):
     notes.append(
       "Simulations of one group have seeds in common, since each takes as many"
@@ -198,8 +203,8 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
     if lacking:
       notes.append(
         f"{label}: {lacking} of {len(members)} runs came to no"
-        f" {SHOWN[keys[0]][0]}, as if it diverged, and are in none of its means"
-        " and differences."
+        f" {SHOWN[keys[0]][0]}, as one that diverges or does not get so far,"
+        " and are in no mean or difference of it."
       )
   return Comparison(
     tuple(fields),

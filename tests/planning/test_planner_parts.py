@@ -14,6 +14,7 @@ from diloco.planning.planner import (
   memory,
   model,
   resources,
+  text,
 )
 
 FAST = resources.Slices("fast", "4x4", 4, memory_gb=32, teraflops=300)
@@ -198,3 +199,11 @@ def test_syncer_stands_where_the_wide_link_is():
   islands = resources.divide(there, 3)
   choice = exchange.choose(there, islands, model.make(1e9), exchange.Options())
   assert choice.syncer_site == 3
+
+
+@pytest.mark.parametrize(
+  ("amount", "told"),
+  [(0, "no price"), (0.4321, "0.432 "), (91_234, "91,200 "), (99.96, "100 ")],
+)
+def test_little_money_is_not_told_as_none(amount, told):
+  assert text._money(amount).startswith(told)

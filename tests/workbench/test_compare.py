@@ -89,18 +89,29 @@ def test_runs_that_differ_in_the_seed_alone_are_one_group(six, capsys):
   assert found["notes"] == []
 
 
-def test_run_that_diverged_is_not_left_out_without_a_word(six, capsys):
+@pytest.fixture
+def diverged(six):
+  """The same; one of the second setting came to no loss."""
   for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, None, 2.0), strict=True):
     set_loss(run_dir, loss)
-  _, out, _ = run(capsys, *six, "--json")
+  yield six
+  set_loss(six[4], 2.1)
+
+
+def test_run_that_diverged_is_not_left_out_without_a_word(diverged, capsys):
+  _, out, _ = run(capsys, *diverged, "--json")
   (note,) = json.loads(out)["notes"]
   assert "every=16: 1 of 3 runs" in note and "held-out bits per token" in note
 
 
-def test_run_that_diverged_has_no_place_on_the_axes(six):
-  for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, None, 2.0), strict=True):
-    set_loss(run_dir, loss)
-  comparison = compare.compare(six)
+def test_groups_of_other_seeds_are_told(six, capsys):
+  _, out, _ = run(capsys, *six[:5], "--json")  # of the last group two of three
+  (note,) = json.loads(out)["notes"]
+  assert "not of the same seeds" in note
+
+
+def test_run_that_diverged_has_no_place_on_the_axes(diverged):
+  comparison = compare.compare(diverged)
   axes = figure.Figure().add_subplot()
   pictures.draw_parallel(axes, comparison, comparison.shown[:2])
   lines = [list(one.get_ydata()) for one in axes.lines]

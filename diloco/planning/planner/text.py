@@ -147,7 +147,8 @@ def _duration(days: float) -> str:
 def _money(amount: float) -> str:
   if not amount:
     return "no price given"
-  return f"{float(f'{amount:.3g}'):,.0f} in chips"
+  told = float(f"{amount:.3g}")
+  return f"{told:,.0f} in chips" if amount >= 100 else f"{told:g} in chips"
 
 
 def _rate(bytes_per_sec: float) -> str:
