@@ -114,6 +114,16 @@ def _check_loop(config: config_lib.RunConfig) -> None:
     " batches among all slices; a loop of one's own does neither",
     "choose another config.engine or config.method, or leave config.loop out",
   )
+  for field in ("task.name", "loop"):
+    place = operator.attrgetter(field)(config)
+    errors.require(
+      not place.startswith("__main__:")
+      or config.engine in ("inline", "virtual"),
+      f"config.{field} = {place!r}",
+      "islands are processes, and __main__ is another module there",
+      "write it into a file and name that, FILE.py:NAME, or set config.engine"
+      " to 'inline'",
+    )
 
 
 # Besides, nothing is below 0.

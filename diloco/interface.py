@@ -38,7 +38,7 @@ def train(
   """Trains, or goes on with the run in a directory; returns when it has ended.
 
   A first interrupt drains and saves, and the run is `stopped`; a second one
-  kills it.
+  kills it. In virtual time, where nothing goes on, the first one does.
 
   Args:
     config: a configuration, such as a `ConfigDict`, or "FILE.py[:VARIANT]".
@@ -53,7 +53,7 @@ def train(
     UserError: configuration, machine or directory will not do. Nothing has
       been started or written then.
     FailedRunError: the run has failed. Its directory has what is left of it.
-    KeyboardInterrupt: it was killed by a second interrupt.
+    KeyboardInterrupt: it was killed by an interrupt.
   """
   from diloco import launch
   from diloco import run as run_lib

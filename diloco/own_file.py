@@ -83,9 +83,11 @@ def load(what: str, place: str) -> Callable[..., Any]:
     module = _imported(what, home)
   function = getattr(module, name, None)
   if not callable(function):
-    names = [n for n, v in vars(module).items() if callable(v)]
+    names = [n for n, v in vars(module).items() if callable(v) and n[:1] != "_"]
+    file = getattr(module, "__file__", None)  # maybe another of its name
+    where = f" ({file})" if file and not home.endswith(".py") else ""
     raise errors.UserError(
-      what, f"{home!r} has no function {name!r}", nearest(name, names)
+      what, f"{home!r} has no function {name!r}{where}", nearest(name, names)
     )
   found: Callable[..., Any] = function
   return found
@@ -102,7 +104,7 @@ def _imported(what: str, name: str) -> types.ModuleType:
     raise errors.UserError(
       what,
       f"there is no module {missing!r}",
-      "install it, or put its folder on PYTHONPATH",
+      "install it, put its folder on PYTHONPATH, or name FILE.py:NAME",
     ) from error
 
 

@@ -176,8 +176,14 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint in (bool, str) and type(value) is hint:
       return value
   raise errors.UserError(
-    f"{where} = {show(value)}", f"it must be {expected}", f"change {where}"
+    f"{where} = {show(value)}", f"it must be {expected}", _remedy(where, value)
   )
+
+
+def _remedy(where: str, value: Any) -> str:
+  if hasattr(value, "tolist"):  # of NumPy or JAX, of which not all survives
+    return "give Python's own, by .item() or .tolist()"
+  return f"change {where}"
 
 
 def _convert_json(value: Any, where: str, depth: int) -> Any:
@@ -206,7 +212,7 @@ def _convert_json(value: Any, where: str, depth: int) -> Any:
   raise errors.UserError(
     f"{where} = {show(value)}",
     "options are finite numbers, texts, True, False, None, lists and groups",
-    f"change {where}",
+    _remedy(where, value),
   )
 
 

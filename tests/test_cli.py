@@ -272,6 +272,10 @@ BAD_INPUT = {
     ["999 islands", "max_islands_per_core"],
   ),
   "workdir is a file": (train(workdir="file"), ["file", "name a directory"]),
+  "workdir with a home that no shell has put in": (
+    train(workdir="~/run"),
+    ["a folder of the name '~'", "$HOME"],
+  ),
   "workdir below a file": (train(workdir="file/run"), ["file", "choose"]),
   "workdir below a kernel folder": (
     train(workdir="/proc/diloco/run"),

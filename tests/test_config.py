@@ -6,6 +6,7 @@ import math
 
 import hypothesis
 import ml_collections
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -409,6 +410,32 @@ REFUSALS = {
     "names are texts",
     "use a text",
   ),
+  **{
+    f"numpy's {where}": (
+      values,
+      f"config.{where} = ",
+      "",
+      "give Python's own, by .item() or .tolist()",
+    )
+    for where, values in {
+      "total_tokens": {"total_tokens": np.int64(8)},
+      "outer.learning_rate": {"outer": {"learning_rate": np.float64(0.5)}},
+      "sync.follow": {"sync": {"follow": np.True_}},
+      "task.options.width": {"task": {"options": {"width": np.ones(2)}}},
+    }.items()
+  },
+  **{
+    f"{field} of __main__": (
+      values,
+      f"config.{field} = '__main__:make'",
+      "__main__ is another module there",
+      "FILE.py:NAME",
+    )
+    for field, values in {
+      "task.name": {"task": {"name": "__main__:make"}},
+      "loop": {"loop": "__main__:make"},
+    }.items()
+  },
   **{
     f"topology {topology!r}": (
       {"fleet": {"slices": [{"topology": topology}]}},

@@ -61,7 +61,7 @@ def _make(name: str, options: Mapping[str, Any]) -> task.Task:
       f"task={name!r}",
       "no task has this name",
       f"{own_file.nearest(name, _TASKS)}, or name your own as"
-      " 'package.module:Factory'",
+      " 'FILE.py:Factory' or 'package.module:Factory'",
     )
   config_class, build = _TASKS[name]()
   fields = [field.name for field in dataclasses.fields(config_class)]

@@ -49,7 +49,7 @@ class Run:
     Raises:
       UserError: it holds no run, or one of another version.
     """
-    self.dir = logbook.local(path)
+    self.dir = logbook.local(path).absolute()
     self.settings = process.read_config(self.dir)
 
   @property

@@ -43,10 +43,12 @@ def test_a_factory_of_the_users_gets_the_options(user_module):
   [
     ("langage_model", {}, "did you mean 'language_model'?"),
     ("zzz", {}, "package.module:Factory"),
+    ("their_task.py", {}, "FILE.py:Factory"),
     ("language_model", {"d_modle": 64}, "did you mean 'd_model'?"),
     ("language_model", {"zzz": 64}, "known are optimizer"),
     ("language_model", {"d_model": "64"}, "give a int"),
     ("no_such_package.tasks:Make", {}, "PYTHONPATH"),
+    ("no_such_module:Make", {}, "FILE.py:NAME"),
     (":Make", {}, "FILE.py:NAME"),
     ("their_task:mak", {}, "did you mean 'make'?"),
     ("their_task:CONSTANT", {}, "known are"),
@@ -59,6 +61,12 @@ def test_what_is_unknown_is_refused(user_module, name, options, remedy):
     registry.make_task(name, options)
   assert remedy in caught.value.remedy
   assert "\n" not in str(caught.value)
+
+
+def test_module_that_is_another_one_is_told_with_its_file():
+  with pytest.raises(errors.UserError) as caught:
+    registry.make_task("random:make", {})
+  assert "random.py)" in caught.value.why and "_log" not in str(caught.value)
 
 
 def test_an_import_error_of_the_users_own_is_shown_whole(user_module):

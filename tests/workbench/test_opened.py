@@ -249,6 +249,15 @@ def test_report_can_go_elsewhere(run, tmp_path):
   assert not (run.dir / "report.html").exists()
 
 
+def test_run_opened_by_a_relative_path_stays_that_run(
+  run, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(run.dir)
+  here = opened.Run(".")
+  monkeypatch.chdir(tmp_path)
+  assert here.dir == run.dir and here.versions() == run.versions()
+
+
 def test_no_run_is_one_line(tmp_path):
   with pytest.raises(errors.UserError, match="name the directory of a run"):
     opened.Run(tmp_path / "none")
