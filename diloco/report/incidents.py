@@ -6,6 +6,7 @@ is not the target, the longest gap between two of its steps in a window around
 the incident is set against the median of all its gaps.
 """
 
+import bisect
 import dataclasses
 import math
 import re
@@ -80,8 +81,15 @@ def find(view: view_lib.RunView) -> list[Incident]:
     fault.cause = cause
   found.sort(key=lambda incident: incident.wall_secs)
   clock = clock_lib.RunClock(view)
+  backs: dict[tuple[str, bool], list[float]] = {}  # one role may die often
   for incident in found:
-    incident.back_secs = _back_secs(view, clock, incident)
+    hit = incident.target, incident.kind == "poison"
+    if hit not in backs:
+      backs[hit] = sorted(_backs(view, incident))
+    after = bisect.bisect_right(backs[hit], incident.wall_secs)
+    for back in backs[hit][after : after + 1]:
+      begun = clock.secs_at(incident.wall_secs)
+      incident.back_secs = clock.secs_at(back) - begun
     incident.gap_over_median = _gaps(view, incident)
   return found
 
@@ -102,23 +110,17 @@ def _cause_of(
   return None
 
 
-def _back_secs(
-  view: view_lib.RunView, clock: clock_lib.RunClock, incident: Incident
-) -> float | None:
+def _backs(view: view_lib.RunView, incident: Incident) -> list[float]:
+  """Returns all moments at which the target of an incident was back."""
   if incident.kind == "poison":
     # Nobody died: it is over once the island has healed.
-    moments = [wall for wall, m in view.resyncs if m == incident.island]
-  elif incident.island is None:
+    return [wall for wall, m in view.resyncs if m == incident.island]
+  if incident.island is None:
     led = incident.target != _STANDBY and view.syncer_leads
-    moments = list(view.syncer_leads if led else view.syncer_starts)
-  else:
-    island = view.islands.get(incident.island)
-    lives = island.lives.values() if island else ()
-    moments = [life.first_step for life in lives if life.first_step is not None]
-  later = [m for m in moments if m > incident.wall_secs]
-  if not later:
-    return None
-  return clock.secs_at(min(later)) - clock.secs_at(incident.wall_secs)
+    return list(view.syncer_leads if led else view.syncer_starts)
+  island = view.islands.get(incident.island)
+  lives = island.lives.values() if island else ()
+  return [life.first_step for life in lives if life.first_step is not None]
 
 
 def _gaps(view: view_lib.RunView, incident: Incident) -> dict[int, float]:
