@@ -39,6 +39,12 @@ def require(holds: bool, what: str, why: str, remedy: str) -> None:
     raise UserError(what, why, remedy)
 
 
+def refuse_tilde(what: str, path: pathlib.Path) -> None:
+  """Refuses a new path in which a shell, or nobody, has left a '~'."""
+  why = "nobody has put a home in, so it would be a folder of the name '~'"
+  require("~" not in path.parts, what, why, "write the whole path, or $HOME")
+
+
 RULES: Mapping[str, Callable[[float], bool]] = {
   "at least 0": lambda x: 0 <= x < math.inf,
   "at least 1": lambda x: 1 <= x < math.inf,

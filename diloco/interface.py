@@ -55,15 +55,28 @@ def train(
     FailedRunError: the run has failed. Its directory has what is left of it.
     KeyboardInterrupt: it was killed by an interrupt.
   """
-  from diloco import launch
+  from diloco import launch, process
   from diloco import run as run_lib
 
+  wanted = None if cut is None else str(cut)
+  if wanted is not None:
+    errors.require(
+      wanted == "last" or wanted.isdecimal(),
+      f"cut={cut!r}",
+      "a cut is known by its number",
+      "name one of Run.cuts(), or 'last'",
+    )
+    errors.require(
+      process.holds_run(workdir),
+      f"cut={cut!r}",
+      f"{workdir} holds no run that could be set back",
+      "leave it out, or name the directory of a run",
+    )
   values: Mapping[str, Any] = (
     launch.load_config(config)
     if isinstance(config, str | os.PathLike)
     else config
   )
-  wanted = None if cut is None else str(cut)
   result = run_lib.train(values, workdir, quiet=quiet, cut=wanted)
   if result.status == "failed":
     raise errors.FailedRunError(

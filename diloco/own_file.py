@@ -86,8 +86,11 @@ def load(what: str, place: str) -> Callable[..., Any]:
     names = [n for n, v in vars(module).items() if callable(v) and n[:1] != "_"]
     file = getattr(module, "__file__", None)  # maybe another of its name
     where = f" ({file})" if file and not home.endswith(".py") else ""
+    remedy = "write it into a file and name that, FILE.py:NAME"
+    if home != "__main__":  # which is another one in each process
+      remedy = nearest(name, names)
     raise errors.UserError(
-      what, f"{home!r} has no function {name!r}{where}", nearest(name, names)
+      what, f"{home!r} has no function {name!r}{where}", remedy
     )
   found: Callable[..., Any] = function
   return found

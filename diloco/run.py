@@ -398,12 +398,7 @@ def _check_directory(
   run_dir: pathlib.Path, config: config_lib.RunConfig
 ) -> None:
   what = f"--workdir={run_dir}"
-  errors.require(
-    "~" not in run_dir.parts,
-    what,
-    "nobody has put a home in, so it would be a folder of the name '~'",
-    "write the whole path, or $HOME",
-  )
+  errors.refuse_tilde(what, run_dir)
   if run_dir.exists() and not run_dir.is_dir():
     raise errors.UserError(what, "it is a file", "name a directory")
   existing = run_dir

@@ -358,6 +358,10 @@ BAD_INPUT = {
   "ls of nowhere": (["ls", "nowhere"], ["nowhere", "holds runs"]),
   "ls of no name": (["ls", "x" * 5000], ["xxx", "File name too long"]),
   "comparison of no name": (["compare", "x" * 5000], ["File name too long"]),
+  "sweep with a home that no shell has put in": (
+    ["sweep", f"--sweep={SWEEP}", "--workdir=~/sweep"],
+    ["a folder of the name '~'", "$HOME"],
+  ),
   "sweep below a file": (
     ["sweep", f"--sweep={SWEEP}", "--workdir=file/sweep"],
     ["file/sweep", "Not a directory"],

@@ -69,6 +69,15 @@ def test_bad_config_is_a_user_error_and_leaves_no_trace(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("cut", "told"), [("lats", "known by its number"), (1, "holds no run")]
+)
+def test_cut_that_cannot_be_is_a_user_error(tmp_path, monkeypatch, cut, told):
+  monkeypatch.setattr(run_lib, "train", None)
+  with pytest.raises(diloco.UserError, match=told):
+    diloco.train({"name": "run"}, tmp_path / "run", cut=cut)
+
+
+@pytest.mark.parametrize(
   ("status", "raised"),
   [("failed", diloco.FailedRunError), ("killed", KeyboardInterrupt)],
 )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from diloco import config as config_lib
@@ -39,6 +40,13 @@ def is_saveable(value: Any) -> bool:
   """Whether a checkpoint can hold this leaf: no key, and not empty."""
   is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
   return not is_key and value.size > 0
+
+
+def is_real(value: Any) -> bool:
+  """Whether it can be told as one real number, if it is a scalar."""
+  dtype = value.dtype if hasattr(value, "dtype") else np.asarray(value).dtype
+  kinds = (np.floating, np.integer, np.bool_)
+  return any(jnp.issubdtype(dtype, kind) for kind in kinds)
 
 
 class ParamTree:

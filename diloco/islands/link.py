@@ -24,8 +24,8 @@ import numpy as np
 
 from diloco import config as config_lib
 from diloco import errors, own_file
+from diloco.islands import inner_step, own, trainer
 from diloco.islands import island as island_lib
-from diloco.islands import own, trainer
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
 
@@ -224,6 +224,10 @@ def _metrics(given: Mapping[str, Any]) -> dict[str, Any]:
     if np.shape(value):
       raise ValueError(
         f"the metric {name!r} has shape {np.shape(value)}, and must be a scalar"
+      )
+    if not inner_step.is_real(value):
+      raise ValueError(
+        f"the metric {name!r} is a {type(value).__name__}, and must be a number"
       )
   known = {name: given[name] for name in _KNOWN if name in given}
   rest = {name: given[name] for name in given if name not in _KNOWN}

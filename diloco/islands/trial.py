@@ -269,8 +269,8 @@ def _require_scalars(values: Mapping[str, Any], name: str) -> None:
         f"its {key!r} has shape {value.shape}, and must be a scalar",
         "sum or average it",
       )
-    kinds = (np.floating,) if key == "loss" else (np.floating, np.integer, bool)
-    if not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+    floating = jnp.issubdtype(value.dtype, np.floating)
+    if not (floating if key == "loss" else inner_step.is_real(value)):
       raise errors.UserError(
         name,
         f"its {key!r} is {value.dtype}[], and must be a real number",

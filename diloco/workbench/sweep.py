@@ -100,6 +100,7 @@ def _check_directory(args: argparse.Namespace) -> None:
     raise errors.UserError(
       "--retry", f"there is no sweep in {args.workdir}", "leave it out"
     )
+  errors.refuse_tilde(what, args.workdir)
   # A sweep killed before its first file was whole has left only these.
   begun = ("points", "sweep.lock", f"{frozen.FILE}.*.tmp")
   folder = args.workdir

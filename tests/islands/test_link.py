@@ -226,6 +226,15 @@ MISTAKES = {
     lambda island: island.exchange(*island.begin(), {"loss": jnp.ones(3)}),
     "the metric 'loss' has shape (3,)",
   ),
+  **{
+    f"metric that is {value!r}": (
+      lambda island, value=value: island.exchange(
+        *island.begin(), {"loss": 0.0, "norm": value}
+      ),
+      f"the metric 'norm' is a {type(value).__name__}, and must be a number",
+    )
+    for value in ("1", None, 1j, {"a": 1.0}, np.complex64(1))
+  },
   "exit": (lambda island: exit(3), "it raised SystemExit: 3"),
 }
 

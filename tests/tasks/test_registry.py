@@ -52,6 +52,7 @@ def test_a_factory_of_the_users_gets_the_options(user_module):
     (":Make", {}, "FILE.py:NAME"),
     ("their_task:mak", {}, "did you mean 'make'?"),
     ("their_task:CONSTANT", {}, "known are"),
+    ("__main__:Mine", {}, "FILE.py:NAME"),
     ("their_task:make_nothing", {}, "implement diloco.tasks.task.Task"),
   ],
 )
