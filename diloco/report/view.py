@@ -132,6 +132,8 @@ class RunView:
     self.requests: dict[str, list[float]] = {}
     self.changes: list[dict[str, Any]] = []  # of settings while it was on
     self.last_wall_secs = 0.0
+    self._controller = 0  # its newest life
+    self._begun = False  # a session, by a life whose start is not told yet
     self._total_tokens = 0
 
   def _handlers(self) -> Mapping[str, Callable[[reader.Line], object]]:
@@ -172,6 +174,8 @@ class RunView:
     for line, island in reader.together(record):
       if past is not None:
         past.take(line, island)
+      if line.get("role") == "controller":
+        self._of_controller(line)
       if island is not None:
         self._island(island).log(line)
       elif handler := handlers.get(line["event"]):
@@ -191,8 +195,18 @@ class RunView:
       self.islands = dict(sorted(self.islands.items()))
     return self.islands[island]
 
+  def _of_controller(self, line: reader.Line) -> None:
+    """A life of the controller is a session, be its first line broken."""
+    if line["incarnation"] > self._controller:
+      self._controller = line["incarnation"]
+      self._begun = line["event"] != events.RUN_STARTED
+      if self._begun:
+        self.sessions.started(line["wall_secs"])
+
   def _run_started(self, line: reader.Line) -> None:
-    self.sessions.started(line["wall_secs"])
+    if not self._begun:
+      self.sessions.started(line["wall_secs"])
+    self._begun = False
     self.method = line.get("method") or self.method
     self.initial_islands = line.get("islands") or self.initial_islands
     self._total_tokens = line.get("total_tokens") or self._total_tokens

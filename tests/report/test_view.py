@@ -147,6 +147,33 @@ def test_pause_between_sessions_is_not_run_time():
   ]
 
 
+@pytest.mark.parametrize("broken", [1, 2])
+def test_session_whose_first_line_is_broken_has_a_time_of_its_own(broken):
+  lines = Lines()
+  lines.events.clear()
+  for life, begin in ((1, 0.0), (2, 1000.0)):
+    told = [
+      (begin, events.RUN_STARTED, {"islands": 1}),
+      (begin + 1, events.SYNCER_STARTED, {"pid": 1}),
+      (begin + 8, events.RUN_FINISHED, {"status": "stopped"}),
+    ]
+    for wall, event, fields in told[life == broken :]:
+      lines.add("controller", life, wall, event, **fields)
+  view = lines.view()
+  assert view.wall_secs == pytest.approx(8.0 + 7.0)
+  assert [one.status for one in view.sessions.all] == ["stopped"] * 2
+
+
+def test_what_comes_before_the_start_is_told_is_of_the_same_session():
+  lines = Lines()
+  lines.control(8.0, events.RUN_FINISHED, status="stopped")
+  changes = {"sync.quorum": [1, 2]}
+  lines.add("controller", 2, 100.0, events.CONFIG_CHANGED, changes=changes)
+  lines.add("controller", 2, 101.0, events.RUN_STARTED, islands=1)
+  view = lines.view()
+  assert len(view.sessions.all) == 2 and view.wall_secs == pytest.approx(9.0)
+
+
 def test_stall_is_gap_beyond_compute_and_pace():
   lines = Lines()
   lines.start(1, paced_step_secs=1.5)
