@@ -205,6 +205,13 @@ def load(place: str) -> Callable[[Link], None]:
   """
   what = f"config.loop = {place!r}"
   loop = own_file.load(what, place)
+  errors.require(
+    not inspect.isgeneratorfunction(loop)
+    and not inspect.iscoroutinefunction(loop),
+    what,
+    "its steps begin only when somebody goes through them or awaits them",
+    "write a function without yield and async, whose steps end in exchange",
+  )
   try:
     inspect.signature(loop).bind(None)
   except (TypeError, ValueError) as error:

@@ -36,6 +36,12 @@ def check(
       where their code raised something.
   """
   name = f"task={config.task.name!r}"
+  errors.require(
+    not jax.config.jax_disable_jit,
+    "jax_disable_jit = True",
+    "islands run programs that are compiled before their first step",
+    "leave it off; to debug a loss, call it by itself",
+  )
   if not isinstance(task.tokens_per_batch, int) or task.tokens_per_batch < 1:
     raise errors.UserError(
       name,

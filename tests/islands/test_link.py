@@ -299,6 +299,8 @@ LOADS = {
   "train": "it names no function",
   "theirs.py:": "has no function ''",
   "theirs.py:both": "it cannot be called with the island alone (missing a",
+  "theirs.py:steps": "its steps begin only when somebody goes through them",
+  "theirs.py:later": "its steps begin only when somebody goes through them",
   "broken.py:train": "ZeroDivisionError: division by zero (line 2)",
   "no_such_module:train": "there is no module 'no_such_module'",
   "json:NOTHING": "'json' has no function 'NOTHING'",
@@ -309,6 +311,7 @@ LOADS = {
 def theirs(tmp_path, monkeypatch):
   (tmp_path / "theirs.py").write_text(
     "def train(island):\n  pass\n\n\ndef both(island, data):\n  pass\n"
+    "def steps(island):\n  yield\nasync def later(island):\n  pass\n"
   )
   (tmp_path / "broken.py").write_text("import math\n1 / 0\n")
   monkeypatch.chdir(tmp_path)

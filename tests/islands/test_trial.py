@@ -248,6 +248,11 @@ def test_task_that_works_is_tried_and_named():
   assert [t.name for t in tree.tensors()] == ["b", "w"]
 
 
+def test_programs_that_are_not_compiled_are_refused():
+  with jax.disable_jit(), pytest.raises(errors.UserError, match="disable_jit"):
+    trial.check(Task(), CONFIG)
+
+
 def test_batch_may_have_gaps(monkeypatch):
   monkeypatch.setattr(Task, "batches", lambda self, split, **_: NanStream())
   trial.check(Task(), CONFIG)
