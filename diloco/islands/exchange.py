@@ -23,6 +23,7 @@ from diloco.islands import (
   saver,
   saving,
 )
+from diloco.islands import learner as learner_lib
 from diloco.snapshots import checkpoint, records
 from diloco.tape import events
 
@@ -163,7 +164,8 @@ class Exchange(hands.Hands):
       except errors.CorruptSnapshotError as error:
         logger.warning("passed_over reason=%s", error)
         continue
-      return saved.opt_state, recovery.identity_of(marker)
+      if learner_lib.finite(saved.opt_state):  # it was saved before
+        return saved.opt_state, recovery.identity_of(marker)
     return None, None
 
   def answer(self, request: records.PeerRequest, bases: Sequence[int]) -> None:

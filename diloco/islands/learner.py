@@ -158,7 +158,7 @@ class Learner(abc.ABC):
 
   def optimizer_is_finite(self) -> bool:
     """Whether the inner optimizer's state is; waits for the devices."""
-    return all(map(finite, jax.tree.leaves(self.opt_state)))
+    return finite(self.opt_state)
 
   def mend_optimizer(self, healthy: Any | None = None) -> int:
     """Replaces the inner optimizer's state if some of it is not finite.
@@ -169,7 +169,7 @@ class Learner(abc.ABC):
     """
     replaced = sum(not finite(x) for x in jax.tree.leaves(self.opt_state))
     if replaced:
-      if healthy is not None and all(map(finite, jax.tree.leaves(healthy))):
+      if healthy is not None and finite(healthy):
         self._take_optimizer(healthy)
       else:
         self._renew_optimizer()
@@ -218,6 +218,6 @@ class Learner(abc.ABC):
       self.swap.adopt(params, fragment, anchor, action.kept_from)
 
 
-def finite(value: jax.Array) -> bool:
-  """Whether all elements are; waits for the devices."""
-  return bool(np.isfinite(np.asarray(value)).all())
+def finite(tree: Any) -> bool:
+  """Whether all elements of all arrays are; waits for the devices."""
+  return all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(tree))
