@@ -169,7 +169,7 @@ class _Array:
     found = self.values[self.layout.box(index)]
     self.tree.moved += found.nbytes
     if out is None:
-      return found.copy()
+      return np.array(found, order="C")  # `found.copy()` of a scalar is none
     out[...] = found
     return out
 

@@ -50,3 +50,12 @@ def test_what_is_kept_can_be_opened_by_others(tmp_path):
   found = other.arrays.read("p/params", "x/w")
   assert found.tolist() == [0, 1, 2, 3]
   assert made.arrays.read("p/params", "x/w").tolist() == [0, 1, 2, 3]
+
+
+def test_scalar_that_was_read_can_be_written_to():
+  made = memory.MemoryStore()
+  values = np.float32(3).reshape(())
+  made.arrays.write("p/params", [arrays.Tensor.whole("scale", values)])
+  found = made.arrays.read("p/params", "scale")
+  found[...] -= 1  # as an outer step does
+  assert found == 2 and made.arrays.read("p/params", "scale") == 3
