@@ -476,13 +476,13 @@ class SyncerCore:
     """Of overlapping publications of one island only the latest stays.
 
     One of an earlier life that lands late may hold steps that no other does.
+    Which one stays does not depend on the order in which they were found: a
+    deposed leader that found them otherwise must not delete the one that its
+    successor keeps.
     """
     kept: dict[int, list[records.Contribution]] = {}
     dropped: list[tuple[records.Contribution, float]] = []
-    newest_first = sorted(
-      state.waiting.values(), key=lambda w: (w[0].island, -w[0].step)
-    )
-    for contribution, arrived_at in newest_first:
+    for contribution, arrived_at in sorted(state.waiting.values(), key=_order):
       mine = kept.setdefault(contribution.island, [])
       if mine and contribution.step > mine[-1].first_step:
         dropped.append((contribution, arrived_at))
@@ -668,6 +668,12 @@ class SyncerCore:
       quorum_secs=self._quorum_secs.value or 0.0,
       sync_secs=self._sync_secs.value or 0.0,
     )
+
+
+def _order(waiting: tuple[records.Contribution, float]) -> tuple[int, ...]:
+  """By island, the latest first: by step, the most steps, the later life."""
+  one, _ = waiting
+  return one.island, -one.step, one.first_step, -one.incarnation
 
 
 def _contain(

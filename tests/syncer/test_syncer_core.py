@@ -518,6 +518,25 @@ def test_what_is_superseded_while_no_round_is_open_is_discarded():
   ]
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("later_first", [True, False])
+def test_two_leaders_keep_the_same_of_two_lives(later_first, together):
+  # Found by simulate-protocol, seed 40184900: a deposed leader had found them
+  # in another order, kept the other, and each deleted what the other kept.
+  earlier = Contribution(1, 0, 12, base_version=4)
+  later = Contribution(1, 0, 12, base_version=5, incarnation=2)
+  longer = Contribution(1, 3, 15, base_version=4)
+  shorter = Contribution(1, 6, 15, base_version=5, incarnation=2)
+  for kept, dropped in ((later, earlier), (longer, shorter)):
+    state = _core(minimum=2, heads=((5, {1: kept.first_step}),))
+    found = [kept, dropped] if later_first else [dropped, kept]
+    actions = []
+    for arrived in [found] if together else [[one] for one in found]:
+      actions += state.handle(core.Arrived(arrived), 1.0)
+    discards = [a for a in actions if isinstance(a, core.Discard)]
+    assert discards == [core.Discard(dropped, "superseded", 1.0)]
+
+
 def test_round_is_open_no_more_once_a_stale_one_supersedes_what_opened_it():
   # Found by simulate-protocol: a publication of an earlier life landed late.
   state = _core(grace_secs=1.0, heads=((3, {}),))

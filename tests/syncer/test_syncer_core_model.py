@@ -129,7 +129,7 @@ class Model:
     dropped = []
     for island in sorted({one.island for one, _ in state.waiting}):
       mine = [w for w in state.waiting if w[0].island == island]
-      mine.sort(key=lambda w: -w[0].step)
+      mine.sort(key=lambda w: (-w[0].step, w[0].first_step, -w[0].incarnation))
       kept, doubled = set(), []
       for one, at in mine:
         if _steps(one) & kept:

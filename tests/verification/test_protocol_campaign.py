@@ -232,6 +232,13 @@ FOUND = {
     '["slow_asked","",1.0,90.743,""]]}',
     "asked_another",
   ),
+  # Each of two leaders deleted what the other one kept.
+  "leaders that find two lives in two orders": (
+    '{"seed":40184900,"rounds":7,"islands":2,"sync_every":2,"grace":"0.2",'
+    '"set_back":1,"supervised":true,"faults":[["outage","",2.326,3.617,""],'
+    '["kill_late","island-0",23.0,4.692,""]]}',
+    "superseded",
+  ),
 }
 
 
