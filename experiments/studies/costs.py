@@ -45,20 +45,16 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 def get_sweep() -> list[hyper.Point]:
   """What the questions need most comes first; five seeds."""
-  first: list[hyper.Point] = [
+  first: list[hyper.Point] = [{}, _DYING, base.ONE_JOB | _DYING]
+  after: list[hyper.Point] = [
     {"sync.codec": "f32"},
     {"sync.codec": "int4", **_FEEDBACK, "sync.down_codec": "int4"},
     {"sync.codec": "int2", **_FEEDBACK},
-  ]
-  after: list[hyper.Point] = [
-    {},
-    _DYING,
     _with_slow(0.25),
     _with_slow(0.25) | base.TOGETHER,
     _with_slow(0.82),
     _with_slow(0.82) | base.TOGETHER,
     {"sync.merge": "rda"},
-    base.ONE_JOB | _DYING,
   ]
   last: list[hyper.Point] = [
     *({"sync.codec": codec} for codec in ("int8", "int4", "int2")),
