@@ -19,17 +19,11 @@ import time
 import types
 
 import pytest
+from observing import until
 
 from diloco import channel, errors
 
 _PATIENCE_SECS = 30.0  # far above what loopback needs, for a busy machine
-
-
-def eventually(holds):
-  deadline = time.monotonic() + _PATIENCE_SECS
-  while not holds():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 def take(inbox):
@@ -141,7 +135,7 @@ def test_hello_then_messages_both_ways(ends, tmp_path):
   assert server.send("island-0", {"type": "program", "seq": 1})
   assert server.send("island-0", {"type": "program", "seq": 2})
   assert [take(client.inbox)["seq"] for _ in range(2)] == [1, 2]
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
   client.send({"type": "done", "seq": 1})
   told = {"type": "done", "seq": 1, "pid": os.getpid()}
   assert take(server.inbox) == ("island-0", told)
@@ -163,7 +157,7 @@ def test_messages_of_many_threads_stay_whole(ends, tmp_path):
   server = serve(ends, tmp_path)
   client = ends(channel.Client, tmp_path, "a", {})
   take(server.inbox)
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
 
   def talk(n):
     for i in range(50):
@@ -185,12 +179,12 @@ def test_client_finds_the_next_server_and_tells_its_new_hello(ends, tmp_path):
   take(first.inbox)
   client.set_hello(ready=True)
   first.close()
-  eventually(lambda: client.alone_secs() > 0)
+  until(lambda: client.alone_secs() > 0)
   second = serve(ends, tmp_path)
   assert take(second.inbox)[1]["ready"]
   assert second.send("syncer", {"type": "program"})
   assert take(client.inbox) == {"type": "program"}
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
 
 
 def test_client_that_closes_as_it_connects_leaves_nothing_open(
@@ -226,11 +220,11 @@ def test_alone_secs_counts_from_birth_and_from_every_loss(
   for secs in (3.0, 2.0):
     server = serve(ends, tmp_path)
     assert take(server.inbox)[1]["type"] == "hello"
-    eventually(lambda: client.alone_secs() == 0)
+    until(lambda: client.alone_secs() == 0)
     now[0] += 1000.0
     assert client.alone_secs() == 0
     server.close()
-    eventually(lambda: client._link is None)
+    until(lambda: client._link is None)
     now[0] += secs
     assert client.alone_secs() == secs
 
@@ -239,7 +233,7 @@ def test_what_is_said_last_is_heard(ends, tmp_path):
   server = serve(ends, tmp_path)
   client = ends(channel.Client, tmp_path, "a", {})
   take(server.inbox)
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
   client.send({"text": "x" * 10_000_000})
   client.send({"type": "bye"})
   client.close()
@@ -276,7 +270,7 @@ def test_connected_client_survives_any_announcement(ends, tmp_path):
   inbox = serve(ends, tmp_path).inbox
   client = ends(channel.Client, tmp_path, "a", {})
   assert take(inbox)[1]["type"] == "hello"
-  eventually(lambda: not client.alone_secs())
+  until(lambda: not client.alone_secs())
   channel.address_path(tmp_path).write_text("[" * 100_000)
   client.send({"type": "status"})
   assert take(inbox)[1]["type"] == "status"
@@ -305,7 +299,7 @@ def test_stranger_fills_no_log(ends, tmp_path, caplog):
   with trusting(place).wrap_socket(connect(place)) as conn:
     conn.sendall(len(data).to_bytes(4) + data)
     assert is_hung_up(conn)
-  eventually(lambda: "peer_refused" in caplog.text)
+  until(lambda: "peer_refused" in caplog.text)
   assert "can't decode" in caplog.text and len(caplog.text) < 1000
 
 
@@ -317,11 +311,11 @@ def test_role_says_once_why_it_has_no_channel(ends, tmp_path, caplog):
   right = path.read_text()
   path.write_text(json.dumps(place_of(tmp_path) | {"certificate": other}))
   client = ends(channel.Client, tmp_path, "a", {})
-  eventually(lambda: "no_channel" in caplog.text)
+  until(lambda: "no_channel" in caplog.text)
   assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
   path.write_text(right)
   take(server.inbox)
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
   assert caplog.text.count("CERTIFICATE_VERIFY_FAILED") == 1
 
 
@@ -539,7 +533,7 @@ def test_nobody_can_speak_for_another_on_a_connection(
   middle.relay(inner, outer, harms[0])
   middle.relay(outer, inner, harms[1])
   assert take(server.inbox)[1]["type"] == "hello"
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
   harmful.set()
   seqs = itertools.count()
 
@@ -551,7 +545,7 @@ def test_nobody_can_speak_for_another_on_a_connection(
       return client.alone_secs() > 0
     return any(message["type"] == "lost" for _, message in server.inbox.queue)
 
-  eventually(is_lost)
+  until(is_lost)
   inboxes = {
     "client": list(client.inbox.queue),
     "server": [m for _, m in server.inbox.queue if m["type"] == "done"],
@@ -568,7 +562,7 @@ def test_connection_cannot_be_played_again(ends, tmp_path):
   said = middle.relay(inner, outer)
   middle.relay(outer, inner)
   assert take(server.inbox)[1]["type"] == "hello"
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
   client.send({"type": "done", "seq": 1})
   assert take(server.inbox)[1]["type"] == "done"
   again = middle.connect()
@@ -663,18 +657,18 @@ def test_role_may_send_to_a_controller_that_is_stopped(ends, tmp_path):
     "import time; time.sleep(1000)",
   ) as child:
     client = ends(channel.Client, tmp_path, "a", {})
-    eventually(lambda: client.alone_secs() == 0)
+    until(lambda: client.alone_secs() == 0)
     child.send_signal(signal.SIGSTOP)
     for _ in range(6):
       client.send({"text": "x" * 10_000_000})
-    eventually(lambda: client.alone_secs() > 0)
+    until(lambda: client.alone_secs() > 0)
 
 
 def test_machine_that_is_lost_will_be_noticed_at_both_ends(ends, tmp_path):
   server = serve(ends, tmp_path)
   client = ends(channel.Client, tmp_path, "a", {})
   take(server.inbox)
-  eventually(lambda: client.alone_secs() == 0)
+  until(lambda: client.alone_secs() == 0)
   for link in (client._link, server._peers["a"]):
     conn = link._writer.get_extra_info("socket")
     assert conn.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -733,7 +727,7 @@ def test_role_that_was_killed_leaves_its_place_to_its_next_life(ends, tmp_path):
   second = ends(channel.Client, tmp_path, "a", {})
   said = [take(server.inbox)[1]["type"] for _ in range(2)]
   assert said == ["lost", "hello"]
-  eventually(lambda: not first._loop._thread.is_alive())
+  until(lambda: not first._loop._thread.is_alive())
   assert server.send("a", {"type": "program"})
   assert take(second.inbox) == {"type": "program"}
   assert server.inbox.empty()
@@ -786,7 +780,7 @@ def test_close_leaves_no_threads(ends, tmp_path):
     server.close()
     for client in clients:
       client.close()
-    eventually(lambda: set(threading.enumerate()) <= before)
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_role_leaves_a_controller_that_was_replaced_and_is_stopped(
@@ -796,9 +790,7 @@ def test_role_leaves_a_controller_that_was_replaced_and_is_stopped(
   client = ends(channel.Client, tmp_path, "island-0", {})
   take(first.inbox)
   second = serve(ends, tmp_path)  # the first hangs nobody up
-  eventually(
-    lambda: client.send({"type": "status"}) or not second.inbox.empty()
-  )
+  until(lambda: client.send({"type": "status"}) or not second.inbox.empty())
   assert take(second.inbox)[1]["type"] == "hello"
   client.send({"type": "done"})
   assert take(second.inbox)[1]["type"] in ("done", "status")
@@ -811,6 +803,6 @@ def test_role_stays_with_a_controller_whose_announcement_is_gone(
   client = ends(channel.Client, tmp_path, "island-0", {})
   take(server.inbox)
   channel.address_path(tmp_path).unlink()
-  eventually(lambda: client.alone_secs() == 0.0)
+  until(lambda: client.alone_secs() == 0.0)
   client.send({"type": "done"})
   assert take(server.inbox)[1]["type"] == "done"

@@ -2,9 +2,9 @@
 
 import pathlib
 import sys
-import time
 
 import pytest
+from observing import until
 
 from diloco.chaos import injector
 
@@ -32,12 +32,9 @@ def make_keeper(tmp_path, monkeypatch):
     keeper.kill()
 
 
-def _wait_for(keeper, *states):
-  deadline = time.monotonic() + 20
-  while (state := keeper.tend()) not in states:
-    assert time.monotonic() < deadline, state
-    time.sleep(0.01)
-  return state
+def _end(keeper):
+  ends = ("finished", "failed")
+  return until(lambda: (state := keeper.tend()) in ends and state)
 
 
 def test_command_that_was_killed_is_started_again_until_it_is_done(
@@ -45,14 +42,14 @@ def test_command_that_was_killed_is_started_again_until_it_is_done(
 ):
   keeper = make_keeper("if n < 2: os.kill(os.getpid(), signal.SIGKILL)\n")
   keeper.start()
-  assert _wait_for(keeper, "finished", "failed") == "finished"
+  assert _end(keeper) == "finished"
   assert keeper.starts == 3
 
 
 def test_command_that_fails_by_itself_is_not_started_again(make_keeper):
   keeper = make_keeper("print('error: no room'); raise SystemExit(2)\n")
   keeper.start()
-  assert _wait_for(keeper, "finished", "failed") == "failed"
+  assert _end(keeper) == "failed"
   assert keeper.failure == "the command ended with code 2: error: no room"
   assert keeper.refused and keeper.starts == 1
 
@@ -61,10 +58,7 @@ def test_kill_is_no_failure(make_keeper, tmp_path):
   keeper = make_keeper("time.sleep(0 if n else 60)\n")
   keeper.start()
   starts = pathlib.Path(tmp_path / "starts")
-  deadline = time.monotonic() + 20
-  while not (starts.exists() and starts.read_text()):
-    assert time.monotonic() < deadline, "the command did not begin"
-    time.sleep(0.01)
+  until(lambda: starts.exists() and starts.read_text())
   keeper.kill()
-  assert _wait_for(keeper, "finished", "failed") == "finished"
+  assert _end(keeper) == "finished"
   assert keeper.starts == 2

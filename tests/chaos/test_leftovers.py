@@ -8,9 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+from observing import until
 
 from diloco import errors
 from diloco.chaos import campaign, store_faults
@@ -91,20 +91,13 @@ def _lives(pid):
   return liveness.start_ticks(pid) is not None
 
 
-def _eventually(holds):
-  deadline = time.monotonic() + _PATIENCE_SECS
-  while not holds():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
-
-
 def _check_cleared(workdir, role):
   assert store_faults.mounted_below(workdir) == []
   snapshots = workdir / "run-000" / "run" / "snapshots"
   kept = sorted(path.name for path in snapshots.iterdir())
   assert kept == ["config", "head"]
   assert (snapshots / "head").read_text() == "kept"
-  _eventually(lambda: not _lives(role))
+  until(lambda: not _lives(role))
 
 
 @pytest.mark.parametrize("kind", ["disk_full", "read_only"])

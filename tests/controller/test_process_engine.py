@@ -5,23 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
+from observing import until
 
 from diloco.controller.engines import base
 from diloco.controller.engines import process as process_engine
 from diloco.report import liveness
 
 _PATIENCE_SECS = 20.0  # a Python start on a busy machine
-
-
-def eventually(holds):
-  deadline = time.monotonic() + _PATIENCE_SECS
-  while not holds():
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
 
 
 # One role for all tests: it starts a grandchild if asked, says so, and waits.
@@ -82,7 +75,7 @@ def start_with_child(engine, run_dir, mode="wait", role="island-0"):
   """Returns the handle and its grandchild's process number."""
   place = run_dir / f"{role}.child"
   handle = start(engine, run_dir, mode, str(place), role=role)
-  eventually(place.exists)
+  until(place.exists)
   return handle, int(place.read_text())
 
 
@@ -125,7 +118,7 @@ def test_signal_is_reported_and_reaches_the_whole_session(
   handle.signal(number)
   assert handle.wait(_PATIENCE_SECS)
   assert handle.cause_of_death() == cause
-  eventually(lambda: not is_alive(child))
+  until(lambda: not is_alive(child))
 
 
 @pytest.mark.parametrize("mode", ["wait", "leave"])
@@ -133,9 +126,9 @@ def test_what_a_dead_role_leaves_behind_ends_with_it(engine, run_dir, mode):
   handle, child = start_with_child(engine, run_dir, mode)
   if mode == "wait":
     os.kill(handle.pid, signal.SIGKILL)  # the role alone
-  eventually(lambda: handle.cause_of_death() is not None)
+  until(lambda: handle.cause_of_death() is not None)
   assert handle.cause_of_death() == {"wait": "SIGKILL", "leave": "exit 0"}[mode]
-  eventually(lambda: not is_alive(child))
+  until(lambda: not is_alive(child))
 
 
 def test_stopped_role_can_be_killed(engine, run_dir):
@@ -192,7 +185,7 @@ def test_leftovers_of_an_earlier_controller_are_ended(engine, run_dir):
   for handle in (first, second):
     assert handle.wait(_PATIENCE_SECS)
     assert handle.cause_of_death() == "SIGKILL"
-  eventually(lambda: not is_alive(first_child))
+  until(lambda: not is_alive(first_child))
   assert later.kill_leftovers() == []
 
 
@@ -244,7 +237,7 @@ def test_next_controller_takes_a_role_up_with_what_was_known_of_it(
       facts=facts,
     )
   )
-  eventually(place.exists)
+  until(place.exists)
   gone = start(engine, run_dir, "exit", "0", role="island-1")
   assert gone.wait(_PATIENCE_SECS)
   later = process_engine.ProcessEngine(run_dir)
@@ -268,7 +261,7 @@ def test_of_two_lives_of_a_role_the_later_is_taken_up(engine, run_dir, lives):
       facts={"incarnation": life},
     )
     pids[life] = engine.start(launch).pid
-    eventually((run_dir / f"{life}.child").exists)
+    until((run_dir / f"{life}.child").exists)
   found = process_engine.ProcessEngine(run_dir).survivors()
   assert found["island-0"].handle.pid == pids[2]
 
@@ -292,7 +285,7 @@ def test_death_of_a_role_that_was_taken_up_is_noticed(engine, run_dir):
   found.signal(signal.SIGKILL)
   assert found.wait(_PATIENCE_SECS)
   assert found.cause_of_death() == "unknown"
-  eventually(lambda: not is_alive(child))
+  until(lambda: not is_alive(child))
   assert handle.cause_of_death() == "SIGKILL"
   found.signal(signal.SIGKILL)  # harmless now
 
@@ -306,7 +299,7 @@ def test_what_a_role_that_was_taken_up_leaves_behind_ends_with_it(
   os.kill(handle.pid, signal.SIGKILL)  # the role alone
   handle._process.wait()
   assert found.cause_of_death() == "unknown"
-  eventually(lambda: not is_alive(child))
+  until(lambda: not is_alive(child))
 
 
 def test_stray_is_ended_but_never_a_process_of_our_own_session(engine, run_dir):

@@ -1,7 +1,6 @@
 """A real cluster, with roles that only say they live, and points of sweeps."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import time
 
 import psutil
 import pytest
+from observing import holder, until
 
 from diloco import config as config_lib
 from diloco import errors
@@ -35,15 +35,6 @@ with open(sys.argv[1] + "/lives", "a", buffering=1) as lives:
     print(os.environ["DILOCO_LIFE"], file=lives)
     time.sleep(0.02)
 """
-
-
-def holder(workdir, name):
-  """The living process that has taken a point's lock."""
-  try:
-    facts = json.loads((workdir / "points" / f"{name}.lock").read_text())
-  except (OSError, ValueError):
-    return None
-  return facts if liveness.start_ticks(facts["pid"]) else None
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +77,7 @@ class World:
     return [b for a, b in zip(["", *told], told, strict=False) if a != b]
 
   def wait_for(self, life):
-    deadline = time.monotonic() + _SECS
-    while str(life) not in self.lives():
-      assert time.monotonic() < deadline
-      time.sleep(0.05)
+    until(lambda: str(life) in self.lives(), _SECS)
 
 
 @pytest.fixture
@@ -241,25 +229,21 @@ def test_point_of_a_lost_node_is_begun_again(nodes, tmp_path):
   made = executor.Ray(workdir, executor.on_ray(nodes.address))
   with contextlib.closing(made):
     assert all(made.start(name, 1) for name in "abc")
-    deadline = time.monotonic() + _SECS
-    while not all(holder(workdir, name) for name in "abc"):
-      assert time.monotonic() < deadline
-      time.sleep(0.05)
+    until(lambda: all(holder(workdir, name) for name in "abc"), _SECS)
     # The head has room for two.
     pids = {name: holder(workdir, name)["pid"] for name in "abc"}
     places = {name: nodes.daemons.index(_daemon(pids[name])) for name in pids}
     name = max(pids, key=places.get)
     nodes.do("add", **_NODE)
     nodes.do("abandon", node=places[name])
-    assert ended(made, deadline) == {name: ""}
+    assert until(made.ended, _SECS) == {name: ""}
     assert made.start(name, 1)
-    while liveness.start_ticks(pids[name]):  # it has no permit any more
-      assert time.monotonic() < deadline
-      time.sleep(0.05)
+    # It has no permit any more.
+    until(lambda: not liveness.start_ticks(pids[name]), _SECS)
     made.stop()  # before that one has begun again
     told = {}
     while len(told) < 3:
-      told |= ended(made, deadline)
+      told |= until(made.ended, _SECS)
   begun = {name for name, cause in told.items() if "SIGTERM" in cause}
   assert begun == set("abc") - {name}
   assert "SIGKILL" in told[name]
@@ -267,13 +251,6 @@ def test_point_of_a_lost_node_is_begun_again(nodes, tmp_path):
 
 def _daemon(pid):
   return int(psutil.Process(pid).environ()["RAY_RAYLET_PID"])
-
-
-def ended(made, deadline):
-  while not (found := made.ended()):
-    assert time.monotonic() < deadline
-    time.sleep(0.05)
-  return found
 
 
 def test_cores_of_points_on_one_machine_are_not_shared(monkeypatch):

@@ -19,6 +19,7 @@ from diloco.report import roster
 from diloco.snapshots import digest, operations
 from diloco.syncer import main as syncer_main
 from diloco.tape import reader
+from tests.observing import events
 
 FLEET = 16
 
@@ -130,11 +131,6 @@ def meshes(tmp_path_factory):
 
   result = run_lib.conduct(config, folder, quiet=True, begun=end_after_cuts)
   return folder, result
-
-
-def events(folder, name):
-  found = reader.read(folder).events
-  return [line for line in found if line["event"] == name]
 
 
 def complete_cuts(folder):

@@ -6,34 +6,18 @@ import pathlib
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
 import diloco
 from diloco import errors
 from diloco import run as run_lib
-from diloco.tape import reader
 from diloco.workbench import session
 from tests.inline import test_inline_engine as inline
+from tests.observing import events, until
 
 ENDLESS = 10_000_000
 ROOT = pathlib.Path(diloco.__file__).parent.parent
-
-
-def lines(run, event, **fields):
-  found = reader.read(run.dir).events
-  return [
-    e for e in found if e["event"] == event and fields.items() <= e.items()
-  ]
-
-
-def until(happened):
-  """Waits for what a run does; the test's own limit ends it otherwise."""
-  pause = threading.Event()
-  while not (found := happened()):
-    pause.wait(0.05)
-  return found
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +29,23 @@ def story(tmp_path_factory):
   try:
     run = diloco.start(config, folder)
     run.again = diloco.start(config, folder)
-    until(lambda: lines(run, "merged"))
+    until(lambda: events(run.dir, "merged"))
     (folder.parent / "mine").touch()
   finally:
     os.umask(mask)
   run.kill("island-1")
   run.kill("syncer")
-  until(lambda: lines(run, "started", role="island-1", incarnation=2))
+  until(lambda: events(run.dir, "started", role="island-1", incarnation=2))
   # The successor's token; the first one drawn may have been in vain.
-  until(lambda: len(lines(run, "lease_acquired")) > 1)
+  until(lambda: len(events(run.dir, "lease_acquired")) > 1)
   run.changed = run.change(
     sync__quorum=2, sync__every=8, sync__grace="0.1", outer__learning_rate=0.5
   )
-  until(lambda: lines(run, "merged", learning_rate=0.5))
+  until(lambda: events(run.dir, "merged", learning_rate=0.5))
   run.watch(secs=0.0)
-  before = len(lines(run, "merged"))
+  before = len(events(run.dir, "merged"))
   run.watch(merges=2)
-  run.watched = len(lines(run, "merged")) - before
+  run.watched = len(events(run.dir, "merged")) - before
   run.interrupted = interrupted(run)
   run.states = [run.state, run.stop()]
   run.first = run.summary
@@ -73,7 +57,7 @@ def story(tmp_path_factory):
 
 def test_cell_that_is_run_twice_starts_nothing_twice(story):
   assert story.again.dir == story.dir
-  assert len(lines(story, "run_started")) == 2  # the second one went on
+  assert len(events(story.dir, "run_started")) == 2  # the second one went on
 
 
 def test_run_is_watched_until_it_has_merged_so_often(story):
@@ -95,8 +79,8 @@ def interrupted(run):
   finally:
     signal.signal(signal.SIGINT, handler)
   del run._screen
-  before = len(lines(run, "merged"))
-  return until(lambda: len(lines(run, "merged")) - before)
+  before = len(events(run.dir, "merged"))
+  return until(lambda: len(events(run.dir, "merged")) - before)
 
 
 def test_interrupted_cell_stops_nothing(story):
@@ -120,24 +104,24 @@ def test_start_that_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_killed_roles_come_back(story):
-  assert [e["cause"] for e in lines(story, "island_died")] == ["SIGKILL"]
-  assert lines(story, "started", role="island-1", incarnation=2)
-  (died,) = lines(story, "syncer_died")
+  assert [e["cause"] for e in events(story.dir, "island_died")] == ["SIGKILL"]
+  assert events(story.dir, "started", role="island-1", incarnation=2)
+  (died,) = events(story.dir, "syncer_died")
   assert died["cause"] == "SIGKILL" and died["led"]
 
 
 def test_settings_change_with_an_audit_line(story):
-  told = lines(story, "config_changed")[0]["changes"]
+  told = events(story.dir, "config_changed")[0]["changes"]
   assert told == {name: list(pair) for name, pair in story.changed.items()}
   assert told["sync.quorum"] == [1, 2] and len(told) == 4
-  assert lines(story, "merged", learning_rate=0.5)
+  assert events(story.dir, "merged", learning_rate=0.5)
 
 
 def test_run_is_stopped_and_started_again_where_it_was(story):
   assert story.states == ["running", "stopped", "finished"]
   for facts in (story.first, story.summary):
     assert facts["tokens_unaccounted"] == 0 and not facts["violations"]
-  last = lines(story, "started")[-2:]
+  last = events(story.dir, "started")[-2:]
   assert all("checkpoint" in e["restored_from"] for e in last)
 
 
@@ -186,12 +170,11 @@ def test_mistake_of_the_users_own_is_shown_where_they_look(tmp_path):
 SCRIPT = """
 import sys
 import diloco
-from diloco.tape import reader
 from tests.inline import test_inline_engine as inline
+from tests.observing import events, until
 
 run = diloco.start(inline.make_config(1, total_tokens=10_000_000), sys.argv[1])
-while not any(e["event"] == "merged" for e in reader.read(run.dir).events):
-  pass
+until(lambda: events(run.dir, "merged"))
 print("on", flush=True)
 sys.stdin.readline()
 """

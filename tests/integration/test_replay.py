@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 import real_run
+from observing import events
 
 from diloco import process
 from diloco.islands import inner_step
 from diloco.snapshots import keys, records, store
-from diloco.tape import reader
 from diloco.tasks import registry
 from diloco.workbench import session
 
@@ -163,10 +163,6 @@ def test_settings_changed_meanwhile_hold_for_islands_and_every_leader(run):
     assert min(gaps(run, island)[-5:]) == 6, gaps(run, island)
   # Who starts later begins with them, and who looks later finds them.
   assert session.Session(run.dir).settings.sync.every == 6
-
-
-def events(run_dir, name):
-  return [e for e in reader.read(run_dir).events if e["event"] == name]
 
 
 def test_run_with_kills_replays_to_the_same_bits(run_dir):

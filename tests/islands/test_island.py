@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
+from observing import events, until
 
 from diloco import errors, process
 from diloco.islands import hands, recovery, runner
@@ -16,24 +17,6 @@ from diloco.islands import island as island_lib
 from diloco.snapshots import checkpoint, keys, operations, records, store
 from diloco.syncer import round_merge
 from diloco.tape import ledger, reader
-
-
-@pytest.fixture
-def run_dir(tmp_path):
-  path = tmp_path / "run"
-  path.mkdir()
-  return path
-
-
-def _events(run_dir, name):
-  return [e for e in reader.read(run_dir).events if e["event"] == name]
-
-
-def _wait_for(condition, secs=20.0):
-  deadline = time.monotonic() + secs
-  while not condition():
-    assert time.monotonic() < deadline, "timed out"
-    time.sleep(0.01)
 
 
 def _heads(snapshots, config):
@@ -53,7 +36,7 @@ def _settle(island, config, run_dir):
     heads = _heads(snapshots, config)
     return [p.base for p in core.positions] == [h.version for h in heads]
 
-  _wait_for(adopted)
+  until(adopted)
 
 
 def test_sharded_and_single_device_islands_adopt_bit_equal_values(
@@ -79,10 +62,10 @@ def test_sharded_and_single_device_islands_adopt_bit_equal_values(
     single.drain(60.0)
     syncer.drain()
     snapshots = store.SnapshotStore(process.store_url(run_dir))
-    _wait_for(lambda: not snapshots.keys("contributions"))
+    until(lambda: not snapshots.keys("contributions"))
     _settle(sharded, config, run_dir)
     _settle(single, config, run_dir)
-    merged = _events(run_dir, "merged")
+    merged = events(run_dir, "merged")
     together = [
       m for m in merged if {c["island"] for c in m["contributions"]} == {0, 1}
     ]
@@ -109,7 +92,7 @@ def test_global_parameters_learn_and_every_token_has_a_fate(tmp_path, run_dir):
       time.sleep(0.02)
     island.drain(60.0)
     snapshots = store.SnapshotStore(process.store_url(run_dir))
-    _wait_for(lambda: not snapshots.keys("contributions"))
+    until(lambda: not snapshots.keys("contributions"))
     after = island.evaluate("global", 2)
     island.close("test")
   assert after["loss"] < before - 0.5
@@ -123,13 +106,13 @@ def test_island_trains_on_without_a_syncer_and_loses_nothing(tmp_path, run_dir):
   config = make_config(tmp_path, adoption="carry")
   island = make_island(config, run_dir)
   island.train(20)
-  assert not _events(run_dir, "merged")
+  assert not events(run_dir, "merged")
   with running_syncer(config, run_dir):
-    _wait_for(lambda: len(_events(run_dir, "merged")) >= 4)
+    until(lambda: len(events(run_dir, "merged")) >= 4)
     island.train(1)
     island.drain(60.0)
     snapshots = store.SnapshotStore(process.store_url(run_dir))
-    _wait_for(lambda: not snapshots.keys("contributions"))
+    until(lambda: not snapshots.keys("contributions"))
     island.close("test")
   tokens = ledger.compute(reader.read(run_dir), 4).tokens()
   assert tokens.merged == tokens.trained == 21 * 4 * 32
@@ -167,11 +150,11 @@ def test_drain_in_an_outage_publishes_what_comes_after_an_answer(
       island.train(1)
       return exchange.core.overtaken
 
-    _wait_for(is_overtaken)
+    until(is_overtaken)
     island.train(1)
     assert island.drain(600.0)["flushed"]
     snapshots = store.SnapshotStore(process.store_url(run_dir))
-    _wait_for(lambda: not snapshots.keys("contributions"))
+    until(lambda: not snapshots.keys("contributions"))
     island.close("test")
   # What is discarded was published anew before its answer was known.
   assert not ledger.compute(reader.read(run_dir), 4).tokens().pending
@@ -236,7 +219,7 @@ def test_island_that_has_nothing_to_do_moves_its_progress_too(
   thread = threading.Thread(target=lambda: island.perform(programs.running()))
   thread.start()
   try:
-    _wait_for(lambda: island.progress.standing[0] > 3)
+    until(lambda: island.progress.standing[0] > 3)
   finally:
     stop = {"type": "program", "seq": 1, "name": "stop", "args": {}}
     channel.inbox.put(stop)
@@ -333,11 +316,11 @@ def test_nothing_is_compiled_once_an_island_has_joined(
 
   def adopted_often():
     island.train(2)
-    return len(_events(run_dir, "adopted")) > 4
+    return len(events(run_dir, "adopted")) > 4
 
   with running_syncer(config, run_dir):
     with jax.log_compiles(), _NoCompilation():
-      _wait_for(adopted_often, secs=60.0)
+      until(adopted_often, secs=60.0)
       assert island._exchange.wait_saved(island._exchange.save(), 60.0)
     island.close("test")
 
@@ -380,9 +363,9 @@ def test_store_that_fails_during_merges_stops_no_fragment(
   monkeypatch.setattr(round_merge.RoundMerger, "merge", failing)
   with running_syncer(config, run_dir):
     snapshots = store.SnapshotStore(process.store_url(run_dir))
-    _wait_for(lambda: not snapshots.keys("contributions"))
+    until(lambda: not snapshots.keys("contributions"))
   island.close("test")
-  assert {m["fragment"] for m in _events(run_dir, "merged")} == {0, 1, 2, 3}
+  assert {m["fragment"] for m in events(run_dir, "merged")} == {0, 1, 2, 3}
 
 
 def test_island_that_waits_does_no_step_before_the_answer(tmp_path, run_dir):
@@ -392,7 +375,7 @@ def test_island_that_waits_does_no_step_before_the_answer(tmp_path, run_dir):
     island.train(12)
     assert not island._exchange.core.in_flight
   island.close("test")
-  adopted = _events(run_dir, "adopted")
+  adopted = events(run_dir, "adopted")
   assert [(e["step"], e["version"]) for e in adopted] == [
     *((4, 1), (8, 2), (12, 3))
   ]
@@ -572,7 +555,7 @@ def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
   island.drain(60.0)
   with running_syncer(config, run_dir):
     snapshots = store.SnapshotStore(process.store_url(run_dir))
-    _wait_for(lambda: snapshots.keys("contributions") == [".nfs0001"])
+    until(lambda: snapshots.keys("contributions") == [".nfs0001"])
   island.close("test")
   past, future = "0000.0000.0001.000000001", "0000.0000.0001.000000999"
   for name in (past, future):
@@ -581,6 +564,6 @@ def test_strange_and_abandoned_files_in_the_store_disturb_nobody(
   successor = make_island(config, run_dir, incarnation=2)
   assert successor.step == 9
   with running_syncer(config, run_dir, incarnation=2):
-    _wait_for(lambda: not (root / "payloads" / past).exists())
+    until(lambda: not (root / "payloads" / past).exists())
   assert (root / "payloads" / future).exists()
   successor.close("test")

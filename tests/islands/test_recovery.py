@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from island_builder import make_config, make_island, running_syncer
+from observing import events, until
 
 from diloco import errors, process
 from diloco.islands import (
@@ -38,26 +39,7 @@ from diloco.snapshots import (
   states,
   store,
 )
-from diloco.tape import reader
 from diloco.tasks import registry
-
-
-@pytest.fixture
-def run_dir(tmp_path):
-  path = tmp_path / "run"
-  path.mkdir()
-  return path
-
-
-def _events(run_dir, name):
-  return [e for e in reader.read(run_dir).events if e["event"] == name]
-
-
-def _wait_for(condition, secs=60.0):
-  deadline = time.monotonic() + secs
-  while not condition():
-    assert time.monotonic() < deadline, "timed out"
-    time.sleep(0.01)
 
 
 def _open_store(run_dir):
@@ -77,7 +59,7 @@ def _moments(island):
 def _merged_rows(run_dir, fragment, island=0):
   rows = [
     (c["first_step"], c["step"])
-    for m in _events(run_dir, "merged")
+    for m in events(run_dir, "merged")
     if m["fragment"] == fragment
     for c in m["contributions"]
     if c["island"] == island
@@ -106,7 +88,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
   first.close("test")
 
   second = make_island(config, run_dir, incarnation=2)
-  started = _events(run_dir, "started")[-1]
+  started = events(run_dir, "started")[-1]
   assert started["step"] == second.step == 6
   assert started["unsent_from_step"] == [4, 5, 6, 7]
   assert started["base_versions"] == [0, 0, 0, 0]
@@ -135,7 +117,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
           assert np.asarray(held).any()
 
   second.train(1)
-  (rebased,) = _events(run_dir, "rebased")
+  (rebased,) = events(run_dir, "rebased")
   assert (rebased["fragment"], rebased["step"]) == (3, 7)
   for name, held in anchors[3].items():
     np.testing.assert_array_equal(_values(second)[name], np.asarray(held))
@@ -145,7 +127,7 @@ def test_unsent_progress_is_carried_on_and_repeated_steps_are_muted(
     syncer.drain()
     second.drain(60.0)
     snapshots = _open_store(run_dir)
-    _wait_for(lambda: not snapshots.keys("contributions"))
+    until(lambda: not snapshots.keys("contributions"))
   second.close("test")
   for fragment in range(4):
     reached = 0
@@ -218,7 +200,7 @@ def test_without_a_saved_state_or_a_peer_the_optimizer_is_new(
   assert first._exchange.flush(60.0)
   first.close("test")
   second = make_island(config, run_dir, incarnation=2)
-  started = _events(run_dir, "started")[-1]
+  started = events(run_dir, "started")[-1]
   assert second.step == 3  # fragment 3 is published up to there
   assert started["unsent_from_step"] == [4, 5, 6, 3]
   assert started["checkpoint"] is None and started["peer"] is None
@@ -260,7 +242,7 @@ def test_damaged_checkpoint_is_passed_over_for_an_older_one(
   assert checkpoint.read_marker(older).step == 4
   damage(newest)
   second = make_island(config, run_dir, incarnation=2)
-  started = _events(run_dir, "started")[-1]
+  started = events(run_dir, "started")[-1]
   assert started["checkpoint"]["step"] == 4
   (reason,) = started["passed_over"]
   assert newest.name in reason or "Checkpoint record" in reason
@@ -294,7 +276,7 @@ def test_state_is_taken_from_the_store_where_the_directory_is_gone(
 
   monkeypatch.setattr(states.Copies, "completed", completed)
   second = make_island(config, elsewhere, incarnation=2)
-  (started,) = _events(elsewhere, "started")
+  (started,) = events(elsewhere, "started")
   assert started["checkpoint"]["step"] == (4 if damaged else 8)
   assert len(started["passed_over"]) == damaged and not fails
   if not damaged:
@@ -332,11 +314,11 @@ def test_checkpoint_counts_only_once_all_before_it_is_committed(
   assert not first.checkpoint(wait=True)["durable"]
   first.close("test")
   (reason,) = [
-    e["reason"] for e in _events(run_dir, "checkpointed") if not e["durable"]
+    e["reason"] for e in events(run_dir, "checkpointed") if not e["durable"]
   ]
   assert "lost" in reason
   second = make_island(config, run_dir, incarnation=2)
-  assert _events(run_dir, "started")[-1]["checkpoint"]["step"] == 3
+  assert events(run_dir, "started")[-1]["checkpoint"]["step"] == 3
   second.close("test")
 
 
@@ -372,7 +354,7 @@ def test_optimizer_comes_from_a_peer_on_another_mesh(tmp_path, run_dir):
     lost.close("test")
     with _training_on(healthy):
       back = make_island(config, run_dir, island=1, incarnation=2)
-    started = _events(run_dir, "started")[-1]
+    started = events(run_dir, "started")[-1]
     assert started["peer"]["island"] == 0, started
     assert started["peer"]["incarnation"] == 1
     assert started["checkpoint"] is None
@@ -447,7 +429,7 @@ def test_island_takes_part_in_a_cut_once(tmp_path, run_dir):
     island.train(1)
     return snapshots.read(keys.cut_part_key(1, 0), records.CutPart)
 
-  _wait_for(part)
+  until(part)
   taken = part()
   path = run_dir / taken.checkpoint
   assert checkpoint.read_marker(path).crc32() == taken.checksum
@@ -496,7 +478,7 @@ def test_after_a_roll_back_only_the_cuts_own_checkpoint_is_used(
     island.train(1)
     return snapshots.read(keys.cut_part_key(1, 0), records.CutPart)
 
-  _wait_for(part)
+  until(part)
   taken = part()
   island.train(2)
   assert island.checkpoint(wait=True)["durable"]
@@ -512,9 +494,9 @@ def test_after_a_roll_back_only_the_cuts_own_checkpoint_is_used(
     second.train(1)
     return [n for n in snapshots.keys("contributions") if ".0002." in n]
 
-  _wait_for(published)
+  until(published)
   names = published()
-  started = _events(run_dir, "started")[-1]
+  started = events(run_dir, "started")[-1]
   second.close("test")
   assert started["step"] == started["checkpoint"]["step"] == taken.step
   assert started["epoch"] == 1
@@ -535,10 +517,10 @@ def test_poisoned_island_is_told_and_heals(tmp_path, run_dir):
 
     def healed():
       island.train(1)
-      return _events(run_dir, "resynced")
+      return events(run_dir, "resynced")
 
-    _wait_for(healed)
-    resynced = _events(run_dir, "resynced")[-1]
+    until(healed)
+    resynced = events(run_dir, "resynced")[-1]
     assert {f["fragment"] for f in resynced["fragments"]} == {0, 1, 2, 3}
     assert resynced["offences"] >= 1 and resynced["replaced"] > 0
     assert resynced["checkpoint"]["step"] == 16
@@ -571,11 +553,11 @@ def test_version_at_hand_when_an_island_is_told_is_not_adopted_alone(
 
   def healed():
     island.train(1)
-    return _events(run_dir, "resynced")
+    return events(run_dir, "resynced")
 
-  _wait_for(healed)
+  until(healed)
   island.train(2)
-  (resynced,) = _events(run_dir, "resynced")
+  (resynced,) = events(run_dir, "resynced")
   assert {f["fragment"] for f in resynced["fragments"]} == {0, 1, 2, 3}
   assert all(np.isfinite(v).all() for v in _values(island).values())
   island.close("test")
@@ -585,7 +567,7 @@ def test_zero_is_a_start_like_any_other(tmp_path, run_dir):
   config = make_config(tmp_path)
   make_island(config, run_dir).close("test")
   island = make_island(config, run_dir, incarnation=2)
-  started = _events(run_dir, "started")[-1]
+  started = events(run_dir, "started")[-1]
   assert started["step"] == 0
   assert started["restored_from"] == "initial parameters"
   assert json.dumps(started["passed_over"]) == "[]"

@@ -12,6 +12,7 @@ import types
 
 import pandas
 import pytest
+from observing import holder, until
 
 from diloco import cli
 from diloco.report import liveness
@@ -45,28 +46,11 @@ def sweep(capsys, *flags):
   return code, out, err
 
 
-def wait_for(condition, secs=120):
-  deadline = time.monotonic() + secs
-  while not (found := condition()):
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
-  return found
-
-
 def outcomes(workdir):
   """What is written of points that are done, by name."""
   return {
     path.stem: path.read_bytes() for path in workdir.glob("points/*.json")
   }
-
-
-def holder(workdir, name):
-  """The living process that has taken a point's lock."""
-  try:
-    facts = json.loads((workdir / "points" / f"{name}.lock").read_text())
-  except (OSError, ValueError):
-    return None
-  return facts if liveness.start_ticks(facts["pid"]) else None
 
 
 def table(workdir):
@@ -78,7 +62,7 @@ def test_killed_sweep_goes_on_and_does_no_point_twice(capsys, tmp_path):
   flags = [f"--sweep={path}", f"--workdir={workdir}", "--cores=1"]
   command = [sys.executable, "-m", "diloco.cli", "sweep", *flags]
   with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
-    wait_for(lambda: len(outcomes(workdir)) >= 2)
+    until(lambda: len(outcomes(workdir)) >= 2)
     first.kill()
   names = [point.name for point in frozen.read(workdir).points]
   left = [name for name in names if holder(workdir, name)]
@@ -117,10 +101,10 @@ def running(tmp_path):
   frozen.write(workdir, frozen.build(*_built(write(tmp_path, LONG))))
   first = executor.Local(workdir, [0])
   assert first.start("days=30,seeds=50000", 1)
-  facts = wait_for(lambda: holder(workdir, "days=30,seeds=50000"))
+  facts = until(lambda: holder(workdir, "days=30,seeds=50000"))
   yield workdir, first, facts["pid"]
   os.kill(facts["pid"], signal.SIGKILL)
-  assert wait_for(first.ended)
+  assert until(first.ended)
 
 
 def _built(path):
@@ -137,14 +121,14 @@ def test_point_of_a_dead_sweep_is_adopted_with_its_cores(running):
   assert second.running() == ["days=30,seeds=50000"]
   assert not second.start("days=1", 2)  # core 0 is taken
   second.stop()
-  assert "unknown" in wait_for(second.ended)["days=30,seeds=50000"]
+  assert "unknown" in until(second.ended)["days=30,seeds=50000"]
 
 
 def test_point_that_was_not_found_is_adopted_when_it_is_begun_again(running):
   workdir, _, pid = running
   second = executor.Local(workdir, [1])
   assert second.start("days=30,seeds=50000", 1)
-  wait_for(lambda: not second.ended() and _pids(second) == [pid])
+  until(lambda: not second.ended() and _pids(second) == [pid])
   assert liveness.start_ticks(pid)
 
 
@@ -182,7 +166,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(capsys, tmp_path):
     command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
   ) as first:
     name = "days=30,seeds=50000"
-    facts = wait_for(lambda: workdir.exists() and holder(workdir, name))
+    facts = until(lambda: workdir.exists() and holder(workdir, name))
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=60)
   assert first.returncode == 0

@@ -1,0 +1,34 @@
+"""What tests of many rooms wait for, and what they find on tapes."""
+
+import json
+import time
+
+from diloco.report import liveness
+from diloco.tape import reader
+
+
+def until(holds, secs=240.0):
+  """Waits until something holds, and gives what it gave then."""
+  deadline = time.monotonic() + secs  # as good as for ever
+  while not (found := holds()):
+    assert time.monotonic() < deadline, "timed out"
+    time.sleep(0.01)
+  return found
+
+
+def events(run_dir, name, **fields):
+  """Lines of the run's tapes that tell of such an event, with these fields."""
+  return [
+    line
+    for line in reader.read(run_dir).events
+    if line["event"] == name and fields.items() <= line.items()
+  ]
+
+
+def holder(workdir, name):
+  """The living process that has taken a point's lock."""
+  try:
+    facts = json.loads((workdir / "points" / f"{name}.lock").read_text())
+  except (OSError, ValueError):
+    return None
+  return facts if liveness.start_ticks(facts["pid"]) else None
