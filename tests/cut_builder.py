@@ -20,6 +20,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
+from diloco.syncer import core, grace
 
 PLAN = partition.partition(
   [partition.Tensor("a", (4,), "rda"), partition.Tensor("b", (3,), "rda")], 2
@@ -29,6 +30,23 @@ ISLANDS = (0, 1)
 
 class Died(BaseException):
   """The process is gone: nothing can catch it."""
+
+
+def contribution(**fields):
+  """One of an island's first eight steps, but for these fields."""
+  plain = dict(island=0, incarnation=1, fragment=0, base_version=0)
+  plain |= dict(first_step=0, step=8, c_tokens=80, codec="f32", payload="x")
+  plain |= dict(plan_hash=PLAN.hash, chunks=[], num_bytes=0, norms=[])
+  return records.Contribution(**plain | fields)
+
+
+def close_of(**fields):
+  """The close of a first round, at once and of nobody, but for these fields."""
+  plain = dict(fragment=0, version=1, chosen=(), absent=(), clock={}, holes={})
+  plain |= dict(opened_at=0.0, closed_at=0.0, quorum_secs=0.0, grace_secs=0.0)
+  plain |= dict(grace_spent_secs=0.0, queued_secs=0.0)
+  plain |= dict(facts=grace.GraceFacts(0.1, 0.1, 0.1))
+  return core.Close(**plain | fields)
 
 
 def write_leaf(path, name, values):
@@ -134,16 +152,13 @@ class CutRun:
       payload, [arrays.Tensor.whole(t.name, filled(t, 1.0)) for t in tensors]
     )
     epoch = self.store.read(keys.EPOCH, records.Epoch)
-    record = records.Contribution(
+    record = contribution(
       island=island,
-      incarnation=1,
       fragment=fragment,
       base_version=base,
       first_step=first_step,
       step=step,
       c_tokens=100 * (step - first_step),
-      codec="f32",
-      plan_hash=PLAN.hash,
       payload=payload,
       chunks=[list(t.shape) for t in tensors],
       num_bytes=16,

@@ -19,6 +19,7 @@ import tomllib
 import bad_stores
 import numpy as np
 import pytest
+from observing import loaded_by
 
 import diloco
 from diloco import (
@@ -969,17 +970,9 @@ def test_every_example_is_a_command_line(name, example):
 
 
 def test_help_of_all_commands_imports_nothing_heavy():
-  code = "import sys; from diloco.commands import table\n"
+  code = "from diloco.commands import table\n"
   code += "for c in table.TABLE: c.make_parser().format_help()\n"
-  code += "print(*{m.partition('.')[0] for m in sys.modules})"
-  result = subprocess.run(
-    [sys.executable, "-c", code],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  loaded = set(result.stdout.split())
+  loaded = loaded_by(code)
   assert "argparse" in loaded
   heavy = {
     "jax",

@@ -2,10 +2,9 @@
 
 import ast
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from observing import loaded_by
 
 import diloco
 
@@ -215,15 +214,6 @@ def test_islands_and_syncer_never_import_each_other(package, other):
   ["diloco.syncer.main", "diloco.cli", "diloco.controller.controller"],
 )
 def test_role_starts_without_jax(module):
-  names = "{m.partition('.')[0] for m in sys.modules}"
-  code = f"import {module}, sys; print(*{names})"
-  result = subprocess.run(
-    [sys.executable, "-c", code],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  loaded = set(result.stdout.split())
+  loaded = loaded_by(f"import {module}")
   assert "diloco" in loaded
   assert not loaded & {"jax", "jaxlib", "flax", "optax", "grain"}

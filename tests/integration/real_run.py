@@ -188,7 +188,7 @@ def fleet(pace_step_secs):
 def language_model(folder):
   """The task of a run whose model matters, with a corpus in this folder."""
   corpus = folder / "corpus"
-  corpus.mkdir()
+  corpus.mkdir(exist_ok=True)
   for i in range(40):
     text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
     (corpus / f"{i}.txt").write_text(text)

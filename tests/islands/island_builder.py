@@ -13,6 +13,7 @@ from diloco.snapshots import store
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import recorder
 from diloco.tasks import registry
+from tests.integration import real_run
 
 
 def make_config(tmp_path, slices=("1",), optimizer="", **sync):
@@ -36,25 +37,8 @@ _BOWL = {"name": "tests.integration.bowl:make", "options": {}}
 
 
 def _language_model(tmp_path, optimizer):
-  corpus = tmp_path / "corpus"
-  corpus.mkdir(exist_ok=True)
-  for i in range(40):
-    text = f"file {i}: the quick brown fox jumps over the lazy dog\n" * 60
-    (corpus / f"{i}.txt").write_text(text)
-  return {
-    "name": "language_model",
-    "options": {
-      "d_model": 32,
-      "num_layers": 1,
-      "num_heads": 4,
-      "seq_len": 32,
-      "batch_size": 4,
-      "warmup_steps": 5,
-      "optimizer": optimizer,
-      "data_glob": str(corpus / "*.txt"),
-      "heldout_fraction": 0.2,
-    },
-  }
+  task = real_run.language_model(tmp_path)
+  return task | {"options": task["options"] | {"optimizer": optimizer}}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Where an island goes on: rows are merged once, and none is skipped."""
 
 import pytest
+from cut_builder import contribution
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,22 +98,8 @@ def _execute(store):
 
 
 def _waiting(fragment, island, step, epoch=0):
-  return records.Contribution(
-    island=island,
-    incarnation=2,
-    fragment=fragment,
-    base_version=3,
-    first_step=0,
-    step=step,
-    c_tokens=1,
-    codec="f32",
-    plan_hash="",
-    payload="x",
-    chunks=[],
-    num_bytes=0,
-    norms=[],
-    epoch=epoch,
-  )
+  of = dict(island=island, incarnation=2, fragment=fragment, base_version=3)
+  return contribution(**of, step=step, epoch=epoch)
 
 
 def test_survey_counts_waiting_and_merged_steps_of_this_island_only():

@@ -4,11 +4,10 @@ import functools
 import os
 import pathlib
 import queue
-import subprocess
-import sys
 
 import pytest
 from cut_builder import PLAN, CutRun, filled
+from observing import python
 
 from diloco import heartbeat
 from diloco.islands import evaluator as evaluator_lib
@@ -148,15 +147,9 @@ def test_others_of_its_session_do_not_give_way_with_it(alone):
     f"print(open({str(AUTOGROUP)!r}).read())"
   )
   before = AUTOGROUP.read_text()  # of who is in no group: empty
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    capture_output=True,
-    text=True,
-    check=True,
-    start_new_session=alone,
-  )
+  told = python(code, start_new_session=alone)
   assert AUTOGROUP.read_text() == before
-  after = done.stdout.strip()
+  after = told.strip()
   assert after.endswith(" 19") if alone else after == before.strip()
 
 
@@ -172,10 +165,7 @@ evaluator.main(["--run_dir", {str(tmp_path)!r}, "--incarnation", "1"] + {
     ["--cores", *map(str, cores)]
   })
 """
-  done = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
-  )
-  nice, _, bound = done.stdout.partition(" ")
+  nice, _, bound = python(code).partition(" ")
   if cores:
     assert (int(nice), bound.strip()) == (
       os.getpriority(0, 0),

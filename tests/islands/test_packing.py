@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from cut_builder import contribution
 from hypothesis import strategies as st
 
 from diloco.fragments import codec as codec_lib
 from diloco.fragments import norms, partition
 from diloco.islands import encoding, kernels, packing, placement, swap
-from diloco.snapshots import layout, records, store
+from diloco.snapshots import layout, store
 from diloco.syncer import merge, outer_optimizer, packed, round_merge
 from experiments.benchmarks import codec as bench
 
@@ -270,14 +271,7 @@ class Island:
     self.encoded = encoder.encode(0, swaps.publish(params, 0, 8))
     self.snapshots = store.SnapshotStore(tmp_path.as_uri())
     self.snapshots.arrays.write("payloads/x", self.encoded.tensors)
-    self.record = records.Contribution(
-      island=0,
-      incarnation=1,
-      fragment=0,
-      base_version=0,
-      first_step=0,
-      step=8,
-      c_tokens=8,
+    self.record = contribution(
       codec=str(how.codec),
       plan_hash=PLAN.hash,
       payload="payloads/x",

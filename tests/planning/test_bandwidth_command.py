@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from observing import refused
 
 from diloco import cli
 from diloco.planning.bandwidth import methods
@@ -101,8 +102,4 @@ def test_more_latency_than_the_overlap_has_no_bandwidth(capsys):
   ],
 )
 def test_bad_input_is_refused_in_one_line(capsys, args, told):
-  assert cli.main(["simulate", "--bandwidth", *args]) == 2
-  captured = capsys.readouterr()
-  assert captured.out == ""
-  assert told in captured.err
-  assert captured.err.count("\n") == 1
+  assert told in refused(capsys, ["simulate", "--bandwidth", *args])

@@ -2,6 +2,7 @@ import json
 import pathlib
 
 import pytest
+from observing import refused
 
 from diloco import cli, config, errors
 from diloco.planning.planner import command, resources
@@ -129,14 +130,6 @@ def test_trade_off_is_drawn(capsys, tmp_path, name):
   assert cli.main([*ROOMS, f"--plot={path}"]) == 0
   start = path.read_bytes()[:100]
   assert start.startswith(b"\x89PNG") or b"<?xml" in start
-
-
-def refused(capsys, args):
-  assert cli.main(args) == 2
-  captured = capsys.readouterr()
-  assert captured.out == ""
-  assert captured.err.count("\n") == 1
-  return captured.err
 
 
 @pytest.mark.parametrize(

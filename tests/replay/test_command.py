@@ -4,10 +4,11 @@ import json
 import types
 
 import pytest
+from observing import refused
 from run_tape import A, RunTape, two_islands
 
-from diloco import cli, process
 from diloco import config as config_lib
+from diloco import process
 from diloco.replay import replayer, script
 
 OUTCOME = replayer.Replayed(
@@ -38,11 +39,7 @@ def write_run(tmp_path):
 
 
 def refusal(capsys, *words):
-  """The one line a refused command prints."""
-  assert cli.main(["replay", *map(str, words)]) == 2
-  out, err = capsys.readouterr()
-  assert out == "" and err.count("\n") == 1
-  return err
+  return refused(capsys, ["replay", *words])
 
 
 def test_directory_without_a_run_is_refused(capsys, tmp_path):

@@ -4,13 +4,12 @@ import dataclasses
 
 import numpy as np
 import pytest
-from cut_builder import PLAN, CutRun, spoil
+from cut_builder import PLAN, CutRun, close_of, spoil
 
 from diloco import errors
 from diloco.snapshots import arrays, digest, keys, operations, records
 from diloco.syncer import (
   core,
-  grace,
   heads,
   outer_optimizer,
   protocol,
@@ -68,21 +67,8 @@ class Leader:
 
   def close(self, *sent, version=1):
     chosen = [core.Chosen(c, 0, 0.0, 0.0) for c in sent]
-    return core.Close(
-      fragment=0,
-      version=version,
-      chosen=tuple(chosen),
-      absent=(),
-      clock={c.island: c.step for c in sent},
-      holes={},
-      opened_at=0.0,
-      closed_at=0.0,
-      quorum_secs=0.0,
-      grace_secs=0.0,
-      grace_spent_secs=0.0,
-      queued_secs=0.0,
-      facts=grace.GraceFacts(0.1, 0.1, 0.1),
-    )
+    clock = {c.island: c.step for c in sent}
+    return close_of(version=version, chosen=tuple(chosen), clock=clock)
 
   def merge(self, weights_of, **close):
     """Merges contributions by weight; returns what `facts_of` was given."""

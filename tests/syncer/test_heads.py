@@ -4,32 +4,18 @@ import dataclasses
 import types
 
 import pytest
-from cut_builder import CutRun, spoil
+from cut_builder import CutRun, close_of, spoil
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import chores, core, cutting, grace, heads, protocol
+from diloco.syncer import chores, core, cutting, heads, protocol
 
 CONTENT = heads.Content([[4]], {"told": 1}, "digest")
-FACTS = grace.GraceFacts(0.1, 0.1, 0.1)
 
 
 def _close(version):
-  return core.Close(
-    fragment=0,
-    version=version,
-    chosen=(),
-    absent=(),
-    clock={3: 8 * version},
-    holes={3: ((8, 16),)} if version > 1 else {},
-    opened_at=0.0,
-    closed_at=0.0,
-    quorum_secs=0.0,
-    grace_secs=0.0,
-    grace_spent_secs=0.0,
-    queued_secs=0.0,
-    facts=FACTS,
-  )
+  holes = {3: ((8, 16),)} if version > 1 else {}
+  return close_of(version=version, clock={3: 8 * version}, holes=holes)
 
 
 class Leader:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import oracles
 import pytest
+from cut_builder import contribution
 
 from diloco import config as config_lib
 from diloco import errors
@@ -55,15 +56,8 @@ def write(snapshots, prefix, values):
 
 
 def contribute(snapshots, merger, values, island=0):
-  record = records.Contribution(
+  record = contribution(
     island=island,
-    incarnation=1,
-    fragment=0,
-    base_version=0,
-    first_step=0,
-    step=8,
-    c_tokens=80,
-    codec="f32",
     plan_hash=PLAN.hash,
     payload=f"payloads/{island}",
     chunks=merger.chunks(0),

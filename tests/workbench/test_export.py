@@ -1,14 +1,13 @@
 """Parameters as files: what is in them, who can read them, what is refused."""
 
 import json
-import subprocess
-import sys
 
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors
 import safetensors.flax
+from observing import python
 
 from diloco import cli, errors
 from diloco.snapshots import portable
@@ -76,12 +75,7 @@ def test_npz_of_a_cut(run, tmp_path, capsys):
 
 def test_orbax_loads_without_this_package(run, tmp_path):
   assert export(run, tmp_path / "out", "orbax") == 0
-  told = subprocess.run(
-    [sys.executable, "-c", STRANGER, str(tmp_path / "out")],
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  told = python(STRANGER, str(tmp_path / "out"))
   assert told.splitlines() == ["{'a': 28.0, 'b': 21.0}", "73"]
 
 

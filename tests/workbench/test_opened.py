@@ -2,13 +2,13 @@
 
 import json
 import os
-import subprocess
 import sys
 import types
 
 import numpy as np
 import pytest
 from cut_builder import PLAN, filled, spoil
+from observing import loaded_by
 
 from diloco import config as config_lib
 from diloco import errors, process
@@ -267,8 +267,5 @@ def test_no_run_is_one_line(tmp_path):
 
 
 def test_opening_loads_neither_jax_nor_drawing_nor_tables():
-  code = "import diloco.workbench.opened, sys; print(*sys.modules)"
-  out = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
-  ).stdout.split()
-  assert not {"jax", "matplotlib", "pandas"} & set(out)
+  loaded = loaded_by("import diloco.workbench.opened")
+  assert not {"jax", "matplotlib", "pandas"} & loaded
