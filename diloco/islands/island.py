@@ -214,7 +214,11 @@ class Island:
     tokens_per_step = self._task.tokens_per_batch
     elastic: dict[str, Any] = {}
     if spec.present:
-      elastic = {"present": spec.present, "replicas": self._config.replicas}
+      elastic = {
+        "present": spec.present,
+        "replicas": self._config.replicas,
+        "scheduled": learner.scheduled,
+      }
     self._tape.record(
       events.STARTED,
       tokens_per_step=tokens_per_step,

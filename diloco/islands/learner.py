@@ -105,6 +105,11 @@ class Learner(abc.ABC):
     """Releases what steps read from."""
 
   @property
+  def scheduled(self) -> int:
+    """The steps that learning-rate schedules have gone."""
+    return self.step
+
+  @property
   def params(self) -> inner_step.FlatParams:
     """The parameters as they are, by leaf; adoptions change them in place."""
     return self.state.params
@@ -153,7 +158,7 @@ class Learner(abc.ABC):
   ) -> inner_step.TrainState:
     """A state of these values, where steps expect them."""
     shardings = jax.tree.map(lambda x: x.sharding, self.state)
-    state = inner_step.TrainState(params, opt_state, jnp.int32(self.step))
+    state = inner_step.TrainState(params, opt_state, jnp.int32(self.scheduled))
     return jax.device_put(state, shardings)
 
   def optimizer_is_finite(self) -> bool:

@@ -106,8 +106,14 @@ class Trainer(learner_lib.Learner):
 
   def _at_step(self, opt_state: Any) -> Any:
     return schedules.set_step(
-      self._optimizer, opt_state, self.state.params, self.step
+      self._optimizer, opt_state, self.state.params, self.scheduled
     )
+
+  @property
+  def scheduled(self) -> int:
+    """See `learner.Learner`; steps of a job by what its slices have trained."""
+    by_tokens = getattr(self.task, "scheduled", None)
+    return self.step if by_tokens is None else by_tokens(self.step)
 
   def bare_loop(self, num_steps: int, state: Any) -> Any:
     """Steps from `state` without an island around, for comparison.

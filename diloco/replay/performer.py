@@ -32,20 +32,18 @@ class Performer:
     self,
     config: config_lib.RunConfig,
     life: script.LifeId,
-    topology: Sequence[int],
+    settings: script.Settings,
     folder: pathlib.Path,
     original: store.SnapshotStore,
-    present: Sequence[int] = (),
   ):
     """Makes the trainer, in its initial state.
 
     Args:
       config: the run's, with the life's `total_tokens`.
       life: which.
-      topology: of its mesh.
+      settings: what it ran under; of an elastic job, with its slices.
       folder: the replay's scratch directory.
       original: the run's store.
-      present: of an elastic job, the slices that it had in this life.
     """
     self._config = config
     self._life = life
@@ -53,7 +51,12 @@ class Performer:
     made = registry.make_task(
       config.task.name, config.task.options, config.replicas
     )
-    self._task = replicated.on(made, present)
+    self._ahead = 0  # by so many steps schedules are
+    scheduled = (
+      (lambda step: step + self._ahead) if settings.by_tokens else None
+    )
+    self._task = replicated.on(made, settings.present, scheduled)
+    topology = [int(n) for n in settings.topology.split("x")]
     self._trainer = trainer_lib.Trainer(
       config, self._task, life.island, topology, jax.devices()
     )
@@ -84,6 +87,7 @@ class Performer:
     saved = self._restore(beginning.saved)
     lent = self._restore(beginning.lent) or saved
     self._bases = list(beginning.versions)
+    self._ahead = beginning.scheduled - beginning.step
     self._trainer.resume(
       beginning.step,
       [self._read(p, v) for p, v in enumerate(beginning.versions)],

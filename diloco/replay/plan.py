@@ -90,6 +90,7 @@ def _life(
       software=dict(started["software"]),
       total_tokens=started["total_tokens"],
       present=tuple(started.get("present") or ()),
+      by_tokens="scheduled" in started,
     )
     beginning = script.Beginning(
       step=started["step"],
@@ -98,6 +99,7 @@ def _life(
       saved=_state(life, started["checkpoint"]),
       lent=_state(life, started["peer"]),
       answers=tuple(started.get("answers") or ()),
+      scheduled=started["scheduled" if "scheduled" in started else "step"],
     )
     operations = tuple(o for line in own for o in _operations(life, line))
   except (KeyError, TypeError) as error:

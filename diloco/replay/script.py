@@ -113,6 +113,7 @@ class Settings:
   software: Mapping[str, str]
   total_tokens: int
   present: tuple[int, ...] = ()  # slices of an elastic job; else none
+  by_tokens: bool = False  # whether its schedules count what it trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Beginning:
       from before `step` is carried over from the saved state.
     saved: the own saved state it took.
     lent: the peer's optimizer state it took instead of the saved one.
+    scheduled: steps that its learning-rate schedules have gone.
     answers: [P], the island's last step in these versions, and its holes.
   """
 
@@ -134,6 +136,7 @@ class Beginning:
   first_steps: tuple[int, ...]
   saved: StateId | None
   lent: StateId | None
+  scheduled: int
   answers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
 
   @property

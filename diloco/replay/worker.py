@@ -27,7 +27,8 @@ def kind(settings: script.Settings) -> Hashable:
   return (
     len(settings.cores),
     tuple(sorted(settings.environ.items())),
-    *(settings.topology, settings.total_tokens, settings.present),
+    *(settings.topology, settings.total_tokens),
+    *(settings.present, settings.by_tokens),
   )
 
 
@@ -124,13 +125,12 @@ def main() -> int:
   compilation.use_cache(scratch / "compilation_cache")
   config = process.read_config(run_dir)
   config = dataclasses.replace(config, total_tokens=settings.total_tokens)
-  topology = tuple(int(n) for n in settings.topology.split("x"))
   original = store.SnapshotStore(process.store_url(run_dir))
   lives: dict[script.LifeId, performer.Performer] = {}
   for life, do, args in commands:
     if life not in lives:
       lives[life] = performer.Performer(
-        config, life, topology, scratch, original, settings.present
+        config, life, settings, scratch, original
       )
     answer, why = None, ""
     try:

@@ -200,6 +200,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "cores": _is_list,
     "present": _list_of(_is_island),
     "replicas": _is_count,
+    "scheduled": _is_count,
     "initial_by": _list_of(
       _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
     ),

@@ -1,6 +1,6 @@
 """A task whose batch is that of several shares: a data-parallel step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ class Replicated:
   Attributes:
     made: the task of one share.
     replicas: how many shares there are.
-    scheduled_tokens: of a step of all slices, which schedules count in.
+    scheduled: after how many steps of this batch schedules are, by the steps
+      of the job; None: after as many of all slices.
   """
 
   def __init__(
@@ -26,12 +27,17 @@ class Replicated:
     made: task_lib.Task,
     replicas: int,
     present: Sequence[int] | None = None,
+    scheduled: Callable[[int], int] | None = None,
   ):
+    self.scheduled = scheduled
     self.made = made
     self.replicas = replicas
     self._present = tuple(range(replicas) if present is None else present)
     self.tokens_per_batch = len(self._present) * made.tokens_per_batch
-    self.scheduled_tokens = replicas * made.tokens_per_batch
+    # Of a step as schedules count it.
+    self.scheduled_tokens = self.tokens_per_batch
+    if scheduled is None:
+      self.scheduled_tokens = replicas * made.tokens_per_batch
 
   def __getattr__(self, name: str) -> Any:
     """All else is the task's."""
@@ -59,12 +65,16 @@ class Replicated:
     )
 
 
-def on(task: task_lib.Task, present: Sequence[int]) -> task_lib.Task:
+def on(
+  task: task_lib.Task,
+  present: Sequence[int],
+  scheduled: Callable[[int], int] | None = None,
+) -> task_lib.Task:
   """The task of a job on some of its slices; of none named, the task itself."""
   if not present:
     return task
   assert isinstance(task, Replicated)
-  return Replicated(task.made, task.replicas, present)
+  return Replicated(task.made, task.replicas, present, scheduled)
 
 
 class _Joined:

@@ -5,7 +5,7 @@ so two methods may be compared under the same deaths.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -64,6 +64,22 @@ class Slices:
           else None
         ),
       )
+
+
+def trained(lives: Sequence[tuple[int, int]], step: int) -> int:
+  """Tokens of the first steps of a job, by the lives that it had.
+
+  Args:
+    lives: of each the step that it began after, and the tokens of its steps.
+      What one trained after the step that the next began from is lost.
+    step: so many steps.
+  """
+  tokens = 0
+  for first, tokens_per_step in reversed(lives):
+    if first < step:
+      tokens += (step - first) * tokens_per_step
+      step = first
+  return tokens
 
 
 def draw(

@@ -334,13 +334,14 @@ class Seat:
     if config.elastic:
       self._slices = elastic.Slices(config, fleet.time, self._regroup)
     self._outdated = False  # the slices are others than this life's
+    self._begun: list[tuple[int, int]] = []  # see `elastic.trained`
 
   def start(self) -> None:
     """Starts its next life."""
     fleet, slice_ = self._fleet, self._slice
     present = self._slices.present if self._slices else ()
     self._outdated = False
-    self._task = replicated.on(fleet.task, present)
+    self._task = replicated.on(fleet.task, present, self._scheduled)
     self._lives += 1
     self._process = scheduler.Process(fleet.time, fleet.link)
     self.island = island_lib.Island(
@@ -370,6 +371,11 @@ class Seat:
       )
       self._process.after(secs, lambda: self.die(repair_secs))
 
+  def _scheduled(self, step: int) -> int:
+    """How far an elastic job's schedules are, in steps of its slices."""
+    tokens = elastic.trained(self._begun, step)
+    return round(tokens / self._task.tokens_per_batch)
+
   def _tell(self, event: str, **fields: Any) -> None:
     self._fleet.tape.record(
       event, island=self.number, island_incarnation=self._lives, **fields
@@ -381,6 +387,7 @@ class Seat:
     assert island is not None
     yield from island.joining()
     self.ready = True
+    self._begun.append((island.step, self._task.tokens_per_batch))
     fleet.pilot.joined(self.number, island.step, self._task.tokens_per_batch)
     self._tell(events.ISLAND_READY, step=island.step)
     yield 0.0  # all that start together join before the first step

@@ -110,6 +110,16 @@ def test_life_of_an_elastic_job_has_the_slices_that_were_there():
   tape.merge(1, (tape.submit(A, 4), 1.0))
   (life,) = tape.plan().lives.values()
   assert life.settings.present == (0, 2)
+  # As all did before schedules went by what such a job has trained.
+  assert not life.settings.by_tokens and life.beginning.scheduled == 0
+
+
+def test_schedules_of_an_elastic_job_begin_where_its_tape_says():
+  tape = RunTape()
+  tape.start(A, 8, present=[0, 2], scheduled=11)
+  tape.merge(1, (tape.submit(A, 12, first=8), 1.0))
+  (life,) = tape.plan().lives.values()
+  assert life.settings.by_tokens and life.beginning.scheduled == 11
 
 
 def test_restored_life_needs_the_state_it_took():
@@ -237,7 +247,7 @@ def test_state_that_was_never_saved_is_refused():
     script.Mend(8, script.StateId(0, 1, 4, 2)),
     script.Save(8, script.StateId(0, 1, 8, 1)),
     script.Settings("2x4", (0, 1), {"XLA_FLAGS": "--x"}, {}, 1000, (0, 2)),
-    script.Beginning(4, (1, 0), (4, 2), None, script.StateId(1, 1, 4)),
+    script.Beginning(4, (1, 0), (4, 2), None, script.StateId(1, 1, 4), 4),
     (script.Rebase(8, 1), script.Lend(8, script.StateId(0, 1, 8))),
   ],
 )

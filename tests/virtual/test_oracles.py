@@ -67,6 +67,13 @@ class Rows:
     pass
 
 
+class DecayingTask(Task):
+  """At a rate that falls to a tenth."""
+
+  def optimizer(self, schedule_steps):
+    return optax.adamw(optax.linear_schedule(RATE, RATE / 10, schedule_steps))
+
+
 class MuonTask(Task):
   """By the project's own Muon, at a rate that stays the same."""
 
@@ -128,15 +135,15 @@ def value_and_grad(params, batch):
 
 
 @jax.jit
-def adamw(params, opt_state, batch):
+def adamw(params, opt_state, batch, rate=RATE):
   grads = value_and_grad(params, batch)[1]
-  updates, opt_state = optax.adamw(RATE).update(grads, opt_state, params)
+  updates, opt_state = optax.adamw(rate).update(grads, opt_state, params)
   return optax.apply_updates(params, updates), opt_state
 
 
-def inner_loop(params, opt_state, batches):
+def inner_loop(params, opt_state, batches, rate=RATE):
   for batch in batches:
-    params, opt_state = adamw(params, opt_state, batch)
+    params, opt_state = adamw(params, opt_state, batch, rate)
   return params, opt_state
 
 
@@ -222,7 +229,11 @@ def test_elastic_data_parallel_is_one_loop_over_who_is_there(tmp_path):
   )
   folder = tmp_path / "run"
   found = train(
-    folder, "elastic_data_parallel", steps=16, virtual={"trace": f"{deaths}"}
+    folder,
+    "elastic_data_parallel",
+    steps=16,
+    virtual={"trace": f"{deaths}"},
+    task=DecayingTask(),
   )
   lives = [
     (line["step"], line["present"])
@@ -241,12 +252,17 @@ def test_elastic_data_parallel_is_one_loop_over_who_is_there(tmp_path):
   ends = [step for step, _ in lives[1:]]
   done = rows = 0
   for (_, present), end in zip(lives, [*ends, None], strict=True):
+    # Rates are by what is trained, in steps of whoever is there.
+    first, rows_before = done, rows
     while done != end and rows < 16 * M:
+      scheduled = round(rows_before / len(present)) + done - first
+      share = min(1, scheduled / round(16 * M / len(present)))
+      rate = RATE * (1 - 0.9 * share)
       found_rows = [next(stream) for stream in streams]
       batch = {
         n: np.concatenate([found_rows[m][n] for m in present]) for n in "xy"
       }
-      params, state = inner_loop(params, state, [batch])
+      params, state = inner_loop(params, state, [batch], rate)
       done, rows = done + 1, rows + len(present)
   close(found, params)
   told = summary.summarise(folder)
