@@ -4,13 +4,14 @@ A `UserError` is the caller's mistake or the machine's shortage. The command
 line prints it as one line and exits with code 2; nothing has been touched.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import math
 import pathlib
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 _MAX_TEXT = 300  # of an exception's own words
@@ -37,6 +38,19 @@ def require(holds: bool, what: str, why: str, remedy: str) -> None:
   """Raises a `UserError` unless something holds."""
   if not holds:
     raise UserError(what, why, remedy)
+
+
+@contextlib.contextmanager
+def writing(what: str) -> Iterator[None]:
+  """Refuses a place, named by the user, in which a file cannot be written."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+      what,
+      f"it cannot be written ({error.strerror or error})",
+      "name a file in a directory that is there",
+    ) from error
 
 
 def refuse_tilde(what: str, path: pathlib.Path) -> None:

@@ -25,6 +25,7 @@ from diloco.snapshots import (
 from diloco.tape import events, evidence, recorder
 
 LAST = "last"
+_BEFORE = "before_restore"  # why what waits for a merge is discarded
 
 _WRITTEN_WITH_HEADS = (
   f"checkpoints/island-*/*/{checkpoint.MARKER}",
@@ -197,7 +198,7 @@ class Restorer:
       if self._known is None:
         self._tell_last_merges(tape, len(parts.heads))
       for sent, reason in choice.left_out:
-        _tell_discarded(tape, sent.key, sent, f"corrupt: {reason}")
+        tape.discarded(sent.key, f"corrupt: {reason}", sent)
       restored = self._store.perform(
         restore.restore(
           choice,
@@ -221,7 +222,7 @@ class Restorer:
       waits = {*restored.reinjected, *(sent.key for sent, _ in choice.left_out)}
       for name, item in (self._known or {}).items():
         if name not in waits:
-          _tell_discarded(tape, name, item)
+          tape.discarded(name, _BEFORE, item)
     finally:
       tape.close()
     print(_line(restored, why, choice), file=sys.stderr)
@@ -234,7 +235,7 @@ class Restorer:
     record: records.Contribution | None,
   ) -> None:
     if self._known is None:
-      _tell_discarded(tape, name, record)
+      tape.discarded(name, _BEFORE, record)
 
   def _tell_last_merges(
     self, tape: recorder.Recorder, num_fragments: int
@@ -265,26 +266,6 @@ class Restorer:
     return errors.UserError(
       what, problem + ("; ".join(reasons) or "the run has no cut"), remedy
     )
-
-
-def _tell_discarded(
-  tape: recorder.Recorder,
-  name: str,
-  record: records.Contribution | evidence.Contribution | None,
-  reason: str = "before_restore",
-) -> None:
-  fragment, island, incarnation, step = map(int, name.split("."))
-  tape.record(
-    events.DISCARDED,
-    fragment=fragment,
-    key=name,
-    island=island,
-    island_incarnation=incarnation,
-    first_step=record.first_step if record else step,
-    step=step,
-    c_tokens=record.c_tokens if record else 0,
-    reason=reason,
-  )
 
 
 def _line(restored: restore.Restored, why: str, choice: restore.Choice) -> str:

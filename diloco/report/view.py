@@ -410,27 +410,29 @@ class RunView:
     """Islands the run was started with, or more if more came."""
     return max(self.initial_islands, max(self.islands, default=-1) + 1)
 
+  def _stated(self, group: str, name: str) -> Any:
+    """A field of the configuration, whatever is in it; None if it is not."""
+    fields = self.config.get(group)
+    return fields.get(name) if isinstance(fields, dict) else None
+
   @property
   def num_fragments(self) -> int:
     """P, from the configuration or else from what was merged."""
-    sync = self.config.get("sync")
-    stated = sync.get("num_fragments") if isinstance(sync, dict) else None
+    stated = self._stated("sync", "num_fragments")
     seen = max(self.versions, default=0) + 1
     return max(stated, seen) if isinstance(stated, int) else seen
 
   @property
   def every(self) -> int:
     """H, the largest the run has had; 0 if it is unknown."""
-    sync = self.config.get("sync")
-    stated = sync.get("every") if isinstance(sync, dict) else None
+    stated = self._stated("sync", "every")
     had = [stated, *(h for c in self.changes for h in c.get("sync.every", ()))]
     return max((h for h in had if isinstance(h, int)), default=0)
 
   @property
   def job_slices(self) -> int:
     """Slices of one job that is on all of them; 1 of islands, each on one."""
-    fleet = self.config.get("fleet")
-    slices = fleet.get("slices") if isinstance(fleet, dict) else None
+    slices = self._stated("fleet", "slices")
     if not isinstance(slices, list):
       return 1
     return len(slices) if self.method.endswith("data_parallel") else 1
@@ -447,9 +449,7 @@ class RunView:
   @property
   def token_unit(self) -> str:
     """What a token is, for the tasks that are built in."""
-    task = self.config.get("task")
-    name = task.get("name") if isinstance(task, dict) else None
-    return figures.token_unit(str(name))
+    return figures.token_unit(str(self._stated("task", "name")))
 
   @property
   def total_tokens(self) -> int:

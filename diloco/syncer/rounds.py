@@ -129,18 +129,7 @@ class Rounds(leader.Leader):
   def rejected(self, name: str, why: str) -> None:
     """See `Leader`; the name still says whose it was."""
     logger.warning("record_rejected name=%s why=%s", name, why)
-    fragment, island, incarnation, step = map(int, name.split("."))
-    self._tape.record(
-      events.DISCARDED,
-      fragment=fragment,
-      key=name,
-      island=island,
-      island_incarnation=incarnation,
-      first_step=step,
-      step=step,
-      c_tokens=0,
-      reason="corrupt_record",
-    )
+    self._tape.discarded(name, "corrupt_record")
 
   def acts(self, action: core.Action) -> None:
     """See `Leader`."""
@@ -150,7 +139,8 @@ class Rounds(leader.Leader):
       case core.Close():
         self._closing_since = self._clock()
       case core.Discard():
-        self._discards(action)
+        sent, at = action.contribution, action.arrived_at
+        self._tape.discarded(sent.key, action.reason, sent, arrived_at=at)
       case core.Quarantine():
         self._tape.record(
           events.QUARANTINED,
@@ -161,21 +151,6 @@ class Rounds(leader.Leader):
           offences=action.offences,
           suspended_secs=action.suspended_secs,
         )
-
-  def _discards(self, action: core.Discard) -> None:
-    record = action.contribution
-    self._tape.record(
-      events.DISCARDED,
-      fragment=record.fragment,
-      key=record.key,
-      island=record.island,
-      island_incarnation=record.incarnation,
-      first_step=record.first_step,
-      step=record.step,
-      c_tokens=record.c_tokens,
-      reason=action.reason,
-      arrived_at=action.arrived_at,
-    )
 
   def told(self, close: core.Close) -> None:
     """See `Leader`."""

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from diloco.tape import events
+
 TAPE_DIR = "tape"
 METRICS_DIR = "metrics"
 
@@ -71,6 +73,31 @@ class Recorder:
         "wall_secs": self._clock(),
         **fields,
       }
+    )
+
+  def discarded(
+    self, key: str, reason: str, sent: Any = None, **more: Any
+  ) -> None:
+    """Appends that a contribution will not be merged.
+
+    Args:
+      key: of the contribution, which says whose it is.
+      reason: why.
+      sent: its record, or what a tape tells of it; None if neither is known.
+      **more: further fields.
+    """
+    fragment, island, incarnation, step = map(int, key.split("."))
+    self.record(
+      events.DISCARDED,
+      fragment=fragment,
+      key=key,
+      island=island,
+      island_incarnation=incarnation,
+      first_step=sent.first_step if sent else step,
+      step=step,
+      c_tokens=sent.c_tokens if sent else 0,
+      reason=reason,
+      **more,
     )
 
   def flush(self) -> None:

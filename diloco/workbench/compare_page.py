@@ -11,14 +11,8 @@ _AXES = 2  # figures that are axes of their own
 
 def write(path: pathlib.Path, comparison: compare.Comparison) -> None:
   """Writes the page."""
-  try:
+  with errors.writing(f"--html={path}"):
     summary.replace(path, render(comparison))
-  except OSError as error:
-    raise errors.UserError(
-      f"--html={path}",
-      f"it cannot be written ({error.strerror})",
-      "name a file in a directory that is there",
-    ) from error
 
 
 def render(comparison: compare.Comparison) -> str:

@@ -57,12 +57,8 @@ def _covered(
 def draw(scenario: scenario_lib.Scenario, seed: int, path: str) -> None:
   """Simulates one seed and writes its picture."""
   figure = _figure(simulator.simulate_seed(scenario, seed))
-  try:
+  with errors.writing(f"--timeline={path}"):
     figure.savefig(path, format="png")
-  except OSError as error:
-    raise errors.UserError(
-      f"--timeline={path}", str(error.strerror), "name another file"
-    ) from error
 
 
 def _figure(result: outcome.Outcome) -> matplotlib.figure.Figure:

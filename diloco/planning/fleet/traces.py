@@ -70,14 +70,8 @@ def write(path: str | os.PathLike[str], entries: Iterable[Entry]) -> None:
     lines.append(
       f"{secs!r},{target},{'' if repair_secs is None else repr(repair_secs)}"
     )
-  try:
+  with errors.writing(f"trace {os.fspath(path)}"):
     pathlib.Path(path).write_text("\n".join(lines) + "\n")
-  except OSError as error:
-    raise errors.UserError(
-      f"trace {os.fspath(path)}",
-      f"it cannot be written ({error.strerror})",
-      "name a file in a directory that is there",
-    ) from error
 
 
 def _entry(row: dict[str, str], where: str) -> Entry:

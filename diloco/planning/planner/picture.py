@@ -56,12 +56,8 @@ def draw(facts: Mapping[str, Any], path: pathlib.Path) -> None:
     axes.minorticks_off()
     axes.set_xlabel(f"islands M (proposed: {best})")
     axes.spines[["top", "right"]].set_visible(False)
-  try:
+  with errors.writing(f"--plot={path}"):
     drawn.savefig(path, dpi=150)
-  except OSError as error:
-    raise errors.UserError(
-      f"--plot={path}", str(error), "choose another file"
-    ) from error
 
 
 def _band(
