@@ -15,6 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 _MAX_TEXT = 300  # of an exception's own words
+_MISTAKES = (
+  *(ArithmeticError, AssertionError, AttributeError, LookupError),
+  *(NameError, SystemExit, TypeError, ValueError),
+)
+_GENERAL = (Exception, RuntimeError)  # but not what is derived from them
 
 
 class UserError(ValueError):
@@ -32,6 +37,27 @@ class UserError(ValueError):
     self.what = what
     self.why = why
     self.remedy = remedy
+
+
+class OwnCodeError(UserError):
+  """Code of the user's failed in the midst of a run; its cause is theirs."""
+
+
+class EndedStreamError(UserError):
+  """A task's stream has no further batch."""
+
+
+def is_mistake(error: BaseException) -> bool:
+  """Whether only code can be to blame, and neither a machine nor a network.
+
+  Libraries have kinds of their own for what these do.
+  """
+  if not isinstance(error, _MISTAKES) and type(error) not in _GENERAL:
+    return False
+  before: BaseException | None = error
+  while before is not None and not isinstance(before, OSError | MemoryError):
+    before = before.__cause__ or before.__context__
+  return before is None
 
 
 def require(holds: bool, what: str, why: str, remedy: str) -> None:

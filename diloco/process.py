@@ -32,6 +32,8 @@ UNFINISHED = "config.tmp"  # what a run killed in its very first write leaves
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+EXIT_MISTAKE = 3  # of a role: in code of the user's
+EXIT_NO_DATA = 4  # of a role: its data are over
 
 
 # In the environment of a role's process: whose it is, for a later controller.
@@ -342,12 +344,20 @@ def end_with(error: Exception, log: TextIO) -> int:
     The role's exit code.
   """
   line = str(error)
-  if not isinstance(error, errors.UserError | errors.PlainError):
+  if isinstance(error, errors.OwnCodeError):
+    traceback.print_exception(error.__cause__ or error, file=log)
+  elif not isinstance(error, errors.UserError | errors.PlainError):
     traceback.print_exception(error, file=log)
     line = errors.with_place(error)
   print(f"error: {' '.join(line.splitlines())}", file=log)
-  asked = isinstance(error, errors.UserError)
-  return EXIT_USER_ERROR if asked else EXIT_FAILED
+  match error:
+    case errors.EndedStreamError():
+      return EXIT_NO_DATA
+    case errors.OwnCodeError() if errors.is_mistake(error.__cause__ or error):
+      return EXIT_MISTAKE
+    case errors.UserError():
+      return EXIT_USER_ERROR
+  return EXIT_FAILED
 
 
 def leave(code: int) -> None:

@@ -1,5 +1,6 @@
 """A run's configuration on disk: sealed, copied, and put back."""
 
+import io
 import json
 import os
 import shutil
@@ -171,3 +172,35 @@ def test_run_begun_before_a_field_came_goes_on_by_its_default(tmp_path, leaf):
   with pytest.raises(errors.UserError, match="go on by 'diloco resume'"):
     config_changes.check_resumable(old, new)
   config_changes.check_resumable(old, old)
+
+
+def caused(cause, error=None):
+  """An error that was raised from another, by default of user's code."""
+  error = error or errors.OwnCodeError("batch 7", "it raised", "correct it")
+  error.__cause__ = cause
+  return error
+
+
+@pytest.mark.parametrize(
+  ("error", "code"),
+  [
+    (errors.EndedStreamError("a", "b", "c"), process.EXIT_NO_DATA),
+    (caused(KeyError("x")), process.EXIT_MISTAKE),
+    (caused(RuntimeError("x")), process.EXIT_MISTAKE),
+    (caused(None), process.EXIT_MISTAKE),  # a loop that returned
+    (caused(OSError("x")), process.EXIT_USER_ERROR),
+    (caused(MemoryError()), process.EXIT_USER_ERROR),
+    (caused(NotImplementedError()), process.EXIT_USER_ERROR),
+    (
+      caused(caused(OSError("y"), ValueError("x"))),
+      process.EXIT_USER_ERROR,
+    ),
+    (errors.UserError("a", "b", "c"), process.EXIT_USER_ERROR),
+    (ValueError("x"), process.EXIT_FAILED),
+    (OSError("x"), process.EXIT_FAILED),
+  ],
+)
+def test_exit_code_tells_a_mistake_of_the_users_from_a_machines(error, code):
+  log = io.StringIO()
+  assert process.end_with(error, log) == code
+  assert log.getvalue().splitlines()[-1].startswith("error: ")

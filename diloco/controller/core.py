@@ -22,6 +22,7 @@ from diloco.controller import fleet as fleet_lib
 from diloco.controller import outcome as outcome_lib
 from diloco.tape import events
 
+_MISTAKES = 3  # of code of the user's, in the same words: no chance
 _TAKEOVERS_DAMAGED = 4  # a successor has looked by then, and mended what it can
 
 
@@ -58,6 +59,7 @@ class ControllerCore:
     self._was_changed = False
     # Each role's, until an island has made a step.
     self._first_errors: dict[str, str] | None = {}
+    self._mistakes: dict[str, tuple[str, int]] = {}  # each island's, in a row
     self._gathered_secs: float | None = None  # when to begin, once known
     self._going_back: list[int] = []  # for the sake of these fragments
     self._emptied = False  # of all roles, for a return that is not finished
@@ -257,6 +259,7 @@ class ControllerCore:
       return
     if role not in fleet.names.evaluators:
       self._check_first_error(death)
+      self._check_own_code(death)
       if self.outcome is not None:
         return
     again = fleet.supervisor.died(role, fleet.now)
@@ -287,6 +290,25 @@ class ControllerCore:
       told = errors.UserError(self._run, why, f"see {death.log}")
       self._end(outcome_lib.Outcome("failed", why, user_error=told))
     self._first_errors[role] = error
+
+  def _check_own_code(self, death: orders.Died) -> None:
+    """Ends the run if code of the user's would fail in the next life as well.
+
+    That is once its data are over, or if it has failed several times in the
+    same words, which name the step.
+    """
+    role, error = death.role, death.error
+    if self.outcome is not None or not error:
+      return
+    before, times = self._mistakes.get(role, ("", 0))
+    times = times + 1 if error == before else 1
+    if death.mistake:
+      self._mistakes[role] = error, times
+    if death.no_data or (death.mistake and times >= _MISTAKES):
+      how = f"failed {times} times alike" if death.mistake else "cannot go on"
+      why = f"{role} {how}: {error}"
+      told = errors.UserError(self._run, why, f"see {death.log}")
+      self._end(outcome_lib.Outcome("failed", why, user_error=told))
 
   def _check_anybody_left(self, death: orders.Died) -> None:
     """Ends the run once a role is given up without which nothing can go on."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from diloco import config as config_lib
+from diloco import process
 from diloco.controller import outcome as outcome_lib
 from diloco.controller import program as program_lib
 
@@ -214,6 +215,16 @@ class Died(Event):
   def failed(self) -> bool:
     """Whether it ended by itself, with an error, and not by a signal."""
     return _FAILED.fullmatch(self.cause) is not None
+
+  @property
+  def mistake(self) -> bool:
+    """Whether code of the user's is to blame."""
+    return self.cause == f"exit {process.EXIT_MISTAKE}"
+
+  @property
+  def no_data(self) -> bool:
+    """Whether its data are over."""
+    return self.cause == f"exit {process.EXIT_NO_DATA}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from diloco import heartbeat, timing, workers
+from diloco import errors, heartbeat, timing, workers
 from diloco.islands import inner_step, protocol, runner
 from diloco.islands import learner as learner_lib
 from diloco.snapshots import operations, store
@@ -25,7 +25,8 @@ def held_out_loss(
 ) -> dict[str, Any]:
   """Returns the loss over the first held-out batches, the same every time.
 
-  No more than have no row twice, as far as the task's stream tells.
+  No more than have no row twice, as far as the task's stream tells, and all
+  that there are if it ends.
 
   To `dispatch` is to start `task.eval_loss` on a batch; `moved` is called with
   every batch that is done.
@@ -36,7 +37,7 @@ def held_out_loss(
   stream = task.batches(split, share=0, num_shares=1, seed=0)
   try:
     count = min(num_batches, getattr(stream, "num_batches", num_batches))
-    sums = [dispatch(task_lib.drawn(stream)) for _ in range(count)]
+    sums = [dispatch(batch) for batch in _first(stream, count)]
   finally:
     stream.close()
   nats = tokens = 0.0
@@ -50,6 +51,20 @@ def held_out_loss(
     "tokens": int(tokens),
     "bits_per_token": loss / math.log(2),
   }
+
+
+def _first(
+  stream: task_lib.BatchStream, count: int
+) -> Iterator[task_lib.Batch]:
+  """Some batches of a stream, or all if there are fewer, but at least one."""
+  for i in range(count):
+    try:
+      batch = task_lib.drawn(stream)
+    except errors.EndedStreamError:
+      if i:
+        return
+      raise
+    yield batch
 
 
 class Found(NamedTuple):

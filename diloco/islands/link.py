@@ -15,7 +15,6 @@ saving, evaluation, recovery, is what goes on between the task's own.
 
 import contextlib
 import inspect
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -28,8 +27,6 @@ from diloco.islands import inner_step, own, trainer
 from diloco.islands import island as island_lib
 from diloco.snapshots import operations
 from diloco.tasks import task as task_lib
-
-logger = logging.getLogger(__name__)
 
 # Scalars that the metric log has beside the loss; others are the loop's own.
 _KNOWN = ("loss", "grad_norm", "update_norm", "learning_rate")
@@ -159,7 +156,7 @@ class Link:
     """Lets a loop do the steps until the run wants no more.
 
     Raises:
-      UserError: the loop has raised something, or returned.
+      OwnCodeError: the loop has raised something, or returned.
     """
     why, cause = "it returned, and the run goes on", None
     try:
@@ -170,8 +167,7 @@ class Link:
     except (Exception, SystemExit) as error:
       why, cause = f"it raised {errors.with_place(error)}", error
     if self._ended is None:
-      logger.error("loop_ended", exc_info=cause)
-      raise errors.UserError(
+      raise errors.OwnCodeError(
         f"config.loop = {self._name!r}, after step {self.step}",
         why,
         "correct it; it is to step until exchange ends it",

@@ -93,7 +93,7 @@ class Trainer(learner_lib.Learner):
       if (found := inner_step.changed(first, this)) is None:
         raise
       leaf, old, new = found
-      raise errors.UserError(
+      raise errors.OwnCodeError(
         f"the task's batch {self.step + 1}",
         f"it has {new} for the {old} of the first one at {leaf!r}",
         "keep every shape, dtype and name from batch to batch",
@@ -102,7 +102,8 @@ class Trainer(learner_lib.Learner):
     return metrics
 
   def _seek(self, step: int) -> None:
-    self._stream.seek(step)
+    with task_lib.own_code(f"seek({step}) of the task's batches"):
+      self._stream.seek(step)
 
   def _at_step(self, opt_state: Any) -> Any:
     return schedules.set_step(

@@ -4,7 +4,8 @@ A task knows nothing of islands, fragments or the store. Any Flax or plain JAX
 model joins a run by implementing these few pure functions.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
 import jax
@@ -19,12 +20,13 @@ Split = Literal["train", "heldout"]  # or one of a task's `heldout_sets`
 
 
 class BatchStream(Protocol):
-  """An endless, seekable stream of batches.
+  """An endless, seekable stream of batches; a held-out one may end.
 
   `position` counts the batches already taken. Seeking to a position and
   reading gives the same batches in any process, so a position is a complete
   checkpoint of the stream.
 
+  Where it ends, `__next__` raises StopIteration: of training it ends the run.
   It may have `num_batches`, of how many no row comes twice: no evaluation takes
   more.
   """
@@ -48,15 +50,37 @@ def drawn(stream: BatchStream) -> Batch:
   """Returns a stream's next batch.
 
   Raises:
-    UserError: there is none.
+    EndedStreamError: there is none.
+    OwnCodeError: the stream cannot make it.
+  """
+  position = getattr(stream, "position", 0)
+  with own_code(f"the task's batch {position + 1}"):
+    try:
+      return next(stream)
+    except StopIteration as error:
+      raise errors.EndedStreamError(
+        "the task's batches",
+        f"they ended after {position}, and a stream never does",
+        "repeat the data without end, as .repeat() of a Grain dataset does",
+      ) from error
+
+
+@contextlib.contextmanager
+def own_code(what: str) -> Iterator[None]:
+  """What is wrong in code of the user's is told as theirs.
+
+  Raises:
+    OwnCodeError: it is, and `what` was made or done.
   """
   try:
-    return next(stream)
-  except StopIteration as error:
-    raise errors.UserError(
-      "the task's batches",
-      f"they ended after {stream.position}, and a stream never does",
-      "begin their data anew, see diloco.tasks.task.BatchStream",
+    yield
+  except errors.UserError:
+    raise
+  except Exception as error:
+    if not errors.is_mistake(error):
+      raise
+    raise errors.OwnCodeError(
+      what, f"it raised {errors.with_place(error)}", "correct the task"
     ) from error
 
 

@@ -218,6 +218,52 @@ def test_failures_in_a_run_that_works_are_a_roles_own(works):
   assert of(made, orders.End) == []
 
 
+MISTAKE, NO_DATA = "exit 3", "exit 4"
+
+
+@pytest.mark.parametrize(
+  ("deaths", "ends"),
+  [
+    ([(MISTAKE, "batch 7")] * 3, True),
+    ([(NO_DATA, "they ended")], True),
+    (
+      [(MISTAKE, "batch 7"), ("SIGKILL", ""), *[(MISTAKE, "batch 7")] * 2],
+      True,
+    ),
+    ([(MISTAKE, "batch 7")] * 2, False),
+    ([(MISTAKE, "batch 7"), (MISTAKE, "batch 8")] * 3, False),
+    ([(MISTAKE, "")] * 4, False),
+    ([("exit 1", "batch 7")] * 4, False),
+    ([("exit 2", "batch 7")] * 4, False),
+    ([("SIGKILL", "batch 7")] * 4, False),
+  ],
+)
+def test_mistake_that_comes_again_at_its_step_ends_the_run(deaths, ends):
+  run = Run(sync={"quorum": 1}, controller={"max_restarts": 9})
+  run.begin_all()
+  run.tell(orders.Status("island-0", progress=1, step=9))
+  for i, death in enumerate(deaths):
+    assert of(run.made, orders.End) == []
+    if i:
+      run.begin("island-0")
+    made = run.die("island-0", *death)
+  assert bool(of(made, orders.End)) == ends
+  if ends:
+    told = outcome(made)
+    assert told.status == "failed" and death[1] in str(told.user_error)
+    assert "island-0.log" in str(told.user_error)
+
+
+def test_mistake_of_two_islands_is_counted_for_each():
+  run = Run(sync={"quorum": 1}, controller={"max_restarts": 9})
+  run.begin_all()
+  run.tell(orders.Status("island-0", progress=1, step=9))
+  for role in ["island-0", "island-1"] * 2:
+    run.die(role, MISTAKE, "batch 7")
+    run.begin(role)
+  assert of(run.made, orders.End) == []
+
+
 @pytest.mark.parametrize(
   ("quorum", "die", "fails"),
   [

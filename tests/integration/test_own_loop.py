@@ -172,6 +172,25 @@ def test_later_mistake_is_one_islands_death(tmp_path):
   assert died["island"] == 1 and told in died["cause"]
 
 
+def test_mistake_that_comes_again_at_its_step_ends_the_run(tmp_path):
+  body = STEP.replace(
+    "    params = jax",
+    """    if island.index == 1 and island.step == 6:
+      {}[island.step]
+    params = jax""",
+  )
+  config = loop_config(tmp_path, body)
+  config["total_tokens"] = real_run.ENDLESS
+  with pytest.raises(errors.UserError) as caught:
+    diloco.train(config, tmp_path / "run", quiet=True)
+  text = str(caught.value)
+  assert "island-1 failed 3 times alike: config.loop = " in text
+  assert "after step 6: it raised KeyError: 6 (their_loop.py:9)" in text
+  assert "island-1.log" in text and "\n" not in text
+  log = (tmp_path / "run" / "logs" / "island-1.log").read_text()
+  assert log.count("Traceback (most recent call last)") == 3
+
+
 def test_mistake_ends_the_run_with_the_loops_own_line(tmp_path):
   body = STEP.replace("x - 0.01", "x[:1]")
   with pytest.raises(errors.UserError) as caught:

@@ -101,6 +101,25 @@ def test_no_row_is_counted_twice(evaluator):
   assert evaluator.evaluate(evaluator.read(), 9)["tokens"] == 6
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_held_out_stream_that_ends_is_used_as_far_as_it_goes(
+  evaluator, monkeypatch, count
+):
+  left = [Stream().__next__()] * count
+
+  def draw(self):
+    if not left:
+      raise StopIteration
+    return left.pop()
+
+  monkeypatch.setattr(Stream, "__next__", draw)
+  if count:
+    assert evaluator.evaluate(evaluator.read(), 9)["tokens"] == 4
+  else:
+    with pytest.raises(errors.EndedStreamError, match="after 0"):
+      evaluator.evaluate(evaluator.read(), 9)
+
+
 def test_values_other_than_those_committed_are_not_evaluated(run, evaluator):
   prefix = f"{run.head(0).payload}/params"
   wrong = filled(PLAN.fragments[0][0], 3.0)

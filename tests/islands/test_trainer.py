@@ -320,6 +320,31 @@ def test_stream_that_ends_or_changes_is_told_as_such(monkeypatch, batch, told):
     step(made)
 
 
+@pytest.mark.parametrize("error", [KeyError("x"), OSError("x")])
+def test_stream_that_fails_is_the_users_unless_a_machine_does(
+  monkeypatch, error
+):
+  made = make()
+
+  def fail(*_):
+    raise error
+
+  for name in ("__next__", "seek"):
+    monkeypatch.setattr(quadratic.Stream, name, fail)
+  made._stream.position = 2
+  for told, do in (
+    ("batch 3: it raised KeyError", made.take_batch),
+    ("seek(2) of the task's batches: it raised", lambda: made._seek(2)),
+  ):
+    with pytest.raises((errors.OwnCodeError, OSError)) as caught:
+      do()
+    if isinstance(error, OSError):
+      assert caught.value is error
+    else:
+      assert told in str(caught.value)
+      assert caught.value.__cause__ is error
+
+
 def test_optimizer_may_choose_leaves_by_name():
   task = quadratic.Task()
   task.optimizer = lambda steps: optax.multi_transform(
