@@ -6,9 +6,11 @@ line prints it as one line and exits with code 2; nothing has been touched.
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import math
 import pathlib
+import reprlib
 import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -83,6 +85,30 @@ def refuse_tilde(what: str, path: pathlib.Path) -> None:
   """Refuses a new path in which a shell, or nobody, has left a '~'."""
   why = "nobody has put a home in, so it would be a folder of the name '~'"
   require("~" not in path.parts, what, why, "write the whole path, or $HOME")
+
+
+def directory(what: str, given: Any) -> pathlib.Path:
+  """Takes a directory as a user names it, whether or not it is there.
+
+  Raises:
+    UserError: nothing can have this name.
+  """
+  remedy = "name a directory, as a string or a pathlib.Path"
+  try:
+    path = pathlib.Path(given)
+    path.stat()
+  except TypeError as error:
+    raise UserError(
+      f"{what}={given!r}", f"a {type(given).__name__} is no path", remedy
+    ) from error
+  except ValueError as error:  # a NUL, or what the file system cannot write
+    raise UserError(f"{what}={given!r}", str(error), remedy) from error
+  except OSError as error:
+    if error.errno == errno.ENAMETOOLONG:
+      what = f"{what}={reprlib.repr(str(given))}"
+      why = f"it is too long a name, of {len(str(given))} characters"
+      raise UserError(what, why, "name a shorter one") from error
+  return path
 
 
 RULES: Mapping[str, Callable[[float], bool]] = {

@@ -58,6 +58,7 @@ def train(
   from diloco import launch, process
   from diloco import run as run_lib
 
+  workdir = errors.directory("workdir", workdir)
   wanted = None if cut is None else str(cut)
   if wanted is not None:
     errors.require(

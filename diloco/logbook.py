@@ -221,11 +221,11 @@ def local(place: str | os.PathLike[str]) -> pathlib.Path:
   """The directory that a user names, by its path or by its store's URL.
 
   Raises:
-    UserError: as `fetch`.
+    UserError: as `fetch`, or no directory can have this name.
   """
   if isinstance(place, str) and "://" in place:
     return fetch(place)
-  return pathlib.Path(place)
+  return errors.directory("the run's directory", place)
 
 
 def fetch(url: str) -> pathlib.Path:

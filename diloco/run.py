@@ -111,7 +111,7 @@ def conduct(
   signal its roles.
   """
   config = config_lib.from_mapping(values)
-  run_dir = pathlib.Path(workdir).absolute()
+  run_dir = errors.directory("workdir", workdir).absolute()
   if config.engine == "virtual":
     compilation.in_one_thread()
   task, plan, given = preflight(config, run_dir)

@@ -69,6 +69,32 @@ def test_bad_config_is_a_user_error_and_leaves_no_trace(tmp_path):
 
 
 @pytest.mark.parametrize(
+  ("place", "told"),
+  [
+    (None, "=None: a NoneType is no path"),
+    (b"runs", "=b'runs': a bytes is no path"),
+    ("a\0b", "null byte; name a directory"),
+    (300 * "x", "too long a name, of 300 characters"),
+  ],
+)
+@pytest.mark.parametrize(
+  "use",
+  [
+    diloco.Run,
+    lambda place: diloco.train({}, place),
+    lambda place: diloco.train({}, place, cut=1),
+    lambda place: diloco.start({}, place),
+    lambda place: run_lib.train({}, place),
+  ],
+  ids=["Run", "train", "train to a cut", "start", "run.train"],
+)
+def test_what_names_no_directory_is_a_user_error(use, place, told):
+  with pytest.raises(diloco.UserError) as caught:
+    use(place)
+  assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
   ("cut", "told"), [("lats", "known by its number"), (1, "holds no run")]
 )
 def test_cut_that_cannot_be_is_a_user_error(tmp_path, monkeypatch, cut, told):

@@ -195,6 +195,12 @@ class Run:
     Raises:
       UserError: the tape has no such round, or is damaged.
     """
+    errors.require(
+      hasattr(fragment, "__index__") and hasattr(version, "__index__"),
+      f"explain({fragment!r}, {version!r})",
+      "fragments and versions are integers",
+      "name a fragment and a version of it, such as explain(0, 1)",
+    )
     record = reader.read(self.dir, strict=True)
     facts = explain.explain(record, fragment, version)
     return explain_text.render(facts, self.settings.sync)

@@ -57,7 +57,7 @@ def start(
     UserError: the configuration, the machine or the directory will not do.
       Nothing has been started or written then.
   """
-  run_dir = pathlib.Path(workdir).absolute()
+  run_dir = errors.directory("workdir", workdir).absolute()
   given: Any = config
   if isinstance(config, str | os.PathLike):
     from diloco import launch  # it loads JAX

@@ -258,6 +258,12 @@ def test_run_opened_by_a_relative_path_stays_that_run(
   assert here.dir == run.dir and here.versions() == run.versions()
 
 
+@pytest.mark.parametrize("which", [(0, "x"), ("x", 0), (0, None), (0, 1.5)])
+def test_what_is_no_round_is_not_explained(run, which):
+  with pytest.raises(errors.UserError, match="versions are integers"):
+    run.explain(*which)
+
+
 def test_no_run_is_one_line(tmp_path):
   with pytest.raises(errors.UserError, match="name the directory of a run"):
     opened.Run(tmp_path / "none")
