@@ -237,6 +237,11 @@ def broken(
   Raises:
     OSError: the store cannot be reached, read or written.
   """
+  with locations.left_as_found(url):
+    return _broken(url, open_store)
+
+
+def _broken(url: str, open_store: OpenStore) -> list[Finding]:
   room, probe = f"probe.{secrets.token_hex(8)}", records.Lease("probe", 0, 0)
   whole = open_store(url)
   # Without a bucket a read finds nothing and a conditional write is too late.

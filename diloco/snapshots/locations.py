@@ -11,9 +11,11 @@ AWS_DEFAULT_REGION. Credentials are never in a URL, which every log may show.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
 
 import tensorstore as ts
@@ -111,6 +113,23 @@ def directory(url: str) -> pathlib.Path | None:
   if parts.scheme != "file":
     return None
   return pathlib.Path(urllib.parse.unquote(parts.path))
+
+
+@contextlib.contextmanager
+def left_as_found(url: str) -> Iterator[None]:
+  """Empty directories of a store that were not there are removed at the end.
+
+  TensorStore makes them with the first write, and leaves them behind.
+  """
+  place = directory(url)
+  chain = (place, *place.parents) if place else ()
+  made = [path for path in chain if not path.exists()]
+  try:
+    yield
+  finally:
+    with contextlib.suppress(OSError):  # somebody else uses it by now
+      for path in made:
+        path.rmdir()
 
 
 def kvstore(url: str) -> Any:

@@ -107,7 +107,10 @@ def _examine(
     config = config_lib.from_mapping(launch.load_config(args.config))
   yield from _software()
   try:
-    with tempfile.TemporaryDirectory(prefix="doctor-", dir=folder) as room:
+    with (
+      locations.left_as_found(url),
+      tempfile.TemporaryDirectory(prefix="doctor-", dir=folder) as room,
+    ):
       if args.config:
         try:
           task, plan, _ = run_lib.preflight(config, pathlib.Path(room, "run"))

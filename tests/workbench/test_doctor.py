@@ -59,6 +59,19 @@ def test_bucket_is_tried_as_a_directory_is_and_left_as_it_was(
     diagnose(capsys, ["--store=s3:///x"])
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_directory_that_is_not_there_is_not_there_afterwards(
+  tmp_path, capsys, fails
+):
+  url = (tmp_path / "typo" / "store").as_uri()
+  open_store = bad_stores.broken if fails else store.SnapshotStore
+  code, _, _ = diagnose(capsys, [f"--store={url}", "--quick"], open_store)
+  assert code == int(fails)
+  assert not list(tmp_path.iterdir())
+  assert promises.broken(url) == []
+  assert not list(tmp_path.iterdir())
+
+
 def test_store_that_loses_updates_is_found(tmp_path, capsys):
   argv = [f"--store={tmp_path}"]
   code, told, _ = diagnose(capsys, argv, bad_stores.losing)
