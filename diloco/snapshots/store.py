@@ -8,8 +8,10 @@ things are in it says `diloco.snapshots.keys`.
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
+import pathlib
 import secrets
 import shutil
 from collections.abc import Callable, Iterable
@@ -46,6 +48,19 @@ def _finish(future: Any) -> Any:
     raise errors.StoreError(text) from error
   except ValueError as error:
     raise errors.StoreError(f"the snapshot store failed: {error}") from error
+
+
+def _remove(folder: pathlib.Path) -> None:
+  """Removes a directory, which others may remove, or write in, as well."""
+  while folder.exists():
+    try:
+      shutil.rmtree(folder)
+    except FileNotFoundError:
+      continue  # somebody was faster; the rest is left
+    except OSError as error:
+      if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        raise errors.StoreError(f"{folder} is not deleted: {error}") from error
+      return  # what was written meanwhile is theirs
 
 
 class SnapshotStore:
@@ -190,11 +205,14 @@ class SnapshotStore:
     _finish(self._kvs.write(key, None))
 
   def delete_tree(self, prefix: str) -> None:
-    """Deletes everything below `prefix/`."""
+    """Deletes everything below `prefix/`; it is no error if nothing is.
+
+    Raises:
+      OSError: some of it is left.
+    """
     if self._root is not None:
       # TensorStore would leave the empty directories behind.
-      shutil.rmtree(self._root / prefix, ignore_errors=True)
-      return
+      return _remove(self._root / prefix)
     _finish(
       self._kvs.delete_range(ts.KvStore.KeyRange(prefix + "/", prefix + "0"))
     )

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import threading
 
 import flaky_s3
@@ -120,6 +122,45 @@ def test_list_is_confined_to_its_prefix_and_sorted(snapshots):
   snapshots.delete_tree("a")
   assert snapshots.keys("a") == []
   assert snapshots.keys("ab") == ["3"]
+
+
+def test_tree_that_is_not_deleted_is_told(tmp_path, monkeypatch):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  snapshots.delete_tree("none")
+  snapshots.put("a/file", b"1")
+  with pytest.raises(errors.StoreError, match="a/file is not deleted"):
+    snapshots.delete_tree("a/file")
+  assert snapshots.get("a/file") == b"1"
+
+  def refuse(path, **_):
+    raise PermissionError(errno.EACCES, "no", path)
+
+  monkeypatch.setattr(os, "unlink", refuse)
+  with pytest.raises(errors.StoreError, match="a is not deleted"):
+    snapshots.delete_tree("a")
+
+
+@pytest.mark.parametrize("meanwhile", ["deleted", "written"])
+def test_tree_is_deleted_beside_others_who_delete_or_write_in_it(
+  tmp_path, monkeypatch, meanwhile
+):
+  snapshots = store.SnapshotStore(tmp_path.as_uri())
+  for name in ("a/1", "a/2", "a/sub/3"):
+    snapshots.put(name, b"1")
+  unlink = os.unlink
+  once = iter([1])
+
+  def interfere(path, **how):
+    for _ in once:
+      if meanwhile == "deleted":
+        unlink(path, **how)
+      else:
+        (tmp_path / "a" / "new").write_bytes(b"2")
+    unlink(path, **how)
+
+  monkeypatch.setattr(os, "unlink", interfere)
+  snapshots.delete_tree("a")
+  assert snapshots.keys("a") == (["new"] if meanwhile == "written" else [])
 
 
 def test_requests_are_counted_as_the_server_counts_them(s3, tmp_path):
