@@ -20,19 +20,6 @@ def slices_of(fleet, role):
   return [s.facts["slice"] for s in fleet.launches if s.role == role]
 
 
-def fail(fleet, roles, cause, line):
-  """Lets every life of some roles die, with a last line in their logs."""
-
-  def hook(role):
-    if role.name in roles:
-      role.launch.log.parent.mkdir(exist_ok=True)
-      with role.launch.log.open("a") as log:
-        log.write(line)
-      role.die(cause)
-
-  fleet.hook = hook
-
-
 @pytest.mark.parametrize(
   ("blind", "status", "reason"),
   [
@@ -156,70 +143,6 @@ def test_record_that_cannot_be_written_stops_nothing(
     run.turn_until(lambda: sum(fleet.steps.values()) > before + 20)
     assert run.run().status == "finished"
   assert fleet.killed == []
-
-
-def test_island_that_dies_at_one_step_gets_the_spare_and_is_given_up(
-  session, fleet
-):
-  def hook(role):
-    if role.name == "island-0" and role.step == 30:
-      fleet.steps["island-0"] = 25  # where its checkpoint is
-      role.die("SIGSEGV")
-
-  fleet.hook = hook
-  run = session(
-    fleet={"slices": [{}, {}, {}], "num_islands": 2},
-    sync={"quorum": 1},
-    controller={"max_restarts": 3},
-    total_tokens=3000,
-  )
-  run.open()
-  state = run.controller.core.fleet.supervisor.state
-  run.turn_until(lambda: state("island-0") == "given_up")
-  assert run.run().status == "finished"
-  # Where the spare was no better, what was left is tried once more.
-  assert slices_of(fleet, "island-0") == [0, 0, 2, 0]
-  assert [e["attempt"] for e in run.events("island_restart")] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(
-  ("role", "cause", "line"),
-  [
-    ("island-0", "exit 1", "ValueError: shapes (3,) and (4,)"),
-    ("standby", "exit 2", "error: shapes (3,) and (4,)"),
-  ],
-)
-def test_role_that_fails_twice_alike_before_any_step_ends_the_run(
-  session, fleet, role, cause, line, tmp_path
-):
-  fail(fleet, [role], cause, f"{line}\n\n")
-  run = session()
-  outcome = run.run()
-  assert outcome.status == "failed"
-  assert "shapes (3,) and (4,)" in str(outcome.user_error)
-  assert f"{tmp_path}/logs/{role}.log" in str(outcome.user_error)
-  assert [s.role for s in fleet.launches].count(role) == 2
-  assert fleet.living == {}
-
-
-def test_hung_role_is_killed_with_the_reason_and_started_again(session, fleet):
-  run = session(total_tokens=10_000)
-  run.open()
-  run.turn_until(lambda: fleet.steps)
-
-  def hang(role):
-    if role.name == "island-0" and role.pid < 105:
-      role.beat_at, role.programs = (
-        fleet.now + 1,
-        fake_fleet.collections.deque(),
-      )
-
-  fleet.hook = hang
-  run.turn_until(lambda: len(fleet.launches) == 5)
-  (died,) = run.events("island_died")
-  assert died["cause"].startswith("SIGKILL: no progress for")
-  fleet.hook = lambda role: None
-  assert run.run().status == "finished"
 
 
 def test_next_controller_takes_the_fleet_up_and_trains_on(session, fleet):

@@ -352,16 +352,6 @@ def test_role_that_falls_silent_is_killed_and_started_again(silent, why):
   assert silent in starts(run.wait(5))
 
 
-def test_role_that_never_gets_ready_is_killed():
-  run = Run()
-  run.tick()
-  for role in ROLES:
-    run.begin(role, ready=role != "island-1")
-  kills = of(run.wait(TIMES.start_secs + 1), orders.Kill)
-  assert {kill.role for kill in kills} == {"island-1"}
-  assert kills[0].cause.startswith("not ready after")
-
-
 def test_who_leads_is_who_has_the_newest_token_and_lives():
   run = Run()
   run.begin_all()

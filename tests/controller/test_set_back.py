@@ -55,20 +55,6 @@ def test_damage_that_stands_sets_the_run_back_and_it_goes_on(
   assert sorted(starts) == sorted(2 * names)
 
 
-def test_damage_without_a_sound_cut_is_said_once_and_training_goes_on(
-  session, fleet
-):
-  run = session(total_tokens=4000)
-  run.open()
-  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
-  set_back_by(fleet, NO_CUT)  # a second attempt would find none left
-  fleet.damaged = [1]
-  assert run.run().status == "finished"
-  (told,) = run.events("not_restored")
-  assert told["fragments"] == [1] and "no cut" in told["reason"]
-  assert fleet.killed == []
-
-
 def test_return_to_a_cut_that_cannot_be_finished_fails_the_run(session, fleet):
   run = session(total_tokens=4000)
   run.open()

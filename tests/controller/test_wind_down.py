@@ -21,19 +21,6 @@ def test_run_trains_its_budget_evaluates_and_stops(session, fleet):
   assert end["status"] == "finished"
 
 
-def test_interrupted_run_drains_and_saves_and_does_not_evaluate(session, fleet):
-  run = session()
-  run.open()
-  run.turn_until(lambda: sum(fleet.steps.values()) > 20)
-  run.controller.interrupt()
-  outcome = run.run()
-  assert (outcome.status, outcome.final_eval) == ("stopped", None)
-  names = [e["program"] for e in run.events("program_dispatched")]
-  names = [name for name in names if name != "train"]
-  assert names == [n for n in ("drain", "checkpoint", "stop") for _ in "ab"]
-  assert fleet.killed == []
-
-
 def test_interrupt_does_not_wait_for_train_windows(session, fleet):
   run = session(programs={"window_steps": 10_000}, total_tokens=10**6)
   run.open()
