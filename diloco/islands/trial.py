@@ -42,6 +42,14 @@ def check(
     "islands run programs that are compiled before their first step",
     "leave it off; to debug a loss, call it by itself",
   )
+  guard = jax.config.jax_transfer_guard_host_to_device
+  guard = guard or jax.config.jax_transfer_guard or "allow"
+  errors.require(
+    not guard.startswith("disallow"),
+    f"jax_transfer_guard = {guard!r}",
+    "islands bring batches and versions to their devices as they come",
+    "leave it off, or put jax.transfer_guard around code of your own",
+  )
   if not isinstance(task.tokens_per_batch, int) or task.tokens_per_batch < 1:
     raise errors.UserError(
       name,

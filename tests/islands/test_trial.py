@@ -253,6 +253,19 @@ def test_programs_that_are_not_compiled_are_refused():
     trial.check(Task(), CONFIG)
 
 
+@pytest.mark.parametrize(
+  "guard", [jax.transfer_guard, jax.transfer_guard_host_to_device]
+)
+@pytest.mark.parametrize("how", ["disallow", "disallow_explicit"])
+def test_transfers_that_islands_make_may_not_be_disallowed(guard, how):
+  with guard(how), pytest.raises(errors.UserError, match=f"guard = '{how}'"):
+    trial.check(Task(), CONFIG)
+  with guard("log"):
+    trial.check(Task(), CONFIG)
+  with jax.transfer_guard_device_to_device(how):
+    trial.check(Task(), CONFIG)
+
+
 def test_batch_may_have_gaps(monkeypatch):
   monkeypatch.setattr(Task, "batches", lambda self, split, **_: NanStream())
   trial.check(Task(), CONFIG)
