@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 import rich.console
 import rich.live
+import rich.measure
 
 from diloco import errors
 from diloco.report import (
@@ -34,6 +35,7 @@ from diloco.tape import events, reader
 logger = logging.getLogger(__name__)
 
 _DRAW_SECS = 0.5  # between two draws
+_WIDEST = 10_000  # columns of what is piped
 _DRAW_CPU_SECS = 0.00125  # that one may take for that, a 400th of a core
 _LINE_SECS = 5.0
 _WATCH_SECS = 0.25
@@ -217,10 +219,14 @@ def _plain(value: object) -> str:
 
 
 def render_status(run_dir: str | os.PathLike[str]) -> None:
-  """Prints the state of a run once, to stdout."""
+  """Prints the state of a run once, to stdout; only a terminal folds lines."""
   name = pathlib.Path(run_dir).resolve().name
   picture = dashboard.render(status_lib.status(run_dir), name)
-  rich.console.Console().print(picture)
+  out = rich.console.Console()
+  if not out.is_terminal:
+    options = out.options.update(max_width=_WIDEST)
+    out.width = rich.measure.Measurement.get(out, options, picture).maximum
+  out.print(picture)
 
 
 def watch(

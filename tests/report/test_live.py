@@ -155,6 +155,18 @@ def test_rendered_status_names_islands_and_emulation(tmp_path, capsys):
     assert text in shown
 
 
+def test_lines_that_are_piped_are_whole(tmp_path, capsys, monkeypatch):
+  plan = run_builder.Plan(islands=3 * (run_builder.Island(),), secs=5.0)
+  run_dir = run_builder.simulate(tmp_path, plan)
+  for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv("COLUMNS", "40")
+  live.render_status(run_dir)
+  shown = capsys.readouterr().out
+  assert "restarts" in shown and "\N{HORIZONTAL ELLIPSIS}" not in shown
+  assert dashboard.describe(status_lib.status(run_dir)) in shown
+
+
 def test_plain_view_tells_news_and_lines(tmp_path):
   stream = io.StringIO()
   view = live.LiveView(tmp_path, stream)
