@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import threading
 import time
 import types
 
@@ -95,16 +94,6 @@ def test_damaged_board_does_not_hide_the_heads(run, make):
   assert [(f.head.fragment, f.head.version) for f in found] == [(0, 1), (1, 4)]
 
 
-def test_damaged_version_is_waited_out(run, make):
-  good = run.commit(0, 1, {0: 8}, value=1.0)
-  run.store.delete_tree(good.payload)
-  thread = make([0, 0])
-  assert not thread.take().fetched
-  run.commit(0, 2, {0: 8}, value=2.0)
-  (fetched,) = _take(thread, 1)
-  assert fetched.head.version == 2
-
-
 def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
   run, make, monkeypatch
 ):
@@ -119,33 +108,6 @@ def test_all_fragments_are_fetched_anew_without_a_word_on_the_board(
   run.commit(1, 1, {0: 8}, value=2.0)
   run.store.write(keys.BOARD, records.Board([1, 1], {}))
   assert [f.head.version for f in _take(thread, 1)] == [1]
-
-
-def test_version_that_is_being_read_when_all_are_wanted_anew_is_read_again(
-  run, make, monkeypatch
-):
-  reading, go_on = threading.Event(), threading.Event()
-  fetches = []
-  execute = fetching.Fetcher.execute
-
-  def held_back(self, operation):
-    found = execute(self, operation)
-    if isinstance(operation, operations.ReadPayload):
-      fetches.append((operation.head.fragment, operation.head.version))
-      reading.set()
-      assert go_on.wait(_PATIENCE_SECS)
-    return found
-
-  monkeypatch.setattr(fetching.Fetcher, "execute", held_back)
-  run.commit(0, 1, {0: 8}, value=1.0)
-  thread = make([0, 0])
-  assert reading.wait(_PATIENCE_SECS)
-  thread.fetch_all_anew()
-  go_on.set()
-  found = _take(thread, 2)
-  assert [(f.head.fragment, f.head.version) for f in found] == [(0, 1), (1, 0)]
-  assert fetches[0] == (0, 1)
-  assert sorted(fetches[1:]) == [(0, 1), (1, 0)]
 
 
 def test_nothing_that_was_noticed_is_lost_to_an_island_in_a_long_step(

@@ -15,7 +15,6 @@ from diloco import errors, process
 from diloco.islands import hands, recovery, runner
 from diloco.islands import island as island_lib
 from diloco.snapshots import checkpoint, keys, operations, records, store
-from diloco.syncer import round_merge
 from diloco.tape import ledger, reader
 
 
@@ -158,25 +157,6 @@ def test_drain_in_an_outage_publishes_what_comes_after_an_answer(
     island.close("test")
   # What is discarded was published anew before its answer was known.
   assert not ledger.compute(reader.read(run_dir), 4).tokens().pending
-
-
-def test_lone_island_at_outer_rate_one_keeps_its_own_parameters(
-  tmp_path, run_dir
-):
-  # M = 1, outer lr 1, no momentum: the global value is the island's own.
-  config = make_config(tmp_path, codec="f32", adoption="carry")
-  island = make_island(config, run_dir)
-  island.train(3)
-  local = {
-    n: np.asarray(x).copy() for n, x in island.learner.state.params.items()
-  }
-  with running_syncer(config, run_dir):
-    island.drain(60.0)
-    _settle(island, config, run_dir)
-    for name, value in island.learner.state.params.items():
-      # anchor - (anchor - local) in float32
-      np.testing.assert_allclose(np.asarray(value), local[name], atol=1e-6)
-    island.close("test")
 
 
 def test_whatever_the_main_thread_does_moves_its_progress(tmp_path, run_dir):
@@ -343,29 +323,6 @@ class _NoCompilation:
       r.getMessage() for r in self._records if "Compiling" in r.getMessage()
     ]
     assert not compiled, compiled
-
-
-def test_store_that_fails_during_merges_stops_no_fragment(
-  tmp_path, run_dir, monkeypatch
-):
-  config = make_config(tmp_path)
-  island = make_island(config, run_dir)
-  island.train(9)
-  island.drain(60.0)
-  merge = round_merge.RoundMerger.merge
-  failures = iter([OSError("gone")] * 3)
-
-  def failing(*args):
-    for failure in failures:
-      raise failure
-    return merge(*args)
-
-  monkeypatch.setattr(round_merge.RoundMerger, "merge", failing)
-  with running_syncer(config, run_dir):
-    snapshots = store.SnapshotStore(process.store_url(run_dir))
-    until(lambda: not snapshots.keys("contributions"))
-  island.close("test")
-  assert {m["fragment"] for m in events(run_dir, "merged")} == {0, 1, 2, 3}
 
 
 def test_island_that_waits_does_no_step_before_the_answer(tmp_path, run_dir):

@@ -126,16 +126,6 @@ def test_what_contains_another_takes_its_place_and_stands_for_it(world):
   assert _published(snapshots)[-1] == 9
 
 
-def test_what_is_not_contained_waits_its_turn(world):
-  made, gate, snapshots = world
-  made.submit(*_publication(0, 4))
-  assert gate.tried.wait(20)
-  made.submit(*_publication(4, 8, base=1))
-  gate.opened = True
-  assert made.flush(20)
-  assert _published(snapshots) == [4, 8]
-
-
 def test_publication_dropped_at_the_end_is_never_settled(world, tmp_path):
   made, gate, snapshots = world
   made.submit(*_publication(0, 4))

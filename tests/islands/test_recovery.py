@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 import threading
-import time
 import types
 
 import cut_builder
@@ -17,7 +16,6 @@ from observing import events, until
 
 from diloco import errors, process
 from diloco.islands import (
-  adopter,
   checkpoints,
   comeback,
   core,
@@ -27,7 +25,6 @@ from diloco.islands import (
   protocol,
   recovery,
   swap,
-  watching,
 )
 from diloco.islands import island as island_lib
 from diloco.islands import trainer as trainer_lib
@@ -504,63 +501,6 @@ def test_after_a_roll_back_only_the_cuts_own_checkpoint_is_used(
   for name in names:
     record = snapshots.read(keys.contribution_key(name), records.Contribution)
     assert record.epoch == 1
-
-
-def test_poisoned_island_is_told_and_heals(tmp_path, run_dir):
-  config = make_config(tmp_path, adoption="carry")
-  island = make_island(config, run_dir)
-  with running_syncer(config, run_dir):
-    for _ in range(4):
-      island.train(4)
-    assert island.checkpoint(wait=True)["durable"]
-    island.poison(2)
-
-    def healed():
-      island.train(1)
-      return events(run_dir, "resynced")
-
-    until(healed)
-    resynced = events(run_dir, "resynced")[-1]
-    assert {f["fragment"] for f in resynced["fragments"]} == {0, 1, 2, 3}
-    assert resynced["offences"] >= 1 and resynced["replaced"] > 0
-    assert resynced["checkpoint"]["step"] == 16
-    # Those sent before it was told are refused too, and heal it again.
-    for _ in range(6):
-      island.train(4)
-      time.sleep(0.1)
-    assert np.isfinite(island.train(1)["loss"])
-    island.drain(60.0)
-    assert all(np.isfinite(v).all() for v in _values(island).values())
-    assert all(np.isfinite(m).all() for m in _moments(island))
-    island.close("test")
-
-
-def test_version_at_hand_when_an_island_is_told_is_not_adopted_alone(
-  tmp_path, run_dir, monkeypatch
-):
-  island = make_island(make_config(tmp_path), run_dir)
-  island.train(2)
-  island.poison(2)
-  exchange = island._exchange
-  take = exchange._adopter.take
-  anchor = exchange._swap.anchors[0]
-  head = records.Head(0, 0, 0, "", [], {}, {})
-  at_hand = adopter.Placed(head, anchor, 0, 0.0)
-  told = [adopter.News(None, [at_hand], watching.Notices(offences=1))]
-  monkeypatch.setattr(
-    exchange._adopter, "take", lambda: told.pop() if told else take()
-  )
-
-  def healed():
-    island.train(1)
-    return events(run_dir, "resynced")
-
-  until(healed)
-  island.train(2)
-  (resynced,) = events(run_dir, "resynced")
-  assert {f["fragment"] for f in resynced["fragments"]} == {0, 1, 2, 3}
-  assert all(np.isfinite(v).all() for v in _values(island).values())
-  island.close("test")
 
 
 def test_zero_is_a_start_like_any_other(tmp_path, run_dir):

@@ -7,7 +7,7 @@ import pytest
 from cut_builder import PLAN, CutRun, close_of, spoil
 
 from diloco import errors
-from diloco.snapshots import arrays, digest, keys, operations, records
+from diloco.snapshots import arrays, digest, keys, operations
 from diloco.syncer import (
   core,
   heads,
@@ -218,17 +218,6 @@ def test_fragment_without_its_tensors_stands_still_until_it_moves(tmp_path):
   )
   leader.merge([(sent, 1.0)])
   assert leader.made.held.standing == {}
-
-
-def test_lost_head_is_put_back_while_it_leads(tmp_path):
-  leader = Leader(tmp_path)
-  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", 3, 1))
-  leader.merge([(leader.publish(0, [1, 1, 1, 1]), 1.0)])
-  before = leader.run.head(0)
-  leader.run.store.delete(keys.head_key(0))
-  found = [leader.run.perform(leader.made.held.look_after()) for _ in range(2)]
-  assert [head for heads_ in found for head in heads_] == [before]
-  assert leader.run.head(0) == before
 
 
 def test_standstills_are_heads_that_were_there_and_cannot_be_read(tmp_path):

@@ -342,20 +342,6 @@ def test_lease_moves_often_enough_whatever_the_heartbeat(make, heartbeat_secs):
   assert renewal_secs <= times.lease_ttl_secs / 4
 
 
-def test_damaged_lease_is_replaced_above_every_token_in_use(
-  make, snapshots, tmp_path
-):
-  for fragment, token in enumerate((3, 7, 5)):
-    head = records.Head(fragment, 0, token, "p", [], {}, {})
-    snapshots.write(keys.head_key(fragment), head)
-  path = tmp_path / keys.SYNCER_LEASE
-  path.parent.mkdir()
-  path.write_bytes(b'{"crc32": 1, "rec')
-  only = make("only")
-  assert only.wait(_always)
-  assert only.token == 8
-
-
 def test_who_may_draw_no_token_tells_of_the_head_that_keeps_it_from_that(
   make, snapshots, tmp_path
 ):
@@ -377,18 +363,6 @@ def test_who_may_draw_no_token_tells_of_the_head_that_keeps_it_from_that(
   looks = iter(range(100))
   assert not only.wait(lambda: not told and next(looks, None) is not None)
   assert {found.fragment for found in told} == {1}
-
-
-def test_lost_lease_is_taken_at_once_above_every_token_in_use(make, snapshots):
-  first, second = make("first"), make("second")
-  first.wait(_always)
-  snapshots.delete(keys.SYNCER_LEASE)
-  looks = []
-  assert second.wait(lambda: not looks.append(1))
-  assert second.token == 2 and len(looks) == 1
-  assert not first.renew()
-  with pytest.raises(errors.FencedError):
-    first.check()
 
 
 def test_damaged_lease_is_taken_from_a_leader_that_lives(make, tmp_path):
