@@ -120,7 +120,7 @@ class Evaluator:
     self, params: inner_step.FlatParams, batch: task_lib.Batch
   ) -> tuple[jax.Array, jax.Array]:
     """Starts on a batch; the first one of all is compiled for."""
-    placed = self._learner.placement.put_batch(batch)
+    placed = self._learner.placement.put_rest(batch)
     with self._progress.may_take(self._compile_secs):
       return self._learner.tree.eval_fn(params, placed)
 

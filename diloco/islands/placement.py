@@ -160,3 +160,10 @@ class Placement:
     """Puts a batch on the mesh."""
     sharding = self.batch()
     return {k: jax.device_put(v, sharding) for k, v in batch.items()}
+
+  def put_rest(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """As `put_batch`; whole on every device if it cannot be divided."""
+    count = self._rules.batch_devices(self._sizes)
+    if any(len(rows) % count for rows in batch.values()):
+      return dict(jax.device_put(dict(batch), self.replicated()))
+    return self.put_batch(batch)

@@ -120,6 +120,19 @@ def test_held_out_stream_that_ends_is_used_as_far_as_it_goes(
       evaluator.evaluate(evaluator.read(), 9)
 
 
+def test_last_batch_that_no_mesh_divides_is_evaluated_whole(
+  evaluator, monkeypatch
+):
+  mesh = placement.Placement((2,), jax.devices()[:2])
+  evaluator._learner.placement = mesh
+  params = jax.device_put({"a": np.ones(4, np.float32)}, mesh.replicated())
+  left = [{"x": np.zeros((rows, 1), np.float32)} for rows in (1, 2)]
+  monkeypatch.setattr(Stream, "__next__", lambda self: left.pop())
+  found = evaluation.Found(params)
+  result = evaluator.evaluate(found, 2)
+  assert (result["tokens"], result["loss"]) == (3, 4.0)
+
+
 def test_values_other_than_those_committed_are_not_evaluated(run, evaluator):
   prefix = f"{run.head(0).payload}/params"
   wrong = filled(PLAN.fragments[0][0], 3.0)
