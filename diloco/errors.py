@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+_TRACE = "Traceback (most recent call last):"
 _MAX_TEXT = 300  # of an exception's own words
 _MISTAKES = (
   *(ArithmeticError, AssertionError, AttributeError, LookupError),
@@ -200,8 +201,12 @@ class CorruptSnapshotError(PlainError):
 
 
 def one_line(error: BaseException) -> str:
-  """An exception's kind and text on one line, whatever the text holds."""
-  text = " ".join(f"{type(error).__name__}: {error}".split())
+  """An exception's kind and text on one line, whatever the text holds.
+
+  Of a traceback in it, as JAX has of a callback's, that is the last line.
+  """
+  before, _, trace = f"{type(error).__name__}: {error}".partition(_TRACE)
+  text = " ".join([*before.split(), *trace.strip().splitlines()[-1:]])
   return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
 
 

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from diloco import config as config_lib
@@ -204,3 +206,18 @@ def test_exit_code_tells_a_mistake_of_the_users_from_a_machines(error, code):
   log = io.StringIO()
   assert process.end_with(error, log) == code
   assert log.getvalue().splitlines()[-1].startswith("error: ")
+
+
+def test_what_a_callback_raises_is_told_by_its_own_words():
+  def fail(x):
+    raise ValueError(f"not\nfor {x}")
+
+  made = jax.jit(
+    lambda x: jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), x)
+  )
+  with pytest.raises(RuntimeError) as caught:
+    jax.block_until_ready(made(jnp.float32(2)))
+  log = io.StringIO()
+  process.end_with(caught.value, log)
+  last = log.getvalue().splitlines()[-1]
+  assert last.startswith("error: JaxRuntimeError: ") and "for 2.0 (" in last
