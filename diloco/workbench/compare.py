@@ -25,6 +25,7 @@ from diloco.workbench import frozen, opened, worker
 SIMULATION = "simulation"  # in place of a task
 _LEVEL = 0.95
 _SLICES = "config.fleet.slices["
+_ISLANDS = "config.fleet.num_islands"
 
 
 # Of a summary or a simulation, dearest first: what to call it, how to show it.
@@ -199,7 +200,8 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
   keys = shown([entry.results for entry in entries])
   for label, members in zip(labels, groups.values(), strict=True):
     # One that diverged has no loss: its group looks better without it.
-    lacking = sum(keys[0] not in one.results for one in members) if keys else 0
+    ended = [one.results for one in members if one.status != "running"]
+    lacking = sum(keys[0] not in results for results in ended) if keys else 0
     if lacking:
       notes.append(
         f"{label}: {lacking} of {len(members)} runs came to no"
@@ -277,7 +279,22 @@ def _load(places: Iterable[pathlib.Path]) -> tuple[list[Entry], list[str]]:
         " results cannot be compared",
         "compare runs of one task",
       )
-  return _with_fleets(list(found.values())), notes
+  return _with_fleets(_with_islands(list(found.values()))), notes
+
+
+def _with_islands(entries: list[Entry]) -> list[Entry]:
+  """The same; where some leave islands to their slices, these are counted."""
+  if len({entry.fields.get(_ISLANDS) for entry in entries}) == 1:
+    return entries
+  found = []
+  for entry in entries:
+    slices = {
+      f.partition("]")[0] for f in entry.fields if f.startswith(_SLICES)
+    }
+    fields = dict(entry.fields)
+    fields[_ISLANDS] = fields.get(_ISLANDS) or len(slices)
+    found.append(dataclasses.replace(entry, fields=fields))
+  return found
 
 
 def _with_fleets(entries: list[Entry]) -> list[Entry]:

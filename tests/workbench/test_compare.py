@@ -50,10 +50,10 @@ def run(capsys, *args):
   return code, out, err
 
 
-def set_loss(run_dir, loss):
+def set_loss(run_dir, loss, status="finished"):
   path = run_dir / summary.FILE_NAME
   facts = json.loads(path.read_text())
-  facts["final_eval_bits_per_token"] = loss
+  facts |= {"final_eval_bits_per_token": loss, "status": status}
   path.write_text(json.dumps(facts))
 
 
@@ -102,6 +102,24 @@ def test_run_that_diverged_is_not_left_out_without_a_word(diverged, capsys):
   _, out, _ = run(capsys, *diverged, "--json")
   (note,) = json.loads(out)["notes"]
   assert "every=16: 1 of 3 runs" in note and "held-out bits per token" in note
+
+
+def test_run_that_still_trains_has_not_diverged(diverged, capsys):
+  set_loss(diverged[4], None, "running")
+  _, out, _ = run(capsys, *diverged, "--json")
+  assert json.loads(out)["notes"] == []
+
+
+def test_islands_are_counted_where_a_config_leaves_them_to_its_slices(
+  tmp_path, capsys
+):
+  two = {"fleet": {"slices": [{}] * 2}}
+  alone = {"fleet": {"slices": [{}] * 2, "num_islands": 1}}
+  runs = [make(tmp_path / "two", **two), make(tmp_path / "one", **alone)]
+  _, out, _ = run(capsys, *runs, "--json")
+  groups = json.loads(out)["groups"]
+  name = "config.fleet.num_islands"
+  assert [group["fields"][name] for group in groups] == [2, 1]
 
 
 def test_groups_of_other_seeds_are_told(six, capsys):
