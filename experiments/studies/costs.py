@@ -5,7 +5,8 @@ with one of them and the grace window), what becomes of goodput and of held-out
 loss at equal tokens when
 
 - islands are dead for 12 % of the time (mean life 44 s, mean repair 6 s of
-  virtual time), against one data-parallel job under deaths of the same rate;
+  virtual time), against one data-parallel job under deaths of the same rate,
+  and against one that goes on with the slices that are left;
 - two islands are slower, to 0.82 or 0.25 of the others, and a round waits for
   all of them, for one and the grace window, or for one;
 - outer gradients travel as int8, int4 or int2 with error feedback or without,
@@ -13,7 +14,7 @@ loss at equal tokens when
 - the merge is radial-directional in place of the mean?
 
 Command: `diloco sweep --sweep=experiments/studies/costs.py --workdir=DIR`, then
-`diloco compare DIR`. Cost: 80 runs of 4 to 7 minutes of one core. Variants:
+`diloco compare DIR`. Cost: 85 runs of 4 to 7 minutes of one core. Variants:
 `:medium` (886 k parameters), `:smoke`. Expected: int4 within 0.1 % (Streaming
 DiLoCo, arXiv 2501.18512) and int2 within 1 %; with failures within the interval
 of the run without, and goodput of quorum 1 with the loss of the full one (88 %
@@ -45,7 +46,12 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 def get_sweep() -> list[hyper.Point]:
   """What the questions need most comes first; five seeds."""
-  first: list[hyper.Point] = [{}, _DYING, base.ONE_JOB | _DYING]
+  first: list[hyper.Point] = [
+    {},
+    _DYING,
+    base.ONE_JOB | _DYING,
+    base.ONE_JOB | _DYING | {"method": "elastic_data_parallel"},
+  ]
   after: list[hyper.Point] = [
     {"sync.codec": "f32"},
     {"sync.codec": "int4", **_FEEDBACK, "sync.down_codec": "int4"},
