@@ -123,6 +123,7 @@ def train(*overrides, config="config.py", workdir="run"):
   ]
 
 
+GOING_ON = [train(), ["resume", "run"]]
 # (arguments, what the line tells)
 BAD_INPUT = {
   "unknown command": (["trian"], ["diloco trian", "choose one of"]),
@@ -469,6 +470,16 @@ def test_folder_without_permission_is_refused(place, capsys):
 
 
 @pytest.fixture
+def launched(monkeypatch):
+  """The configurations of the runs that would be started."""
+  configs = []
+  monkeypatch.setattr(
+    launch, "run", lambda config, *_, **__: configs.append(config) or 0
+  )
+  return configs
+
+
+@pytest.fixture
 def run_dir(place):
   """A run directory as `train` leaves it when it is killed early."""
   config = config_lib.from_mapping(launch.load_config("config.py"))
@@ -494,16 +505,15 @@ def test_run_does_not_go_on_with_another_config(
   check_refused(place, capsys, train(override), *told)
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
+@pytest.mark.parametrize("argv", GOING_ON)
 def test_run_does_not_go_on_with_another_fragment_plan(
-  run_dir, capsys, place, command
+  run_dir, capsys, place, argv
 ):
   tensor = partition.Tensor("of another model", (3,), "rda")
   plan = run_dir / "snapshots" / "plan"
   plan.unlink()
   snapshots = store.SnapshotStore(process.store_url(run_dir))
   snapshots.write_plan(partition.partition([tensor], 1))
-  argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "fragment plan", "--workdir")
 
 
@@ -743,31 +753,27 @@ def test_setting_changed_by_hand_is_refused(run_dir, capsys, place, command):
   check_refused(place, capsys, argv, "config.seed from 0 to 1")
 
 
-def test_run_goes_on_without_its_config_json(run_dir, monkeypatch):
+def test_run_goes_on_without_its_config_json(run_dir, launched):
   wanted = process.read_config(run_dir).to_dict()
   (run_dir / "config.json").unlink()
-  seen = []
-  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
   assert cli.main(["resume", "run"]) == 0
-  assert seen[0][0].to_dict() == wanted
+  assert launched[0].to_dict() == wanted
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
-def test_run_whose_store_is_gone_is_left_alone(run_dir, capsys, place, command):
+@pytest.mark.parametrize("argv", GOING_ON)
+def test_run_whose_store_is_gone_is_left_alone(run_dir, capsys, place, argv):
   saved = run_dir / "checkpoints" / "island-0" / "000000040.0001.000001"
   saved.mkdir(parents=True)
   (saved / "complete.json").write_text("{}")
   shutil.rmtree(run_dir / "snapshots")
   (run_dir / "snapshots").mkdir()  # where it was mounted
-  argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "has trained", "is missing or empty")
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
-def test_store_of_another_version_is_refused(run_dir, capsys, place, command):
+@pytest.mark.parametrize("argv", GOING_ON)
+def test_store_of_another_version_is_refused(run_dir, capsys, place, argv):
   path = run_dir / "snapshots" / "plan"
   path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
-  argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "the store at", "format 1", "--workdir")
 
 
@@ -815,11 +821,10 @@ def living(run_dir):
   return run_dir
 
 
-@pytest.mark.parametrize("command", ["train", "resume"])
+@pytest.mark.parametrize("argv", GOING_ON)
 def test_run_with_a_living_controller_is_left_alone(
-  living, capsys, place, command
+  living, capsys, place, argv
 ):
-  argv = train() if command == "train" else ["resume", "run"]
   check_refused(place, capsys, argv, "controller of this run is alive")
 
 
@@ -877,22 +882,16 @@ def test_fields_the_file_leaves_out_can_be_overridden(place, monkeypatch):
     (["--config.total_tokens=9007199254740993"], 2**53 + 1),
   ],
 )
-def test_large_numbers_are_written_as_people_do(
-  place, monkeypatch, words, tokens
-):
-  seen = []
-  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+def test_large_numbers_are_written_as_people_do(place, launched, words, tokens):
   assert cli.main([*train(), *words, "--config.task.options.d_model=1e2"]) == 0
-  assert seen[0][0].total_tokens == tokens
-  assert seen[0][0].task.options.d_model == 100
+  assert launched[0].total_tokens == tokens
+  assert launched[0].task.options.d_model == 100
 
 
-def test_run_goes_on_with_settings_that_may_change(run_dir, monkeypatch):
-  seen = []
-  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+def test_run_goes_on_with_settings_that_may_change(run_dir, launched):
   argv = ["resume", "run", "--config.total_tokens=2.4M"]
   assert cli.main([*argv, "--config.programs.eval_batches=3"]) == 0
-  config = config_lib.from_mapping(seen[0][0])
+  config = config_lib.from_mapping(launched[0])
   assert config_changes.changes(process.read_config(run_dir), config) == {
     "total_tokens": (100_000, 2_400_000),
     "programs.eval_batches": (0, 3),
@@ -922,12 +921,10 @@ def test_run_does_not_go_on_with_what_may_not_change(
   check_refused(place, capsys, ["resume", "run", flag], told)
 
 
-def test_flag_and_value_may_be_two_words(place, monkeypatch):
-  seen = []
-  monkeypatch.setattr(launch, "run", lambda *args, **_: seen.append(args) or 0)
+def test_flag_and_value_may_be_two_words(place, launched):
   argv = ["train", "--config", "config.py", "--config.seed", "7"]
   assert cli.main([*argv, "--workdir", "run"]) == 0
-  assert seen[0][0].seed == 7
+  assert launched[0].seed == 7
 
 
 COMMANDS = {command.name: command for command in table.TABLE}

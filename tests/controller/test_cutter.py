@@ -66,6 +66,14 @@ class Session:
     return self.run.perform(cuts.numbers())
 
 
+def begun(tmp_path):
+  """A session that has asked both islands for the cut somebody wished."""
+  session = Session(tmp_path)
+  session.wish()
+  session.look(0.0, LIVES)
+  return session
+
+
 def test_damaged_line_of_a_cut_tells_nothing(tmp_path):
   session = Session(tmp_path)
   session.tape.record("cut_requested", cut=1, islands=ISLANDS)
@@ -212,9 +220,7 @@ def test_due_cut_waits_for_an_island_that_is_restarted_but_not_for_ever(
 
 @pytest.mark.parametrize("lives", [{0: 1}, {0: 1, 1: 2}])
 def test_cut_is_given_up_when_an_island_dies_before_its_part(tmp_path, lives):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.take_parts(1, islands=[0])
   session.look(1.0, lives)
   assert session.events()[-1] == (
@@ -225,18 +231,14 @@ def test_cut_is_given_up_when_an_island_dies_before_its_part(tmp_path, lives):
 
 
 def test_island_may_die_after_its_part(tmp_path):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.take_parts(1)
   session.look(1.0, {0: 1})
   assert session.events()[-1][0] == "cut_completed"
 
 
 def test_late_cut_is_given_up_and_says_who_was_missing(tmp_path):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.take_parts(1, islands=[1])
   session.look(59.0, LIVES)
   assert session.run.perform(cuts.look(1)).is_open
@@ -248,9 +250,7 @@ def test_late_cut_is_given_up_and_says_who_was_missing(tmp_path):
 
 
 def test_parts_that_do_not_fit_are_never_complete(tmp_path):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.take_parts(1)
   session.run.store.write(keys.cut_channel_key(1), records.CutChannel(1, 2, []))
   session.look(1.0, LIVES)
@@ -261,18 +261,14 @@ def test_parts_that_do_not_fit_are_never_complete(tmp_path):
 
 
 def test_cut_that_the_syncer_gave_up_keeps_its_reason(tmp_path):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.run.perform(cuts.abandon(1, "a reason"))
   session.look(1.0, LIVES)
   assert session.events()[-1] == ("cut_abandoned", "a reason")
 
 
 def test_next_controller_finishes_a_cut(tmp_path):
-  first = Session(tmp_path)
-  first.wish()
-  first.look(0.0, LIVES)
+  first = begun(tmp_path)
   second = Session(tmp_path, first.run, number=2)
   second.look(10.0, LIVES)
   second.take_parts(1)
@@ -283,9 +279,7 @@ def test_next_controller_finishes_a_cut(tmp_path):
 
 @pytest.mark.parametrize("end", ["cut_completed", "cut_abandoned"])
 def test_cut_that_has_ended_is_not_taken_up(tmp_path, end):
-  first = Session(tmp_path)
-  first.wish()
-  first.look(0.0, LIVES)
+  first = begun(tmp_path)
   if end == "cut_completed":
     first.take_parts(1)
     first.look(1.0, LIVES)
@@ -302,9 +296,7 @@ def test_end_of_a_cut_that_no_tape_tells_is_told_by_the_next_controller(
   tmp_path, monkeypatch, end
 ):
   """The first dies after the cut's last record and before its line."""
-  first = Session(tmp_path)
-  first.wish()
-  first.look(0.0, LIVES)
+  first = begun(tmp_path)
   with monkeypatch.context() as patched:
     patched.setattr(first.cutter, "_record", lambda *_, **__: None)
     if end == "cut_completed":
@@ -322,9 +314,7 @@ def test_end_of_a_cut_that_no_tape_tells_is_told_by_the_next_controller(
 def test_cut_that_was_given_up_when_it_was_complete_is_told_as_given_up(
   tmp_path,
 ):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.take_parts(1)
   session.run.store.write(
     keys.cut_abandoned_key(1), records.CutAbandoned(1, "late")
@@ -337,9 +327,7 @@ def test_cut_that_was_given_up_when_it_was_complete_is_told_as_given_up(
 
 
 def test_end_of_a_session_ends_its_cut(tmp_path):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   session.close()
   assert session.events()[-1] == ("cut_abandoned", "the session ended")
   session.close()
@@ -389,9 +377,7 @@ def test_store_is_looked_at_so_often(tmp_path, monkeypatch, state, secs):
 
 
 def test_cut_whose_end_cannot_be_written_keeps_no_later_one_away(tmp_path):
-  session = Session(tmp_path)
-  session.wish()
-  session.look(0.0, LIVES)
+  session = begun(tmp_path)
   spoil(session.run, keys.cut_request_key(1))
   session.wish()
   session.look(50.0, LIVES)  # it may be the store for a moment

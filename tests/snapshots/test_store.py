@@ -324,20 +324,6 @@ def test_lease_goes_to_one_owner_and_expires_by_the_observers_clock(snapshots):
   assert _renew(snapshots, "second", second)
 
 
-def test_released_lease_is_free_at_once(snapshots):
-  watch = lease.LeaseWatch(10)
-  token = _acquire(snapshots, "first", watch, now=0)
-  snapshots.perform(lease.release(keys.SYNCER_LEASE, "first", token))
-  assert _acquire(snapshots, "second", lease.LeaseWatch(10), now=0) == token + 1
-
-
-def test_lease_taken_without_our_knowing_is_taken_again_at_once(snapshots):
-  token = _acquire(snapshots, "first", lease.LeaseWatch(10), now=0)
-  # The answer was lost: the same process asks again, knowing of no token.
-  assert _acquire(snapshots, "first", lease.LeaseWatch(10), now=0) == token + 1
-  assert not _renew(snapshots, "first", token)
-
-
 @pytest.mark.parametrize(
   "call",
   [
