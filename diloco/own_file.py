@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import os
 import pathlib
 import sys
 import traceback
@@ -24,7 +25,7 @@ def execute(what: str, path: str) -> Iterator[types.ModuleType]:
   Raises:
     UserError: there is no such file, or it fails.
   """
-  if not pathlib.Path(path).is_file():
+  if not os.path.isfile(path):  # which a name that cannot be is not, either
     where = (
       "" if pathlib.Path(path).is_absolute() else f" in {pathlib.Path.cwd()}"
     )

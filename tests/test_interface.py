@@ -65,6 +65,8 @@ def test_bad_config_is_a_user_error_and_leaves_no_trace(tmp_path):
     diloco.train({"sync": {"qourum": 2}}, tmp_path / "run")
   with pytest.raises(diloco.UserError, match="no such file"):
     diloco.train("nowhere.py", tmp_path / "run")
+  with pytest.raises(diloco.UserError, match="no such file"):
+    diloco.train(300 * "x" + ".py", tmp_path / "run")
   assert not (tmp_path / "run").exists()
 
 
