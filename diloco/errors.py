@@ -83,9 +83,10 @@ def writing(what: str) -> Iterator[None]:
 
 
 def refuse_tilde(what: str, path: pathlib.Path) -> None:
-  """Refuses a new path in which a shell, or nobody, has left a '~'."""
+  """Refuses a path that is not there and has a '~' that no shell replaced."""
   why = "nobody has put a home in, so it would be a folder of the name '~'"
-  require("~" not in path.parts, what, why, "write the whole path, or $HOME")
+  holds = "~" not in path.parts or path.exists()
+  require(holds, what, why, "write the whole path, or $HOME")
 
 
 def directory(what: str, given: Any) -> pathlib.Path:

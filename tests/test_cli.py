@@ -584,6 +584,15 @@ def test_run_that_was_given_parameters_goes_on_without_their_file(
   assert run_lib.preflight(config, folder)[2] is None
 
 
+def test_run_in_a_folder_that_a_shell_named_tilde_goes_on(place):
+  config = config_lib.from_mapping(launch.load_config("config.py"))
+  folder = place / "~" / "run"
+  with pytest.raises(errors.UserError, match="name '~'"):
+    run_lib.preflight(config, folder)
+  process.write_config(config, folder)
+  run_lib.preflight(config, folder)
+
+
 def test_start_that_fails_leaves_directory_and_store_to_the_next(
   place, monkeypatch, capsys
 ):
