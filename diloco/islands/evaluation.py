@@ -2,6 +2,7 @@
 
 import functools
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -36,8 +37,11 @@ def held_out_loss(
   """
   stream = task.batches(split, share=0, num_shares=1, seed=0)
   try:
-    count = min(num_batches, getattr(stream, "num_batches", num_batches))
-    sums = [dispatch(batch) for batch in _first(stream, count)]
+    count = getattr(stream, "num_batches", None)  # theirs may mean all else
+    if not isinstance(count, numbers.Integral) or count < 1:
+      count = num_batches
+    first = _first(stream, min(num_batches, int(count)))
+    sums = [dispatch(batch) for batch in first]
   finally:
     stream.close()
   nats = tokens = 0.0

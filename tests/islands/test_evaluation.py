@@ -101,6 +101,14 @@ def test_no_row_is_counted_twice(evaluator):
   assert evaluator.evaluate(evaluator.read(), 9)["tokens"] == 6
 
 
+@pytest.mark.parametrize("told", [None, 0, lambda self: 3, np.inf])
+def test_num_batches_that_is_no_count_bounds_no_evaluation(
+  evaluator, monkeypatch, told
+):
+  monkeypatch.setattr(Stream, "num_batches", told)
+  assert evaluator.evaluate(evaluator.read(), 4)["tokens"] == 8
+
+
 @pytest.mark.parametrize("count", [0, 2])
 def test_held_out_stream_that_ends_is_used_as_far_as_it_goes(
   evaluator, monkeypatch, count
