@@ -234,8 +234,10 @@ def _append(path: pathlib.Path, data: bytes, start: int) -> bool:
       data = data[size - start :]
     else:
       length = len(data) + _TAIL_BYTES
-      if data in os.pread(fd, length, max(0, size - length)):
-        return True
+      tail = os.pread(fd, length, max(0, size - length))
+      held = set(tail.splitlines(keepends=True))
+      lines = data.splitlines(keepends=True)
+      data = b"".join(line for line in lines if line not in held)
     while data:
       data = data[os.write(fd, data) :]
   finally:

@@ -138,6 +138,22 @@ def test_line_that_was_torn_as_its_controller_died_is_mended(
   assert told(run_dir) == [[0, 1]] * 2
 
 
+def test_piece_of_which_a_full_disk_took_a_part_comes_once(
+  run_dir, snapshots, life
+):
+  whole = run_dir.parent / "whole"
+  for number in range(3):
+    life.says(number)
+  life.relay.push()
+  for key in relay.collect(whole, snapshots):
+    name = "/".join(key.split("/")[2:4])
+    first, second, _ = (whole / name).read_bytes().splitlines(keepends=True)
+    (run_dir / name).parent.mkdir()
+    (run_dir / name).write_bytes(first + second[:9])
+  relay.collect(run_dir, snapshots)
+  assert told(run_dir) == [[0, 1, 2]] * 2
+
+
 def test_piece_that_comes_before_an_earlier_one_waits(run_dir, snapshots, life):
   for number in range(2):
     life.says(number)
