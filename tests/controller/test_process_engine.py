@@ -334,3 +334,14 @@ def test_role_runs_on_its_cores_from_the_start(engine, run_dir):
   )
   handle = engine.start(launch)
   assert os.sched_getaffinity(handle.pid) == {core}
+
+
+def test_role_whose_cores_were_taken_from_the_machine_has_a_handle(
+  engine, run_dir
+):
+  place = run_dir / "island-0.child"
+  log = run_dir / "logs" / "island-0.log"
+  args = "island-0", "role_under_test", ["wait", str(place)], log
+  engine.start(base.Launch(*args, cores=[1023]))  # it says itself what it lacks
+  engine.handles[0].signal(signal.SIGKILL)
+  assert engine.handles[0].wait(_PATIENCE_SECS)

@@ -155,8 +155,9 @@ class ProcessEngine(base.Engine):
         start_new_session=True,
       )
     if launch.cores:
-      # At once: a role that starts must not disturb those on other cores.
-      with contextlib.suppress(ProcessLookupError):
+      # At once: a role that starts must not disturb those on other cores. It
+      # says itself what it lacks if the machine has lost these.
+      with contextlib.suppress(OSError):
         os.sched_setaffinity(started.pid, launch.cores)
     crash.point("controller_start_role")
     return ProcessHandle(started)
