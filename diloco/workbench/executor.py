@@ -47,6 +47,7 @@ class Executor(abc.ABC):
     taken = self._room(cores)
     if taken is None:
       return False
+    frozen.outcome_path(self._workdir, name).unlink(missing_ok=True)
     # All points share what XLA compiled.
     cache = str(self._workdir / "compilation_cache")
     handle = self._engine.start(

@@ -205,7 +205,6 @@ class Runner:
       self._executor.stop()
 
   def _begin(self, point: frozen.Point) -> bool:
-    frozen.outcome_path(self._workdir, point.name).unlink(missing_ok=True)
     begun = self._executor.start(point.name, self._sweep.islands(point))
     if begun:
       anew = point.config.get("engine") == "virtual"

@@ -34,6 +34,8 @@ def main(argv: Sequence[str]) -> int:
   """
   workdir, name, cores = pathlib.Path(argv[0]), argv[1], json.loads(argv[2])
   life = process.end_with_keeper()
+  # A run's roles on a Ray cluster would be taken for this process.
+  os.environ.pop(process.ROLE, None)
   logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
   with contextlib.suppress(OSError):  # a node may have no such folder
     os.chdir(argv[3])

@@ -14,9 +14,9 @@ import pandas
 import pytest
 from observing import holder, until
 
-from diloco import cli
+from diloco import cli, process
 from diloco.report import liveness
-from diloco.workbench import executor, frozen
+from diloco.workbench import executor, frozen, worker
 from diloco.workbench import sweep as sweep_lib
 from diloco.workbench import table as table_lib
 
@@ -134,6 +134,27 @@ def test_point_that_was_not_found_is_adopted_when_it_is_begun_again(running):
 
 def _pids(made):
   return [handle.pid for handle, _ in made._running.values()]
+
+
+def test_point_that_waits_for_room_is_what_it_was(running):
+  workdir, first, _ = running
+  frozen.set_outcome(workdir, "days=1", {"status": "failed"})
+  made = sweep_lib.Runner(workdir, frozen.read(workdir), first)
+  (point,) = made._queue(retry=True)
+  assert point.name == "days=1" and not made._begin(point)
+  assert frozen.outcome(workdir, "days=1") == {"status": "failed"}
+
+
+def test_what_a_point_starts_is_not_taken_for_it(tmp_path, monkeypatch):
+  monkeypatch.setenv(process.ROLE, "the label of a point")
+  monkeypatch.setattr(worker, "_done", lambda *_: {"status": _label()})
+  (tmp_path / "points").mkdir()
+  worker.main([str(tmp_path), "one", "[]", os.getcwd()])
+  assert frozen.outcome(tmp_path, "one") == {"status": "none"}
+
+
+def _label():
+  return os.environ.get(process.ROLE, "none")
 
 
 def test_failed_point_is_told_and_retried_alone(capsys, tmp_path):
