@@ -7,13 +7,15 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent import futures
+from unittest import mock
 
 import psutil
 import pytest
 
+from diloco import channel, errors
 from diloco import config as config_lib
-from diloco import errors
-from diloco.controller.engines import cluster, keeper
+from diloco.controller.engines import cluster, keeper, ray
 
 LEASE_SECS = 0.4
 
@@ -318,3 +320,22 @@ def test_kind_of_a_slice_is_no_resource_of_rays_own(monkeypatch):
   nodes = [{"CPU": 1, "GPU": 8, "v6e": 4}, {"memory": 1.0}]
   monkeypatch.setattr(cluster, "nodes", lambda: nodes)
   assert cluster.kinds() == {"v6e"}
+
+
+def test_keeper_that_does_not_answer_holds_nothing_else_up(tmp_path):
+  engine = object.__new__(ray.Engine)
+  engine._run_dir, engine._store, engine._address = tmp_path, object(), b""
+  engine._telling, asked = None, []
+  engine._calls = mock.Mock()
+  engine._calls.submit.side_effect = lambda *_: (
+    asked.append(futures.Future()) or asked[-1]
+  )
+  path = channel.address_path(tmp_path)
+  path.parent.mkdir()
+  path.write_text("there")
+  engine.tell_address()
+  engine.tell_address()  # all that is asked of Ray waits its turn
+  assert len(asked) == 1
+  asked[0].set_result(None)  # and not all have heard
+  engine.tell_address()
+  assert len(asked) == 2

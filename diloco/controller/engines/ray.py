@@ -152,6 +152,7 @@ class Engine(base.Engine):
     if config.store and not locations.lies_in(config.store, run_dir):
       self._store = store.SnapshotStore(config.store)
     self._address = b""  # of the controller, as all who live were told it
+    self._telling: futures.Future[None] | None = None
     self.host = ray.util.get_node_ip_address()
     path = run_dir.resolve()
     place = f"{path.stat().st_ino}:{path}"  # not of a copy
@@ -257,14 +258,14 @@ class Engine(base.Engine):
 
   def tell_address(self) -> None:
     """See `base.Engine`."""
-    if self._store is None:
-      return
+    if self._store is None or (self._telling and not self._telling.done()):
+      return  # a keeper that is silent must not fill the line of calls
     path = channel.address_path(self._run_dir)
     with contextlib.suppress(FileNotFoundError):
       address = path.read_bytes()
       if address != self._address:
         name = path.relative_to(self._run_dir).as_posix()
-        self._calls.submit(self._tell_address, name, address)
+        self._telling = self._calls.submit(self._tell_address, name, address)
 
   def _tell_address(self, name: str, address: bytes) -> None:
     told = [actor.put.remote(name, address) for _, actor in self._actors()]
