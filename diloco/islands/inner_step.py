@@ -67,12 +67,6 @@ class ParamTree:
       jax.tree_util.keystr(path, simple=True, separator="/")
       for path, _ in leaves
     ]
-    groups = {
-      name[:i]
-      for name in self._names
-      for i, letter in enumerate(name)
-      if letter == "/"
-    }
     for i, (name, (_, leaf)) in enumerate(
       zip(self._names, leaves, strict=True)
     ):
@@ -88,8 +82,6 @@ class ParamTree:
         remedy = "leave it out of the parameters"
       elif name in self._names[:i]:
         why = "another one has this name, once keys are joined by '/'"
-      elif name in groups:
-        why = "further ones are within it, once keys are joined by '/'"
       elif not arrays.is_name(name):
         why = "it is no name for a folder, which it has in the store"
         remedy = "have init return a dict with short names"

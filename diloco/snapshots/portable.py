@@ -179,11 +179,23 @@ def _read_orbax(path: pathlib.Path) -> dict[str, Any]:
 
 
 def nested(flat: Params) -> dict[str, Any]:
-  """Parameters by '/'-joined names as nested dicts."""
+  """Parameters by '/'-joined names as nested dicts.
+
+  Raises:
+    UserError: one has the name of a group of others.
+  """
   tree: dict[str, Any] = {}
   for path, value in flat.items():
     *parents, leaf = path.split("/")
     inner = tree
+    for i in range(1, len(parents) + 1):
+      group = "/".join(parents[:i])
+      errors.require(
+        group not in flat,
+        f"the parameter {group!r}",
+        f"{path!r} is within it, which nested dicts cannot have",
+        "take them by their names, or export them as npz or safetensors",
+      )
     for name in parents:
       inner = inner.setdefault(name, {})
     inner[leaf] = value

@@ -130,10 +130,6 @@ BROKEN = {
     lambda self, rng: {"a/b": jnp.zeros(2), "a": {"b": jnp.zeros(3)}},
     ["the task's parameter 'a/b'", "another one has this name"],
   ),
-  "init with a parameter and a group of one name": (
-    lambda self, rng: {"a/b": jnp.zeros(2), "a": jnp.zeros(3)},
-    ["the task's parameter 'a'", "further ones are within it"],
-  ),
   "init with no name": (
     lambda self, rng: jnp.zeros(2),
     ["the task's parameter ''", "no name for a folder", "dict"],
@@ -246,6 +242,21 @@ BROKEN = {
 def test_task_that_works_is_tried_and_named():
   tree = trial.check(Task(), CONFIG)
   assert [t.name for t in tree.tensors()] == ["b", "w"]
+
+
+def test_parameter_may_have_the_name_of_a_group(monkeypatch):
+  flat = {"w": (1,), "w/b": ()}
+  init = {name: jnp.zeros(shape) for name, shape in flat.items()}
+  monkeypatch.setattr(Task, "init", lambda self, rng: init)
+  monkeypatch.setattr(
+    Task,
+    "loss",
+    lambda self, params, batch: (
+      jnp.mean(params["w"] * batch["x"] + params["w/b"]),
+      {},
+    ),
+  )
+  assert trial.check(Task(), CONFIG).shapes == flat
 
 
 def test_programs_that_are_not_compiled_are_refused():

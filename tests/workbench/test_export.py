@@ -37,6 +37,13 @@ print(reader.metadata(sys.argv[1]).custom_metadata["merged_tokens"])
 """
 
 
+@pytest.mark.parametrize("names", [("a", "a/b/c"), ("a/b/c", "a")])
+def test_parameter_of_the_name_of_a_group_is_no_nested_dict(names):
+  flat = dict.fromkeys(names, np.ones(2, np.float32))
+  with pytest.raises(errors.UserError, match="'a/b/c' is within it"):
+    portable.nested(flat)
+
+
 @pytest.mark.parametrize("form", portable.FORMATS)
 def test_what_is_written_is_read_again(tmp_path, form):
   portable.write(tmp_path / "out", form, TREE, {"run": "r"})
