@@ -370,10 +370,13 @@ def _results(entries: Sequence[Entry]) -> dict[str, Interval]:
   return found
 
 
-def _by_seed(entries: Iterable[Entry], key: str) -> dict[int, float]:
-  """A figure by seed; runs of one seed count as one, by their mean."""
+def _by_seed(entries: Sequence[Entry], key: str) -> dict[int, float]:
+  """A figure by seed; runs of one seed count as one, by their mean.
+
+  Those that still train have half of their figures: they count where all do.
+  """
   found: dict[int, list[float]] = {}
-  for entry in entries:
+  for entry in [e for e in entries if e.status != "running"] or entries:
     if key in entry.results:
       found.setdefault(entry.seed, []).append(entry.results[key])
   return {seed: float(np.mean(values)) for seed, values in found.items()}

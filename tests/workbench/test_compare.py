@@ -107,7 +107,13 @@ def test_run_that_diverged_is_not_left_out_without_a_word(diverged, capsys):
 def test_run_that_still_trains_has_not_diverged(diverged, capsys):
   set_loss(diverged[4], None, "running")
   _, out, _ = run(capsys, *diverged, "--json")
-  assert json.loads(out)["notes"] == []
+  found = json.loads(out)
+  assert found["notes"] == []
+  # What it has so far is in no mean.
+  counts = [
+    group["results"]["tokens_per_sec"]["n"] for group in found["groups"]
+  ]
+  assert counts == [3, 2]
 
 
 def test_islands_are_counted_where_a_config_leaves_them_to_its_slices(
