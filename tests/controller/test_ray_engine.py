@@ -1,5 +1,6 @@
 """The parts of the `ray` engine that need no cluster."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -199,6 +200,29 @@ def test_life_is_told_of_an_address_before_it_has_a_folder(
   assert kept.end().code == 0
 
 
+def test_life_can_be_killed_while_its_disk_hangs(tmp_path, shown, monkeypatch):
+  kept = Kept(tmp_path, shown, [str(tmp_path / "run")], files=FILES)
+  kept.pid()
+  write, hangs, goes_on = keeper._write, threading.Event(), threading.Event()
+
+  def slow(path, data):
+    hangs.set()
+    goes_on.wait(60)
+    write(path, data)
+
+  monkeypatch.setattr(keeper, "_write", slow)
+  put = threading.Thread(target=kept.keeper.put, args=("more", b""))
+  put.start()
+  assert hangs.wait(60)
+  killing = threading.Thread(target=kept.keeper.signal, args=(signal.SIGKILL,))
+  killing.start()
+  killing.join(20)
+  assert not killing.is_alive()
+  goes_on.set()
+  put.join()
+  assert kept.end().code == -signal.SIGKILL
+
+
 def test_life_with_its_own_folder_can_be_killed_before_it_starts(
   tmp_path, shown
 ):
@@ -339,3 +363,22 @@ def test_keeper_that_does_not_answer_holds_nothing_else_up(tmp_path):
   asked[0].set_result(None)  # and not all have heard
   engine.tell_address()
   assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+  ("answer", "again"), [(None, False), ("gone", False), ("full disk", True)]
+)
+def test_who_could_not_write_an_address_is_told_again(tmp_path, answer, again):
+  class RayActorError(Exception):
+    pass
+
+  found = {"gone": RayActorError(), "full disk": OSError(28, "full")}
+  engine = object.__new__(ray.Engine)
+  engine._ray, engine._address = mock.Mock(), b"before"
+  engine._ray.exceptions.RayActorError = RayActorError
+  engine._ray.wait.side_effect = lambda told, **_: (told, [])
+  engine._ray.get.side_effect = [found.get(answer)]
+  engine._actors = lambda: [("island-0", mock.Mock())]
+  with contextlib.suppress(OSError):
+    engine._tell_address("control/controller.json", b"now")
+  assert engine._address == (b"before" if again else b"now")

@@ -85,6 +85,8 @@ class Keeper:
     self._process: subprocess.Popen[bytes] | None = None
     self._killed = False
     self._seen = 0.0  # when the permit was last
+    # Held while files are written, which may hang where a kill must not.
+    self._writing = threading.Lock()
     self._files = dict(order.files)
     self._folder: pathlib.Path | None = None  # of a life that has its own
 
@@ -104,7 +106,7 @@ class Keeper:
 
   def put(self, name: str, data: bytes) -> None:
     """Changes a file of a life that does not see the run directory."""
-    with self._lock:
+    with self._writing:
       self._files[name] = data
       if self._folder is not None:
         _write(self._folder / name, data)
@@ -144,7 +146,7 @@ class Keeper:
     except OSError as error:
       return End(1, str(error))
     try:
-      with self._lock:
+      with self._writing:
         for name, data in self._files.items():
           _write(folder / name, data)
         self._folder = folder
@@ -156,7 +158,7 @@ class Keeper:
     except OSError as error:
       return End(1, str(error))
     finally:
-      with self._lock:
+      with self._writing:
         self._folder = None
       shutil.rmtree(folder, ignore_errors=True)
       os.close(held)

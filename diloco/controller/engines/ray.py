@@ -273,7 +273,10 @@ class Engine(base.Engine):
       heard, _ = self._ray.wait(told, num_returns=len(told), timeout=_TOLD_SECS)
       if len(heard) < len(told):
         return  # once more, with the next turn
-    self._address = address
+    for one in told:
+      with contextlib.suppress(self._ray.exceptions.RayActorError):  # has gone
+        self._ray.get(one)
+    self._address = address  # unless somebody's disk was full
 
   def _place(
     self, name: str, launch: base.Launch, order: keeper.Order
