@@ -101,8 +101,10 @@ class RoundMerger:
     head, payload = operation.head, operation.payload
     merger = self._merger  # another thread may set another one meanwhile
     if merger.outer.count_absent:
-      rate = merger.outer.learning_rate * operation.share
-      merger = _with_rate(merger, rate)
+      share = operation.share
+      if merger.rules.one_by_one:  # each is the only one of its outer step
+        share /= len({one.island for one in operation.contributions})
+      merger = _with_rate(merger, merger.outer.learning_rate * share)
     arrivals = self._arrivals(head)
     params: list[arrays.Tensor] = []
     kept: dict[str, list[arrays.Tensor]] = {n: [] for n in merger.outer.buffers}

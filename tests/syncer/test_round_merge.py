@@ -23,6 +23,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
+from diloco.syncer import merge as merge_lib
 from diloco.syncer import outer_optimizer, protocol, round_merge
 
 PLAN = partition.partition([partition.Tensor("w", (4, 3), "mean")], 1)
@@ -311,12 +312,22 @@ def test_every_tensor_is_held_to_its_own_norm(tmp_path):
       merge(merger, head(merger, 0, first), payload, (lying, 1.0))
 
 
-@pytest.mark.parametrize(("counted", "rate"), [(True, 0.3), (False, 0.4)])
+@pytest.mark.parametrize(
+  ("counted", "alone", "rate", "share"),
+  [
+    (True, False, 0.3, 1 / 4),
+    (False, False, 0.4, 1 / 3),
+    # In outer steps of one island each, three of four are absent.
+    (True, True, 0.1, 1 / 4),
+    (False, True, 0.4, 1),
+  ],
+)
 def test_islands_that_are_absent_count_as_zeros_where_they_are_counted(
-  snapshots, counted, rate
+  snapshots, counted, alone, rate, share
 ):
   outer = outer_optimizer.OuterOptimizer(0.4, 0.0, count_absent=counted)
-  merger = round_merge.RoundMerger(snapshots, PLAN, "mean", outer)
+  rules = merge_lib.Rules(one_by_one=alone)
+  merger = round_merge.RoundMerger(snapshots, PLAN, "mean", outer, rules)
   first = "globals/0000/000000000.i0.1"
   write(snapshots, f"{first}/params", np.zeros((4, 3), np.float32))
   sent = [contribute(snapshots, merger, normal(m), m) for m in range(3)]
@@ -329,7 +340,6 @@ def test_islands_that_are_absent_count_as_zeros_where_they_are_counted(
     )
     assert merged.learning_rate == pytest.approx(rate)
   found = snapshots.arrays.read("globals/a/params", "w")
-  share = 0.25 if counted else 1 / 3
   expected = -0.4 * share * sum(normal(m) for m in range(3))
   np.testing.assert_allclose(found, expected, rtol=1e-5)
 
