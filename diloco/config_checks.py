@@ -11,7 +11,7 @@ import operator
 import re
 from typing import TYPE_CHECKING
 
-from diloco import errors, typed
+from diloco import errors, methods, typed
 from diloco.fragments import codec as codec_lib
 
 if TYPE_CHECKING:  # it imports this module, to be checked
@@ -37,7 +37,7 @@ def check(config: config_lib.RunConfig) -> None:
   _check_times(config)
   _check_evaluator(config)
   _check_open_ends(config)
-  _check_elastic(config)
+  _check_one_job(config)
   _check_faults(config)
 
 
@@ -387,7 +387,16 @@ def _check_outer(outer: config_lib.OuterConfig) -> None:
   )
 
 
-def _check_elastic(config: config_lib.RunConfig) -> None:
+def _check_one_job(config: config_lib.RunConfig) -> None:
+  if config.method in methods.ONE_JOB:
+    shapes = dict.fromkeys(one.topology for one in config.fleet.slices)
+    errors.require(
+      len(shapes) == 1,
+      f"config.method = {config.method!r}",
+      f"config.fleet.slices have the topologies {', '.join(shapes)}, and one"
+      " job divides its batch alike among all slices",
+      "give all one topology, or choose another method",
+    )
   if not config.elastic:
     return
   errors.require(

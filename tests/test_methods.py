@@ -79,6 +79,13 @@ def test_elastic_job_that_cannot_be_is_refused(slices, engine, why):
     config_lib.from_mapping(values)
 
 
+@pytest.mark.parametrize("method", methods.ONE_JOB)
+def test_one_job_is_on_slices_of_one_topology(method):
+  slices = [{"topology": shape} for shape in ("1", "2x2", "1")]
+  with pytest.raises(errors.UserError, match="topologies 1, 2x2, and one job"):
+    build(method, fleet__slices=slices)
+
+
 def test_one_job_rounds_nothing_and_paces_itself_by_its_slowest_slice():
   assert build("data_parallel").sync.codec == "f32"
   slices = [{}, {"relative_speed": 0.001}]
