@@ -252,7 +252,8 @@ def _check_loss(out: Any, name: str) -> None:
       f"its loss gives a {type(scalars).__name__} beside the loss",
       "return the loss and a dict of scalars, which may be empty",
     )
-  _require_scalars({"loss": loss, **scalars}, name)
+  _require_scalars({"loss": loss}, name)
+  _require_scalars(scalars, name)  # one of which may be called "loss", too
 
 
 def _require_same(

@@ -138,6 +138,10 @@ BROKEN = {
     lambda self, rng: {"ä" * 43: jnp.zeros(2)},
     ["no name for a folder"],
   ),
+  "loss of every row beside a metric of its name": (
+    lambda self, params, batch: (jnp.zeros(3), {"loss": jnp.zeros(())}),
+    ["its 'loss' has shape (3,)"],
+  ),
   "loss": (
     lambda self, params, batch: (params["w"] @ jnp.zeros((3, 4)), {}),
     ["its loss raised", "test_trial.py:"],
