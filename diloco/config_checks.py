@@ -11,7 +11,7 @@ import operator
 import re
 from typing import TYPE_CHECKING
 
-from diloco import errors, methods, typed
+from diloco import errors, typed
 from diloco.fragments import codec as codec_lib
 
 if TYPE_CHECKING:  # it imports this module, to be checked
@@ -388,7 +388,7 @@ def _check_outer(outer: config_lib.OuterConfig) -> None:
 
 
 def _check_one_job(config: config_lib.RunConfig) -> None:
-  if config.method in methods.ONE_JOB:
+  if config.replicas > 1:
     shapes = dict.fromkeys(one.topology for one in config.fleet.slices)
     errors.require(
       len(shapes) == 1,

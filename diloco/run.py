@@ -250,14 +250,17 @@ def _train_in_virtual_time(
     view = live.LiveView(run_dir, quiet=quiet, hint="Ctrl-C ends it")
     try:
       outcome = fleet.Fleet(config, run_dir, task, plan, given, view.tick).run()
-    except errors.UserError:
-      raise
     except Exception as error:
+      why = errors.with_place(error)
+      if isinstance(error, errors.UserError):
+        if not isinstance(error, errors.OwnCodeError):
+          raise
+        why = f"{error.what}: {error.why}"
       log = run_dir / "logs" / "virtual.log"
       log.parent.mkdir(exist_ok=True)
       log.write_text("".join(traceback.format_exception(error)))
       raise errors.UserError(
-        f"the run in {run_dir}", errors.with_place(error), f"see {log}"
+        f"the run in {run_dir}", why, f"see {log}"
       ) from error
     finally:
       view.close()

@@ -371,7 +371,7 @@ def test_model_without_steps_is_enough_for_a_loop(theirs):
   [
     ({"tokens_per_batch": 0}, "its tokens_per_batch is 0"),
     ({"tokens_per_batch": 2.5}, "its tokens_per_batch is 2.5"),
-    ({"heldout": lambda i: {}[i]}, "its batches raised KeyError: 0 (test_link"),
+    ({"heldout": lambda i: {}[i]}, "batch 1: it raised KeyError: 0 (test_link"),
     ({"eval_loss": lambda params, batch: 0}, "its eval_loss gives no"),
   ],
 )
