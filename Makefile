@@ -37,7 +37,7 @@ quickstart: $(READY)
 # Types are checked in what whole runs leave idle. pytest has the last word.
 test: $(READY)
 	@nice $(MAKE) --no-print-directory lint & lint=$$!; \
-	  $(BIN)/python -m pytest --numprocesses=4 \
+	  $(BIN)/python -m pytest --numprocesses=3 \
 	    --dist=loadfile --no-loadscope-reorder; tests=$$?; \
 	  wait $$lint || { echo "make lint failed: see above" >&2; exit 1; }; \
 	  exit $$tests

@@ -132,7 +132,8 @@ def test_run_survives_the_death_of_an_island_and_of_the_syncer(run):
   assert {role for role, _ in leaders} == {"syncer", "standby"}
   assert {m["role"] for m in merged} == {"syncer", "standby"}
   assert facts["syncer"]["takeovers"] == len(leaders) - 1
-  assert facts["syncer"]["starts"] == facts["syncer"]["deaths"] + 2
+  # One that has lost its lease ends in order, and is started again.
+  assert facts["syncer"]["starts"] >= facts["syncer"]["deaths"] + 2
   for fragment in range(4):
     # A successor tells the newest merge again.
     versions = {m["version"] for m in merged if m["fragment"] == fragment}
