@@ -81,8 +81,9 @@ class Trainer(learner_lib.Learner):
 
   def take_batch(self) -> Mapping[str, jax.Array]:
     """Returns the next batch, on the mesh."""
-    with task_lib.own_code(f"the task's batch {self._stream.position + 1}"):
-      return self.placement.put_batch(task_lib.drawn(self._stream))
+    batch = task_lib.drawn(self._stream)
+    with task_lib.own_code(f"the task's batch {self._stream.position}"):
+      return self.placement.put_batch(batch)
 
   def do_step(self, batch: Mapping[str, jax.Array]) -> inner_step.Metrics:
     """Dispatches one inner step; returns its metrics, not waiting for them."""

@@ -200,11 +200,11 @@ def compare(places: Iterable[pathlib.Path]) -> Comparison:
   keys = shown([entry.results for entry in entries])
   for label, members in zip(labels, groups.values(), strict=True):
     # One that diverged has no loss: its group looks better without it.
-    ended = [one.results for one in members if one.status != "running"]
-    lacking = sum(keys[0] not in results for results in ended) if keys else 0
+    ended = [one for one in members if one.status != "running"]
+    lacking = sum(keys[0] not in one.results for one in ended) if keys else 0
     if lacking:
       notes.append(
-        f"{label}: {lacking} of {len(members)} runs came to no"
+        f"{label}: {lacking} of {len(ended)} runs came to no"
         f" {SHOWN[keys[0]][0]}, as one that diverges or does not get so far,"
         " and are in no mean or difference of it."
       )
@@ -364,19 +364,21 @@ def _simulations(place: pathlib.Path, sweep: frozen.Sweep) -> list[Entry]:
 
 
 def _results(entries: Sequence[Entry]) -> dict[str, Interval]:
-  found = {}
+  found, entries = {}, _settled(entries)
   for key in dict.fromkeys(key for e in entries for key in e.results):
     found[key] = interval(list(_by_seed(entries, key).values()))
   return found
 
 
-def _by_seed(entries: Sequence[Entry], key: str) -> dict[int, float]:
-  """A figure by seed; runs of one seed count as one, by their mean.
+def _settled(entries: Sequence[Entry]) -> Sequence[Entry]:
+  """Those that train no more, whose figures are whole; all if none does."""
+  return [one for one in entries if one.status != "running"] or entries
 
-  Those that still train have half of their figures: they count where all do.
-  """
+
+def _by_seed(entries: Sequence[Entry], key: str) -> dict[int, float]:
+  """A figure by seed; runs of one seed count as one, by their mean."""
   found: dict[int, list[float]] = {}
-  for entry in [e for e in entries if e.status != "running"] or entries:
+  for entry in _settled(entries):
     if key in entry.results:
       found.setdefault(entry.seed, []).append(entry.results[key])
   return {seed: float(np.mean(values)) for seed, values in found.items()}

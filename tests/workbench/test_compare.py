@@ -114,6 +114,14 @@ def test_run_that_still_trains_has_not_diverged(diverged, capsys):
     group["results"]["tokens_per_sec"]["n"] for group in found["groups"]
   ]
   assert counts == [3, 2]
+  for ended in (diverged[3], diverged[5]):  # what it alone has is no figure yet
+    set_loss(ended, None)
+  set_loss(diverged[4], 2.0, "running")
+  _, out, _ = run(capsys, *diverged, "--json")
+  found = json.loads(out)
+  assert "final_eval_bits_per_token" not in found["groups"][1]["results"]
+  for ended, loss in ((diverged[3], 1.9), (diverged[5], 2.0)):
+    set_loss(ended, loss)
 
 
 def test_islands_are_counted_where_a_config_leaves_them_to_its_slices(
