@@ -251,6 +251,13 @@ def test_store_that_refuses_deletions_is_asked_ever_less_often(
   operations.perform(one.tidy(400.0), execute)
   assert keys.contribution_key(NAMES[0]) in execute.deleted()
   assert not one.pending and not one.known
+  # What works again has failed no time yet: pauses begin with the shortest.
+  execute.refused = ("contributions",)
+  operations.perform(one.delete(NAMES[0]), execute)
+  operations.perform(one.tidy(500.0), execute)
+  execute.refused = ()
+  operations.perform(one.tidy(500.2), execute)
+  assert not one.pending
 
 
 def test_verdict_that_got_lost_is_told_again_and_no_other():

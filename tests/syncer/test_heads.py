@@ -222,6 +222,23 @@ def test_head_that_is_another_as_it_is_put_back_is_not_held(leader, theirs):
   assert leader.run.head(0).version == 1
 
 
+def test_head_that_is_lost_while_it_is_moved_is_put_back_afterwards(leader):
+  leader.run.store.write(keys.SYNCER_LEASE, records.Lease("me", 7, 1))
+
+  def execute(operation):
+    if isinstance(operation, operations.Merge):
+      leader.run.store.delete(keys.head_key(0))
+      _looks(leader, 2)  # it merges meanwhile
+    return leader.execute(operation)
+
+  script = leader.heads.close_round(_close(1), [], lambda merged: CONTENT)
+  with pytest.raises(protocol.SpoiledError, match="is lost"):
+    operations.perform(script, execute)
+  _looks(leader, 1)
+  leader.attempt()
+  assert leader.run.head(0).version == 1
+
+
 def _looks(leader, count):
   for _ in range(2 * count):  # in turn at two heads
     operations.perform(leader.heads.look_after(), leader.execute)

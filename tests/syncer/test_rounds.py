@@ -241,16 +241,20 @@ def test_leader_looks_and_merges_although_nothing_can_be_told(leader):
   with pytest.raises(OSError, match="full"):
     leader.send(8, norm=math.nan)
   leader.publish(8, fragment=1)
-  turns = iter(["", "", "", "enough"])
+  turns, pauses = iter(["", "", "", "enough"]), []
   leader.rounds.over = lambda: next(turns)
+  leader.rounds._parts = leader.rounds._parts._replace(retry_secs=1.5)
 
   def execute(operation):
-    waits = isinstance(operation, operations.Nap | float)
-    return None if waits else leader.run.execute(operation)
+    if isinstance(operation, float):
+      return pauses.append(operation)
+    nap = isinstance(operation, operations.Nap)
+    return None if nap else leader.run.execute(operation)
 
   with pytest.raises(OSError, match="full"):  # at its end, of the board
     lead(leader.rounds, execute, leader.rounds.lead())
   assert leader.run.head(1).version == 1
+  assert pauses and set(pauses) == {1.5}  # a store that fails is not hurried
 
 
 def lose(run, key):

@@ -440,13 +440,16 @@ def test_not_finite_contribution_is_refused_and_its_island_told_once():
 
 
 def test_payload_that_is_not_finite_counts_and_a_damaged_one_does_not():
-  state = _core(minimum=2)
-  bad, damaged = Contribution(0, 0, 24), Contribution(1, 0, 24)
-  state.handle(core.Arrived([bad, damaged]), 1.0)
+  state = _core(minimum=3)
+  bad, damaged, long = (Contribution(m, 0, 24) for m in range(3))
+  state.handle(core.Arrived([bad, damaged, long]), 1.0)
   reasons = {bad.key: "not_finite", damaged.key: "corrupt: chunk 0"}
+  reasons[long.key] = "norm_overflow: 1e+39"  # details follow a colon
   actions = state.handle(core.MergeRefused(0, reasons), 1.1)
-  assert _kinds(actions) == ["Discard", "Quarantine", "Discard"]
-  assert actions[1].island == 0
+  refused = ["Discard", "Quarantine"]
+  assert _kinds(actions) == [*refused, "Discard", *refused]
+  told = [a for a in actions if isinstance(a, core.Quarantine)]
+  assert [a.island for a in told] == [0, 2]
 
 
 def test_repeated_offender_is_suspended_longer_each_time_and_not_awaited():

@@ -5,6 +5,7 @@ import os
 import queue
 import threading
 import time
+import types
 
 import cut_builder
 import pytest
@@ -171,6 +172,15 @@ def test_syncer_signs_in_and_says_that_it_leaves(tmp_path):
   assert found.since_secs <= found.told_secs and not found.left
   seat.end()
   assert seat.member().left
+
+
+def test_syncer_that_waits_is_not_wanted_once_it_is_alone_for_too_long():
+  alone_secs = iter([0.0, 2.0, 2.5])
+  client = types.SimpleNamespace(
+    inbox=queue.Queue(), alone_secs=lambda: next(alone_secs)
+  )
+  waiting = main.Waiting(client, 2.0)
+  assert [waiting.wanted() for _ in range(3)] == [True, True, False]
 
 
 @pytest.mark.parametrize("leads", [True, False])

@@ -14,7 +14,7 @@ from cut_builder import ISLANDS, PLAN, CutRun, lead, spoil
 from diloco import config as config_lib
 from diloco import config_changes, errors, workers
 from diloco.snapshots import arrays, cuts, keys, operations, records
-from diloco.syncer import core, leadership, round_merge
+from diloco.syncer import core, grace, leadership, round_merge
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import reader, recorder
 
@@ -31,6 +31,24 @@ def perform(syncer, name, *args):
   """Lets a leader do one thing."""
   script = getattr(syncer._rounds, name)(*args)
   lead(syncer._rounds, syncer.execute, script)
+
+
+def test_core_goes_by_the_runs_configuration():
+  def settings(**sync):
+    config = config_lib.RunConfig()
+    config = dataclasses.replace(
+      config, sync=dataclasses.replace(config.sync, **sync)
+    )
+    return syncer_lib.settings(config, 0.25)
+
+  found = settings(num_fragments=3, quorum=2, max_staleness=5, suspend_after=6)
+  assert (found.num_fragments, found.quorum.minimum) == (3, 2)
+  assert (found.max_staleness, found.retry_secs) == (5, 0.25)
+  assert found.suspension.after == 6 and not found.stale_opens
+  assert settings(gate_factor=7.5).gate.factor == 7.5
+  adaptive = settings(overlap_steps=4, grace_gamma=0.5).grace
+  assert adaptive == grace.AdaptiveGrace(4, 0.5)
+  assert settings(grace="0").grace == grace.FixedGrace(0.0)
 
 
 class FailsOnce:
