@@ -106,6 +106,17 @@ def _effects_without_cause(parts: Parts) -> str:
       return f"contribution {sent.key} was sent after the cut"
     if sent.base_version > parts.heads[sent.fragment].version:
       return f"contribution {sent.key} starts from a version after the cut"
-    if owner and sent.step > owner.positions[sent.fragment][2]:
+    if owner and not is_counted_on(sent, owner):
       return f"contribution {sent.key} was published after the cut"
   return ""
+
+
+def is_counted_on(sent: records.Contribution, part: records.CutPart) -> bool:
+  """Whether an island's part takes rows of a contribution for published."""
+  published = part.positions[sent.fragment][2]
+  if sent.incarnation < part.incarnation:
+    # It may end later, and yet be all that is left of those rows: what an
+    # earlier life wrote late supersedes what is shorter.
+    return sent.first_step < published
+  # A later life of the island did not take part.
+  return sent.incarnation == part.incarnation and sent.step <= published

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from diloco import errors
-from diloco.snapshots import cuts, keys, operations, records
+from diloco.snapshots import cut_parts, cuts, keys, operations, records
 from diloco.syncer import core
 
 logger = logging.getLogger(__name__)
@@ -357,10 +357,4 @@ def _is_of_the_channel(
   if sent.base_version > head.version:
     return False
   owner = islands.get(sent.island)
-  if owner is None:
-    return True
-  # A later life of the island did not take part.
-  return (
-    sent.incarnation <= owner.incarnation
-    and sent.step <= owner.positions[sent.fragment][2]
-  )
+  return owner is None or cut_parts.is_counted_on(sent, owner)

@@ -249,6 +249,10 @@ INCONSISTENT = {
     lambda p: with_sent(p, step=17),
     "published after the cut",
   ),
+  "on its way from a later life": (
+    lambda p: with_sent(p, incarnation=9),
+    "published after the cut",
+  ),
   "stamped with the cut": (lambda p: with_sent(p, cut=1), "sent after the cut"),
   "from a later version": (
     lambda p: with_sent(p, base_version=6),

@@ -542,6 +542,11 @@ SENT = {
   "the last it counts on": ({"step": 16}, True),
   "later than that": ({"step": 17}, False),
   "of an earlier life": ({"incarnation": 1}, True),
+  "of an earlier life, and longer": ({"incarnation": 1, "step": 17}, True),
+  "of an earlier life, of later rows": (
+    {"incarnation": 1, "first_step": 16, "step": 18},
+    False,
+  ),
   "of a later life": ({"incarnation": 3}, False),
   "of who was not asked": ({"island": 5, "step": 99, "incarnation": 9}, True),
 }

@@ -239,6 +239,14 @@ FOUND = {
     '["kill_late","island-0",23.0,4.692,""]]}',
     "superseded",
   ),
+  # An earlier life's late write superseded what a cut counted on.
+  "cut of rows that an earlier life wrote late": (
+    '{"seed":60009412,"rounds":15,"overlap_steps":1,"quorum":2,'
+    '"adoption":"carry","cuts":1.982,"set_back":1,"within":true,"faults":['
+    '["kill_late","island-3",100.0,1.162,""],'
+    '["pause","island-1",2.556,2.195,""],["kill","syncer",3.419,0.0,""]]}',
+    "cut_with_a_channel",
+  ),
 }
 
 
