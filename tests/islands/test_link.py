@@ -250,6 +250,15 @@ def test_mistake_is_told_as_the_loops_own(what, tmp_path):
   assert "(test_link.py:" in text or what == "returned"
 
 
+def test_what_is_not_finite_later_is_the_runs_to_mend(tmp_path):
+  def poisoned(params, state):
+    bad = params["a"] * jnp.nan
+    return (params | {"a": bad} if state["count"] == 2 else params), state
+
+  made = drive(tmp_path, changed(poisoned), steps=3)
+  assert made.step == 3 and np.isnan(made._learner.params["a"]).all()
+
+
 def swallow(kind):
   def loop(island):
     with contextlib.suppress(kind):

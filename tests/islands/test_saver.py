@@ -239,9 +239,16 @@ def test_part_is_kept_although_a_stale_listing_lacks_its_cut(disk, monkeypatch):
   assert disk.saved() == [4, 3, 1]
 
 
-def test_part_of_a_cut_names_the_checkpoint_that_counts(disk):
-  cut = disk.ask()
+def test_part_of_a_cut_names_the_checkpoint_that_counts(disk, monkeypatch):
+  cut, commit, pinned = disk.ask(), checkpoint.commit, []
+
+  def watched(path, marker):
+    pinned.append((path / f"{checkpoint.PIN}{cut}").exists())
+    commit(path, marker)
+
+  monkeypatch.setattr(checkpoint, "commit", watched)
   assert disk.save(1, cut=cut, part=True)
+  assert pinned == [True]  # before it counts, or it could be pruned
   part = disk.part(cut)
   (path,) = checkpoint.completed(disk.folder)
   assert disk.run.dir.absolute() / part.checkpoint == path

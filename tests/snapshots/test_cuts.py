@@ -110,6 +110,21 @@ def test_cut_is_not_completed_by_who_is_late(tmp_path):
     run.perform(restore.verified(1))
 
 
+def test_deposed_controller_has_no_say_in_cuts(tmp_path):
+  run, asked = _ready(tmp_path)
+  run.store.write(keys.CONTROLLER_LEASE, records.Lease("another", 5, 0))
+  for late in (
+    cuts.request([0], 2, 4),
+    cuts.complete(asked, 4),
+    cuts.abandon(1, "late", 4),
+  ):
+    with pytest.raises(errors.FencedError, match="token 5"):
+      run.perform(late)
+  look = run.perform(cuts.look(1))
+  assert look.is_open and run.perform(cuts.numbers()) == [1]
+  assert run.perform(cuts.abandon(1, "a reason", 5))
+
+
 def test_cut_is_given_up_although_nobody_said_why(tmp_path):
   run, asked = _ready(tmp_path)
   run.perform(cuts.abandon(1, "a reason"))

@@ -77,6 +77,18 @@ def test_cuts_that_are_listed_are_complete_and_can_be_read(tmp_path):
       found.read(cut=other)
 
 
+def test_newest_version_after_a_return_to_a_cut_has_a_number(tmp_path):
+  run = made(tmp_path)
+  for fragment in (0, 1):
+    back = dataclasses.replace(run.head(fragment), version=9)
+    run.store.write(keys.head_key(fragment), back)
+  found = versions.Versions(run.store, told)
+  assert found.listed()[-1] == 9
+  read = found.read(9)
+  assert read.versions == [9, 9]
+  assert sorted(v[0] for v in read.params.values()) == [3.0, 4.0]
+
+
 def test_version_that_is_not_what_the_tape_tells_is_damaged(tmp_path):
   run = made(tmp_path)
   leave_uncommitted(run, 0, 2)

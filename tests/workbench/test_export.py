@@ -1,6 +1,7 @@
 """Parameters as files: what is in them, who can read them, what is refused."""
 
 import json
+import tempfile
 
 import ml_dtypes
 import numpy as np
@@ -45,7 +46,9 @@ def test_parameter_of_the_name_of_a_group_is_no_nested_dict(names):
 
 
 @pytest.mark.parametrize("form", portable.FORMATS)
-def test_what_is_written_is_read_again(tmp_path, form):
+def test_what_is_written_is_read_again(tmp_path, form, monkeypatch):
+  # The place for what is temporary may be on another disk.
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no such folder"))
   portable.write(tmp_path / "out", form, TREE, {"run": "r"})
   found = portable.read("it", tmp_path / "out")
   assert found.keys() == TREE.keys()
