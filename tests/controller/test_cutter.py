@@ -484,6 +484,32 @@ def test_cut_on_demand_that_is_given_up_says_why(commanded):
   assert not cutter.wish_path(session.dir).exists()
 
 
+def test_cut_on_demand_that_a_run_completes_as_it_ends_is_complete(
+  commanded, monkeypatch
+):
+  session, command, _ = commanded
+  look = cuts.look
+
+  def and_then(number):
+    found = yield from look(number)
+    if found.is_open:
+      session.run.perform(cuts.complete(found.request))
+      channel.address_path(session.dir).unlink()
+    return found
+
+  def take_parts():
+    session.take_parts(2)
+    monkeypatch.setattr(cuts, "look", and_then)
+
+  found = command(
+    cutter.wish_path(session.dir).unlink,
+    lambda: ask(session),
+    take_parts,
+    lambda: None,
+  )
+  assert found == (2, "complete", "")
+
+
 def test_cut_on_demand_outlives_a_store_that_fails_for_a_moment(
   commanded, monkeypatch
 ):

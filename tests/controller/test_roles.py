@@ -128,6 +128,8 @@ def test_next_controller_takes_up_all_roles_and_what_they_run_on(make, engine):
     ({}, True),
     ({"programs": {"window_steps": 7}}, True),
     ({"faults": [{"target": "syncer", "at_fraction": 0.5}]}, True),
+    ({"outer": {"learning_rate": 0.25}}, True),  # of what they are told live
+    ({"sync": {"every": 30, "quorum": 2, "grace": "0"}}, True),
     ({"total_tokens": 5}, False),
     ({"controller": {"max_islands_per_core": 64, "standbys": 0}}, False),
   ],

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+import types
 
 import pytest
 from cut_builder import CutRun, run_with_a_cut
@@ -198,6 +199,32 @@ def test_run_that_begins_and_dies_as_it_is_looked_at_is_not_taken(snapshots):
   assert held(snapshots) == before
   with take(unused=lambda: True):
     assert tenure.home(snapshots) == "another"
+
+
+@pytest.mark.parametrize(("owner", "secs"), [("", 3.0), ("other", 8.0)])
+def test_run_is_watched_for_as_long_as_who_has_it_may_be_still(
+  snapshots, owner, secs
+):
+  snapshots.write(keys.CONTROLLER_LEASE, records.Lease(owner, 5, 1))
+  now, said = [100.0], []
+  mover = types.SimpleNamespace(
+    **{"what": "the run", "run_name": "it", "each": operations.in_turn},
+    times=types.SimpleNamespace(
+      member_ttl_secs=3.0, control_ttl_secs=8.0, heartbeat_secs=0.5
+    ),
+    watch=lease.LeaseWatch(8.0),
+    clock=lambda: now[0],
+    say=said.append,
+  )
+
+  def execute(operation):
+    if not isinstance(operation, float):
+      return snapshots.execute(operation)
+    now[0] += operation
+
+  operations.perform(move.Move._refuse_living(mover), execute)
+  assert now[0] == 100.0 + secs
+  assert said == [f"the run: is it alive? watching {secs:.0f} s"]
 
 
 def holding(snapshots, clock, ttl_secs=LONG_SECS):

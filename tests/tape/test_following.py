@@ -142,6 +142,20 @@ def test_history_is_reopened_by_what_was_summed_up():
     assert past.reopened, line
 
 
+def test_progress_that_a_later_life_restores_is_not_summed_up(monkeypatch):
+  tapes = model_lib.Tapes()
+  tapes.start()
+  for version, first in enumerate([*range(0, 400, 2), *range(402, 2000, 2)]):
+    tapes.merge(version + 1, tapes.publish(first, first + 2))
+    if first == 398:
+      tapes.adopt(400, 402)  # this life gives it up, and the next one has it
+  tapes.start(step=2000, unsent_from_step=[100])
+  book = ledger.compute(tapes.record())
+  assert book.folded_rows == {"merged": 100} and book.pending == 20
+  monkeypatch.setattr(folding, "LIMIT", 1 << 30)
+  assert _facts(book) == _facts(ledger.compute(tapes.record()))
+
+
 def test_fragment_keeps_its_own_keys_that_wait_until_they_are_summed_up():
   tapes = model_lib.Tapes()
   tapes.start()

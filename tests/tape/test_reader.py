@@ -237,14 +237,20 @@ def test_follower_goes_on_from_where_another_was(tmp_path):
   first.poll()
   _tape(tmp_path, "syncer", 1, _event("c", 3), b"bad\n")
   position = first.position
+  _tape(tmp_path, "island-0", 1, _event("b", 2))
+  before = reader.stream(tmp_path, until=position)
+  assert _names(before) == ["a", "b"]  # and nothing of a file that came since
   second = reader.Follower(tmp_path, position)
   # Nothing is forgotten before it was looked at again.
   assert second.position == position
   assert second.num_bytes == first.num_bytes > 0
   record = second.poll()
-  assert _names(record) == ["c"]
+  assert _names(record) == ["b", "c"]
   assert "line 4" in str(record.problems[0])
-  assert record.sound == {"tape/syncer-0001.jsonl": 3}
+  assert record.sound == {
+    "tape/island-0-0001.jsonl": 1,
+    "tape/syncer-0001.jsonl": 3,
+  }
 
 
 def test_file_that_cannot_be_read_is_named_and_the_rest_read(tmp_path):

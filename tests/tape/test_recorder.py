@@ -171,7 +171,10 @@ def test_tape_that_never_found_room_says_what_is_lost(
 
 
 def test_flush_says_whether_the_kernel_has_every_line(tmp_path, monkeypatch):
-  tape = recorder.Recorder(tmp_path, "syncer", 1)
+  told = []  # to the run, which takes what is in the file
+  tape = recorder.Recorder(
+    tmp_path, "syncer", 1, recorded=lambda: told.append(len(_lines(tape.path)))
+  )
   tape.record("merged", number=0)
   tape.flush()
 
@@ -185,6 +188,7 @@ def test_flush_says_whether_the_kernel_has_every_line(tmp_path, monkeypatch):
       tape.flush()
   tape.flush()
   assert [line["number"] for line in _lines(tape.path)] == [0, 1]
+  assert told == [1, 2]
   tape.close()
 
 
