@@ -247,6 +247,12 @@ FOUND = {
     '["pause","island-1",2.556,2.195,""],["kill","syncer",3.419,0.0,""]]}',
     "cut_with_a_channel",
   ),
+  # The checker took a token for given out twice when its lease was lost.
+  "lease that is lost while another is on its way": (
+    '{"seed":63011567,"rounds":1,"islands":1,"fragments":1,"sync_every":1,'
+    '"faults":[["lost","standby",6.0,0.0,""],["stop","syncer",6.0,0.193,""]]}',
+    "fenced",
+  ),
 }
 
 
