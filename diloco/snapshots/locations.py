@@ -133,12 +133,7 @@ def left_as_found(url: str) -> Iterator[None]:
 
 
 def kvstore(url: str) -> Any:
-  """What TensorStore opens for a URL; keys begin right below it.
-
-  Args:
-    url: of a store.
-    environ: where to look for what the URL leaves out.
-  """
+  """What TensorStore opens for a store's URL; keys begin right below it."""
   parts = urllib.parse.urlsplit(url)
   path = urllib.parse.unquote(parts.path).strip("/")
   place = {"bucket": parts.netloc, "path": f"{path}/" if path else ""}
