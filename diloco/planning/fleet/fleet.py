@@ -126,7 +126,9 @@ class Fleet:
 
   def speed_of(self, index: int) -> float:
     """Relative speed of a base slice, before its own spread."""
-    return self.speeds[index * len(self.speeds) // self.num_slices]
+    # The bounds of parts are rounded as those of `block` are.
+    part = ((index + 1) * len(self.speeds) - 1) // self.num_slices
+    return self.speeds[part]
 
 
 def require(holds: bool, name: str, value: object, why: str) -> None:

@@ -129,6 +129,16 @@ def test_job_goes_at_the_pace_of_its_slowest_slice():
   assert goodput(dataclasses.replace(one, fleet=islands, windows=0)) == 1
 
 
+def test_islands_have_their_own_speeds_where_slices_do_not_divide():
+  never = failures.FailureModel(mtbi_years=0)
+  fleet = fleet_lib.Fleet(2560, islands=3, slices=10, speeds=(0.5, 1.0, 0.8))
+  one = change(fleet=fleet, failures=never, windows=0)
+  found = simulator.simulate_seed(one, 0).jobs
+  assert [(job.pace, job.share) for job in found] == [
+    *((0.5, 1.0), (1.0, 1.0), (0.8, 1.0))
+  ]
+
+
 def test_uptime_counts_time_in_which_any_island_trains():
   model = failures.FailureModel(mtbi_years=0, site_mtbi_years=0.01)
   fleet = fleet_lib.Fleet(chips=512, islands=2, slices=2)
