@@ -239,15 +239,18 @@ class Controller:
 
   def _tell(self, event: orders.Event) -> kernel_lib.Script:
     """Does what the core orders then; it may die before each order."""
-    for order in self.core.handle(event, self.kernel.clock(self.life)):
+    ordered = self.core.handle(event, self.kernel.clock(self.life))
+    kills = [o for o in ordered if isinstance(o, orders.Kill)]
+    silent = {kill.role: self._silence(kill.role) for kill in kills}
+    for order in ordered:
       if isinstance(order, _UNSEEN):
         continue
-      yield _POINT
+      yield _POINT  # it may be stopped here, while whom it kills comes back
       match order:
         case orders.Start():
           yield from self._tell(self._start(order))
         case orders.Kill():
-          self._kill(order)
+          self._kill(order, silent[order.role])
         case orders.Send(program):
           self._send(program)
         case orders.LookAtCuts(lives):
@@ -318,12 +321,16 @@ class Controller:
       raise kernel_lib.Violation(f"an order goes to {name}, which is not there")
     return None
 
-  def _kill(self, order: orders.Kill) -> None:
+  def _silence(self, name: str) -> float:
+    """For how long a role has said nothing, in seconds."""
+    now, life = self.kernel.now, self.world.by_name[name].life
+    return now - self._heard.get(life, now) if life else 0.0
+
+  def _kill(self, order: orders.Kill, silent: float) -> None:
     life = self._whom(order.role)
     if life is None:
       return
     if "sign of life" in order.cause:
-      silent = self.kernel.now - self._heard.get(life, self.kernel.now)
       self.world.checker.seen["killed_for_silence"] += 1
       least = min(self.world.times.hang_secs, self.world.times.deposed_secs)
       if silent < 0.9 * least:

@@ -174,6 +174,10 @@ class Fates:
 
   def _check_left(self, operation: operations.Merge) -> None:
     """What the same leader's tries before this one have left behind."""
+    if operation.payload in self._tried:
+      self._strays.add(operation.payload)  # its writes are delivered again
+      return
+    self._tried.add(operation.payload)
     folder, _, name = operation.payload.rpartition("/")
     writer = name.split(".")[1]
     for other in self._store.directories[folder]:
@@ -185,9 +189,6 @@ class Fates:
           f"a merge of fragment {operation.head.fragment} failed and left"
           f" {other}, and its leader begins another"
         )
-    if operation.payload in self._tried:
-      self._strays.add(operation.payload)  # its writes are delivered again
-    self._tried.add(operation.payload)
 
   def _check_merged(
     self,

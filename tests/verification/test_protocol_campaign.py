@@ -253,6 +253,20 @@ FOUND = {
     '"faults":[["lost","standby",6.0,0.0,""],["stop","syncer",6.0,0.193,""]]}',
     "fenced",
   ),
+  # The checker took an answer that came after the order for a sign of life.
+  "order to kill that is late": (
+    '{"seed":62064124,"rounds":1,"merge":"median","supervised":true,'
+    '"ends":true,"budget":107,"faults":[["stop","controller",86.0,4.159,""],'
+    '["kill","controller",6.238,0.0,""],["pause","island-2",10.756,8.83,""],'
+    '["kill_before","controller",15.0,0.0,""]]}',
+    "killed_for_silence",
+  ),
+  # The checker took a merge that is delivered again for another try.
+  "merge delivered again during another": (
+    '{"seed":62105693,"overlap_steps":1,"quorum":2,"merge":"mean",'
+    '"faults":[["duplicate","standby",86.0,7.564,""]]}',
+    "leaders",
+  ),
 }
 
 
