@@ -13,14 +13,23 @@ from diloco.planning.fleet import (
 )
 from diloco.planning.fleet import scenario as scenario_lib
 
+# What can be done besides simulating a fleet, by the flag that asks for it.
+_TASKS = ("from_run", "sweep", "draw", "timeline")
+# What --from_run takes.
+_OF_REALITY = (
+  *("quorum", "grace", "every", "seed", "seeds"),
+  *("from_run", "measured_from", "json"),
+)
+
 
 def main(argv: Sequence[str]) -> int:
   """Simulates and prints; returns the exit code."""
   args = flags.parser().parse_args(list(argv))
+  _check_task(args, argv)
   if args.from_run is not None:
     facts = reality.compare(
       args.from_run,
-      seeds=range(args.seeds),
+      seeds=_seeds(args),
       measured_from=args.measured_from,
       quorum=_given(argv, "quorum", args.quorum),
       grace=_given(argv, "grace", args.grace),
@@ -41,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
       " for --trace or config.virtual.trace"
     )
   else:
-    facts = simulate(argv)
+    facts = _simulated(args)
     told = text(facts)
     if args.timeline is not None:
       # Imported here, for matplotlib takes its time.
@@ -55,10 +64,56 @@ def main(argv: Sequence[str]) -> int:
 
 def simulate(given: Sequence[str]) -> dict[str, Any]:
   """Simulates the fleet that flags describe; see `simulator.simulate`."""
+  return _simulated(_of_fleet(given))
+
+
+def _of_fleet(given: Sequence[str]) -> argparse.Namespace:
+  """Arguments of a single simulation; refuses those of any other task."""
   args = flags.parser().parse_args(list(given))
+  for name in (*_TASKS, "measured_from"):
+    errors.require(
+      getattr(args, name) is None,
+      f"{name} = {getattr(args, name)}",
+      "it is no setting of a fleet, and would be ignored",
+      f"leave it out, or run 'diloco simulate --{name}=...'",
+    )
+  return args
+
+
+def _simulated(args: argparse.Namespace) -> dict[str, Any]:
   scenario = flags.scenario(args)
   scenario_lib.check_length(scenario)
-  return simulator.simulate(scenario, range(args.seed, args.seed + args.seeds))
+  return simulator.simulate(scenario, _seeds(args))
+
+
+def _seeds(args: argparse.Namespace) -> range:
+  return range(args.seed, args.seed + args.seeds)
+
+
+def _check_task(args: argparse.Namespace, argv: Sequence[str]) -> None:
+  """Refuses flags that what is to be done would ignore."""
+  tasks = [f"--{name}" for name in _TASKS if getattr(args, name) is not None]
+  errors.require(
+    len(tasks) < 2,
+    " and ".join(tasks),
+    "they are different things to do",
+    "give one of them",
+  )
+  errors.require(
+    args.measured_from is None or args.from_run is not None,
+    f"--measured_from={args.measured_from}",
+    "it says whose times predict the run of --from_run",
+    "give --from_run too",
+  )
+  if args.from_run is not None:
+    names = [a.partition("=")[0] for a in argv if a.startswith("--")]
+    for name in names:
+      errors.require(
+        name.removeprefix("--") in _OF_REALITY,
+        name,
+        "the rest of the fleet is that of --from_run, so it would be ignored",
+        f"ask about {', '.join(_OF_REALITY[:3])}, or leave it out",
+      )
 
 
 def _sweep(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
@@ -74,7 +129,7 @@ def _sweep(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
       "use 'diloco sweep'",
     )
   for point in points:  # all are read before the first one takes its time
-    flags.scenario(flags.parser().parse_args([*given, *flags.written(point)]))
+    flags.scenario(_of_fleet([*given, *flags.written(point)]))
   for point in points:
     result = simulate([*given, *flags.written(point)])
     rows.append({"given": point, "result": result})

@@ -63,7 +63,7 @@ def parser() -> arguments.Parser:
   add("--measured_from", metavar="DIR", help="with the times of this other run")
   add("--grace", default="adaptive", help="adaptive, or seconds")
   _add_switch(made, "follow", "islands join rounds that would close without")
-  add("--lockstep", action="store_true", help="islands wait for their rounds")
+  _add_switch(made, "lockstep", "islands wait for their rounds", default=False)
   add(
     "--windows",
     type=arguments.whole(0),
@@ -84,8 +84,12 @@ def parser() -> arguments.Parser:
   return made
 
 
-def _add_switch(made: arguments.Parser, name: str, word: str) -> None:
-  made.add_argument(f"--{name}", action="store_true", default=True, help=word)
+def _add_switch(
+  made: arguments.Parser, name: str, word: str, *, default: bool = True
+) -> None:
+  made.add_argument(
+    f"--{name}", action="store_true", default=default, help=word
+  )
   made.add_argument(
     f"--no{name}", dest=name, action="store_false", help="they do not"
   )

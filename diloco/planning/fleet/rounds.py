@@ -164,8 +164,7 @@ class World:
     tally.secs = self._now - begin
     for m, island in enumerate(self._islands):
       if island.waits_since is not None:
-        since = max(island.waits_since, begin)
-        tally.waiting_secs[m] += max(self._now - since, 0.0)
+        tally.waiting_secs[m] += self._waited(island)
       tally.stopped_secs[m] = sum(
         max(min(stop.end, self._now) - max(stop.start, begin), 0.0)
         for stop in island.track.stops
@@ -358,11 +357,20 @@ class World:
         island.waits_since = self._now
       return
     if island.waits_since is not None:
-      since = max(island.waits_since, self._count_from)
       if self._counts:
-        self._tally.waiting_secs[island.number] += self._now - since
+        self._tally.waiting_secs[island.number] += self._waited(island)
       island.waits_since = None
     self._start_step(island, self._now)
+
+  def _waited(self, island: Player) -> float:
+    """Seconds of its wait that count; stops in it count as stops."""
+    assert island.waits_since is not None
+    since = max(island.waits_since, self._start, self._count_from)
+    stopped = sum(
+      max(min(stop.end, self._now) - max(stop.start, since), 0.0)
+      for stop in island.track.stops
+    )
+    return max(self._now - since - stopped, 0.0)
 
   def _must_wait(self, island: Player) -> bool:
     last = island.step - self._sync.overlap_steps

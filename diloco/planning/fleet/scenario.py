@@ -69,6 +69,12 @@ class Scenario:
   def __post_init__(self) -> None:
     rules = {"above 0": ["days"], "between 0 and 1": ["min_share"]}
     errors.check(self, rules)
+    errors.require(
+      self.windows > 0 or self.islands == 1 or not self.links.lockstep,
+      "lockstep with windows = 0",
+      "what it costs is found by following rounds",
+      "give windows, or leave lockstep out",
+    )
     self.config  # noqa: B018 - refuses what the production configuration does
 
   @property

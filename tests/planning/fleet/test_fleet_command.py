@@ -5,7 +5,8 @@ import json
 import pytest
 from observing import refused
 
-from diloco import cli
+import diloco
+from diloco import cli, errors
 from diloco.planning.fleet import traces
 
 QUICK = (
@@ -101,6 +102,27 @@ def test_sweep_simulates_every_row(capsys, tmp_path):
   assert "elastic=True" in run(capsys, f"--sweep={path}")[1]
 
 
+@pytest.mark.parametrize(
+  "name", ["from_run", "measured_from", "sweep", "draw", "timeline"]
+)
+def test_what_is_no_setting_of_a_fleet_is_not_ignored(name):
+  with pytest.raises(errors.UserError, match=f"{name} = a: it is no setting"):
+    diloco.simulate(chips=20_000, days=1, seeds=1, **{name: "a"})
+
+
+def test_switches_are_off_if_a_caller_says_so():
+  found = [
+    diloco.simulate(chips=20_000, days=1, seeds=1, windows=0, **more)
+    for more in ({}, {"lockstep": False, "elastic": True})
+  ]
+  assert found[0] == found[1]
+
+
+def test_run_that_is_not_there_cannot_be_predicted(capsys):
+  argv = ["simulate", "--from_run=nowhere", "--quorum", "2", "--json"]
+  assert "no such directory" in refused(capsys, argv)
+
+
 BAD = [
   (["--chips=10", "--slices=20"], "fewer than the 20 slices"),
   (["--chips=0"], "at least 1"),
@@ -129,7 +151,10 @@ BAD = [
   (["--trace=nowhere.csv"], "No such file"),
   (["--draw=nowhere/drawn.csv"], "cannot be written"),
   (["--sweep=nowhere.py"], "no such file"),
-  (["--from_run=nowhere"], "no such directory"),
+  (["--sweep=a.py", "--timeline=a.png"], "different things to do"),
+  (["--measured_from=runs/a"], "give --from_run too"),
+  (["--from_run=nowhere"], "--chips: the rest of the fleet is that of"),
+  (["--islands=2", "--lockstep", "--windows=0"], "by following rounds"),
   (["--timeline=/nowhere/x.png"], "No such file"),
   (["--straggler_factor=0"], "above 0"),
   (["--chips=1e12", "--days=1000"], "can be followed"),
@@ -156,6 +181,7 @@ def test_bad_input_is_refused_in_one_line(capsys, flags, why):
     ),
     ("def get_sweep():\n  return [{'chips': -1}]\n", "at least 1"),
     ("def get_sweep():\n  return [{'color': 1}]\n", "--color"),
+    ("def get_sweep():\n  return [{'draw': 'a.csv'}]\n", "would be ignored"),
   ],
 )
 def test_bad_sweep_is_refused_in_one_line(capsys, tmp_path, text, why):

@@ -57,6 +57,20 @@ def test_goodput_and_losses_add_up():
   assert result.losses["stragglers"] > 0 and result.losses["rounds"] > 0
 
 
+def test_island_that_stands_still_is_not_also_waiting():
+  model = failures.FailureModel(mtbi_years=0, site_mtbi_years=3e-5)
+  one = scenario.Scenario(
+    fleet=fleet_lib.Fleet(2048, islands=8, slices=8),
+    failures=dataclasses.replace(model, group_repair_secs=600),
+    sync=config_lib.SyncConfig(quorum=8, grace="0", follow=False),
+    links=traffic.Links(lockstep=True, publish_secs=2),
+    days=0.1,
+  )
+  result = simulator.simulate_seed(one, 0)
+  assert 0.5 < result.waiting < 1
+  assert result.goodput + sum(result.losses.values()) == pytest.approx(1)
+
+
 def test_low_and_high_enclose_the_mean():
   facts = simulator.simulate(change(windows=0), [0, 1, 2])
   for name in ("goodput", "uptime"):
