@@ -63,7 +63,7 @@ class FleetConfig:
 
 
 MergeMethod = Literal["rda", "mean", "iso", "median", "trimmed_mean"]
-StalenessKind = Literal["exponential", "hyperbolic", "none"]
+StalenessKind = Literal["exponential", "hyperbolic", "cosine", "none"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -329,7 +329,7 @@ def _check_sync(config: config_lib.RunConfig) -> None:
     "lower config.sync.overlap_steps or raise config.sync.every",
   )
   errors.require(
-    sync.staleness_kind != "exponential"
+    sync.staleness_kind not in ("exponential", "cosine")
     or sync.staleness_decay**sync.max_staleness > _LEAST_WEIGHT,
     f"config.sync.staleness_decay = {sync.staleness_decay}",
     f"to the power of config.sync.max_staleness = {sync.max_staleness} nothing"

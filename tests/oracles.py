@@ -7,11 +7,13 @@ import numpy as np
 import scipy.stats
 
 
-def weight(tokens, steps, staleness, kind, decay):
+def weight(tokens, steps, staleness, kind, decay, most=4):
   """Quantity times quality times the decay."""
   damping = {
     "exponential": decay**staleness,
     "hyperbolic": 1 / (1 + (1 / decay - 1) * staleness),
+    "cosine": decay**staleness
+    * np.cos(np.pi / 2 * staleness / (most + 1)) ** 2,
     "none": 1,
   }
   return tokens**2 / steps * damping[kind]

@@ -121,6 +121,18 @@ REFUSALS = {
     "to the power of config.sync.max_staleness = 3 nothing of it is left",
     "raise staleness_decay or lower max_staleness",
   ),
+  "weights that vanish by a cosine too": (
+    {
+      "sync": {
+        "staleness_decay": 1e-150,
+        "max_staleness": 3,
+        "staleness_kind": "cosine",
+      }
+    },
+    "config.sync.staleness_decay = 1e-150",
+    "to the power of config.sync.max_staleness = 3 nothing of it is left",
+    "raise staleness_decay or lower max_staleness",
+  ),
   "delayed momentum without a buffer": (
     {"outer": {"delay": 0, **DELAYED}},
     "config.outer.delay = 0",
