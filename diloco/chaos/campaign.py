@@ -243,7 +243,7 @@ class Campaign:
       "skipped_kinds": self._skipped,
       "runs": self._runs,
       "runs_broken": len(broken),
-      "passed": not broken and not not_reached,
+      "passed": bool(done) and not broken and not not_reached,
       "takeover_secs": measures.spread(self._samples.takeover_secs),
       "merging_secs": measures.spread(self._samples.merging_secs),
       "rejoin_secs": measures.spread(self._samples.rejoin_secs),

@@ -79,11 +79,12 @@ class Keeper:
       )
     self.starts += 1
 
-  def kill(self) -> None:
-    """Kills the command; it will be started again."""
-    if self._process is not None:
-      self._process.kill()
-      self._process.wait()
+  def kill(self) -> bool:
+    """Kills the command; it will be started again. False if it had ended."""
+    if self._process is None or self._process.poll() is not None:
+      return False
+    self._process.kill()
+    return self._process.wait() == -signal.SIGKILL
 
   def tend(self) -> State:
     """Starts the command again if it was killed; says how it is."""
@@ -151,13 +152,17 @@ class Trial:
     self.keeper.start()
     self._wait_recovered(time.time())
     while left and self._may_go_on(left[0]):
+      self._pause(left[0].pause_secs)
+      if self._state == "finished":
+        break  # there is nothing left to hit
       fault = left.pop(0)
-      self._pause(fault.pause_secs)
       line: dict[str, Any] = fault.to_json()
       try:
         self._inject(fault, line)
-        if line["outcome"] == DONE and not fault.ends_run:
-          over_secs = line.setdefault("over_secs", time.time())
+        done = line["outcome"] == DONE
+        if (done or line["roles"]) and not fault.ends_run:
+          now = time.time() if done else line["wall_secs"]
+          over_secs = line.setdefault("over_secs", now)
           line["recovered_secs"] = self._wait_recovered(
             over_secs, new_controller=CONTROLLER in line["roles"]
           )
@@ -200,8 +205,10 @@ class Trial:
           if role.startswith("island-")
           and self.fleet.signal(role, signal.SIGKILL)
         ]
+        self._need_hit("island", line)
       case "everything":
         self._kill_everything(line)
+        self._need_hit("role", line)
       case "crash_point":
         self._crash(fault, line)
       case "corrupt":
@@ -211,19 +218,24 @@ class Trial:
 
   def _kill_one(self, target: str, line: dict[str, Any]) -> None:
     if target == CONTROLLER:
-      self.keeper.kill()
-      line["roles"] = [CONTROLLER]
-      return
-    role = self.fleet.resolve(target)
-    if role is None or not self.fleet.signal(role, signal.SIGKILL):
-      line["outcome"] = f"no {target} was alive"
-      return
-    line["roles"] = [role]
+      line["roles"] = self._kill_controller()
+    else:
+      role = self.fleet.resolve(target)
+      if role is not None and self.fleet.signal(role, signal.SIGKILL):
+        line["roles"] = [role]
+    self._need_hit(target, line)
 
   def _kill_everything(self, line: dict[str, Any]) -> None:
     # The controller first, or it would see the others die.
-    self.keeper.kill()
-    line["roles"] = [CONTROLLER, *self.fleet.kill_all()]
+    line["roles"] = [*self._kill_controller(), *self.fleet.kill_all()]
+
+  def _kill_controller(self) -> list[str]:
+    return [CONTROLLER] if self.keeper.kill() else []
+
+  def _need_hit(self, target: str, line: dict[str, Any]) -> None:
+    """A fault that hit no role was not done."""
+    if not line["roles"]:
+      line["outcome"] = f"no {target} was alive"
 
   def _stop_one(self, fault: faults_lib.Fault, line: dict[str, Any]) -> None:
     role = self.fleet.resolve(fault.target)

@@ -98,8 +98,8 @@ def measure(
 
 def _over(fault: Mapping[str, Any]) -> float:
   """When the run had recovered from a fault; inf if nobody knows."""
-  if fault["outcome"] != "done":
-    return float(fault["wall_secs"])
+  if fault["outcome"] != "done" and not fault["roles"]:
+    return float(fault["wall_secs"])  # nobody was hit
   return fault.get("recovered_secs") or math.inf
 
 

@@ -126,6 +126,17 @@ def test_kinds_that_cannot_be_done_are_skipped_with_the_reason(
   assert "skipped disk_full" in campaign.table(result)
 
 
+def test_campaign_that_did_no_fault_at_all_has_not_passed(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(
+    campaign.store_faults, "may_mount", lambda path: "not permitted"
+  )
+  result = campaign.Campaign(tmp_path / "c", 2, 0, ("disk_full",)).run()
+  assert (result["done"], result["passed"]) == (0, False)
+  assert campaign.table(result).endswith("FAILED")
+
+
 def test_configuration_is_valid_and_grows_with_the_faults():
   small, large = (
     config_lib.from_mapping(campaign.values(n)).total_tokens for n in (2, 20)

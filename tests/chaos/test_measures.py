@@ -102,6 +102,7 @@ def test_calm_gap_is_of_as_long_a_time_before_without_another_fault():
     _fault("sigkill", ["island-1"], 4.0, 6.5),
     _fault("sigkill", ["island-1"], 4.0, None),  # nobody knows until when
     _fault("read_only", [], 7.0, None, outcome="it could not be shut"),
+    _fault("crash_point", ["syncer"], 4.0, 6.5, outcome="not passed"),
   ):
     found = measures.measure(record, [before, fault])
     assert found.calm_gaps == []
