@@ -125,7 +125,7 @@ class _Order:
         yield making.before, f"{version} waits for the one before"
         for share in making.shares:
           yield self._state(share.key, f"contribution {share.key} of {version}")
-      case script.Return(_, old, _):
+      case script.Return(_, old):
         yield old, f"{version} waits for {old}"
       case script.Initial(_, life, _):
         self._named.add(life)
@@ -227,7 +227,7 @@ def _freed(
         ]
       case Make(script.Merge() as merge):
         read = [merge.before, *(share.key for share in merge.shares)]
-      case Make(script.Return(_, of, _)):
+      case Make(script.Return(_, of)):
         read = [of]
     found.append(
       tuple(name for name in dict.fromkeys(read) if name not in known)

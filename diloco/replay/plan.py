@@ -28,8 +28,9 @@ def make(
 
   Args:
     record: all tapes of a run, unbroken.
-    heads: what the store's heads say of their merges; a syncer that was
-      killed may not have told the tape of the last one.
+    heads: the newest versions, and what the store's heads say of their
+      merges; a syncer that was killed may not have told the tape of the last
+      one.
     until_version: leave out later versions that no earlier one depends on.
 
   Raises:
@@ -45,14 +46,25 @@ def make(
   makings: dict[script.VersionId, script.Making] = {}
   for initial in _initials(record):
     makings.setdefault(initial.id, initial)
+  heads, told = list(heads), dict[script.VersionId, script.Merge]()
   merges = [e for e in record.events if e["event"] == events.MERGED]
-  for line in [*merges, *(h for h in heads if h)]:
+  for line in [*merges, *(h for h in heads if "contributions" in h)]:
     merge = _merge(line)
-    makings.setdefault(merge.id, merge)
+    known = told.setdefault(merge.id, merge)
+    if known.digest != merge.digest:
+      raise errors.UserError(
+        f"the tape's lines of {merge.id}",
+        f"they have two digests, {known.digest} and {merge.digest}",
+        "the tape contradicts itself; restore it",
+      )
+  makings |= told
   for back in _returns(record):
     makings[back.id] = back
+  newest = (script.VersionId(h["fragment"], h["version"]) for h in heads)
   wanted = [
-    v for v in makings if until_version is None or v.version <= until_version
+    v
+    for v in dict.fromkeys([*makings, *newest])
+    if until_version is None or v.version <= until_version
   ]
   if not any(v.version for v in wanted):
     raise errors.UserError(

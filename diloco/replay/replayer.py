@@ -51,7 +51,7 @@ class Difference:
 class Replayed:
   """What a replay found."""
 
-  compared: int  # versions
+  compared: int  # versions; a copy of an earlier one only with its values
   equal: int
   arrays_compared: int  # newest versions, whose values are in the run's store
   difference: Difference | None
@@ -110,6 +110,7 @@ class Replayer:
     self._steps = 0
     self._at: dict[script.LifeId, int] = {}
     self._digests: dict[script.VersionId, str] = {}
+    self._copied: set[script.VersionId] = set()  # no tape has their digests
 
   def run(self) -> Replayed:
     """Replays until the first difference, or to the end.
@@ -118,7 +119,7 @@ class Replayer:
       UserError: the tape contradicts itself, or a life cannot be replayed here.
     """
     started = time.monotonic()
-    difference, num_arrays = None, 0
+    difference, stored = None, set[script.VersionId]()
     try:
       for task, free in self._plan.tasks:
         if (difference := self._do(task)) is not None:
@@ -128,15 +129,16 @@ class Replayer:
     finally:
       for one in self._workers.values():
         one.close()
-    compared = set(self._digests)
+    compared = set(self._digests) - self._copied
     if difference is None:
-      difference, num_arrays = self._compare_arrays()
+      difference, stored = self._compare_arrays()
+      compared |= stored
     else:  # one that could not be made has no digest
       compared.add(script.VersionId(difference.fragment, difference.version))
     return Replayed(
       compared=len(compared),
       equal=len(compared) - (difference is not None),
-      arrays_compared=num_arrays,
+      arrays_compared=len(stored),
       difference=difference,
       lives=len(self._at),
       steps=self._steps,
@@ -185,7 +187,9 @@ class Replayer:
         found = self._scratch.read_head(*version).digest
       case script.Return(version, of):
         self._scratch.copy_version(of, version)
-        found = expected = self._digests[of]
+        self._digests[version] = self._digests[of]
+        self._copied.add(version)
+        return None
       case script.Merge():
         return self._merge(making)
     return self._compare(version, expected, found)
@@ -260,9 +264,9 @@ class Replayer:
       return None
     return Difference(*version, expected, found, contributions, wrong)
 
-  def _compare_arrays(self) -> tuple[Difference | None, int]:
+  def _compare_arrays(self) -> tuple[Difference | None, set[script.VersionId]]:
     """Compares the newest versions with the values in the run's store."""
-    compared = 0
+    compared = set[script.VersionId]()
     for fragment in range(self._fragments.num_fragments):
       head = self._original.read(keys.head_key(fragment), records.Head)
       if head is None:
@@ -270,7 +274,7 @@ class Replayer:
       version = script.VersionId(fragment, head.version)
       if version not in self._digests:
         continue  # left out of this replay
-      compared += 1
+      compared.add(version)
       found = self._digests[version]
       stored = self._digest_of(self._original, head, found)
       if stored != found:
@@ -298,14 +302,15 @@ def _open_store(run_dir: pathlib.Path) -> store.SnapshotStore:
 
 
 def head_facts(run_dir: pathlib.Path) -> list[Mapping[str, Any]]:
-  """What the heads of a run say of their merges."""
+  """The newest versions of a run, and what the heads say of their merges."""
   snapshots = _open_store(run_dir)
   facts: list[Mapping[str, Any]] = []
   for name in snapshots.names("heads"):
     if name.isdecimal():
       head = snapshots.read(keys.head_key(int(name)), records.Head)
-      if head is not None and head.merged:
-        facts.append(head.merged)
+      if head is not None:
+        place = {"fragment": head.fragment, "version": head.version}
+        facts.append(place | dict(head.merged))
   return facts
 
 

@@ -195,7 +195,6 @@ class Return:
 
   id: VersionId
   of: VersionId
-  digest: str = ""
 
 
 Making = Initial | Merge | Return

@@ -76,7 +76,7 @@ def staleness(
   version, behind = merge.before, 0
   while version.version > base_version:
     match makings.get(version):
-      case script.Return(_, old, _):
+      case script.Return(_, old):
         version = old
       case script.Merge() as made:
         version, behind = made.before, behind + 1

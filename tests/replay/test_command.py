@@ -9,7 +9,7 @@ from run_tape import A, RunTape, two_islands
 
 from diloco import config as config_lib
 from diloco import process
-from diloco.replay import replayer, script
+from diloco.replay import order, replayer, script
 
 OUTCOME = replayer.Replayed(
   compared=12,
@@ -112,6 +112,22 @@ def test_version_that_could_not_be_made_is_compared_and_not_equal():
   made = {script.VersionId(0, 1): "digest"}
   plan = types.SimpleNamespace(tasks=[(None, [])])
   vars(replay).update(_digests=made, _plan=plan, _workers={}, _at={}, _steps=0)
+  replay._copied = set()
   replay._do = lambda task: refused
   found = replay.run()
   assert (found.compared, found.equal) == (2, 1)
+
+
+@pytest.mark.parametrize(("stored", "compared"), [(set(), 1), ({(0, 3)}, 2)])
+def test_copy_counts_as_compared_only_with_the_store(stored, compared):
+  replay = object.__new__(replayer.Replayer)
+  first, back = script.VersionId(0, 1), script.VersionId(0, 3)
+  plan = types.SimpleNamespace(
+    tasks=[(order.Make(script.Return(back, first)), [])]
+  )
+  scratch = types.SimpleNamespace(copy_version=lambda old, new: None)
+  vars(replay).update(_digests={first: "digest"}, _plan=plan, _scratch=scratch)
+  vars(replay).update(_copied=set(), _workers={}, _at={}, _steps=0)
+  replay._compare_arrays = lambda: (None, stored)
+  found = replay.run()
+  assert (found.compared, found.arrays_compared) == (compared, len(stored))

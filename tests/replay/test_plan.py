@@ -104,6 +104,22 @@ def test_last_merge_may_stand_in_the_head_alone():
   assert tape.plan(heads=[line]).makings == two_islands().plan().makings
 
 
+def test_version_the_store_has_and_no_tape_tells_of_is_refused():
+  # A return to a cut leaves nothing of merges in the heads.
+  head = {"fragment": 0, "version": 3}
+  with pytest.raises(errors.UserError, match="how version 3 of fragment 0"):
+    two_islands().plan(heads=[head])
+  planned = two_islands().plan(heads=[head], until_version=2)
+  assert planned.makings == two_islands().plan().makings
+
+
+def test_version_that_is_told_in_two_ways_is_refused():
+  tape = two_islands()
+  tape.merge(2, ("other", 1.0), incarnation=2, digest="another")
+  with pytest.raises(errors.UserError, match="d2 and another"):
+    tape.plan()
+
+
 def test_life_of_an_elastic_job_has_the_slices_that_were_there():
   tape = RunTape()
   tape.start(A, present=[0, 2])
