@@ -34,6 +34,7 @@ def check(config: config_lib.RunConfig) -> None:
   _check_outer(config.outer)
   _check_sync_with_outer(config)
   _check_loop(config)
+  _check_deaths(config)
   _check_times(config)
   _check_evaluator(config)
   _check_open_ends(config)
@@ -245,6 +246,18 @@ def _check_evaluator(config: config_lib.RunConfig) -> None:
     " would be done in the islands' time",
     "set config.engine to 'process', or leave evaluator at False",
   )
+
+
+def _check_deaths(config: config_lib.RunConfig) -> None:
+  for field in ("mtbi_secs", "trace"):
+    value = getattr(config.virtual, field)
+    errors.require(
+      not value or config.engine == "virtual",
+      f"config.virtual.{field} = {typed.show(value)}",
+      f"config.engine = {config.engine!r} is no virtual time, and nothing would"
+      " die of it",
+      "set config.engine to 'virtual', or use config.faults",
+    )
 
 
 def _check_times(config: config_lib.RunConfig) -> None:

@@ -69,6 +69,7 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {
   "decoupled": {},
   "diloco": {
     **_WAITS,
+    "sync.wait_after": 0,
     "sync.num_fragments": 1,
     "sync.adoption": "overwrite",
   },
@@ -76,6 +77,7 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {
   "eager": {**_WAITS, "sync.adoption": "eager"},
   "async_local_sgd": {
     **_WAITS,
+    "sync.wait_after": 0,
     "sync.num_fragments": 1,
     "sync.adoption": "overwrite",
     "sync.quorum": 1,

@@ -32,7 +32,9 @@ def test_what_a_method_says_can_be_said_again(method):
   [
     ("diloco", "sync__quorum", 2),
     ("diloco", "sync__num_fragments", 4),
+    ("diloco", "sync__wait_after", 5),
     ("streaming", "sync__follow", True),
+    ("async_local_sgd", "sync__wait_after", 5),
     ("async_local_sgd", "sync__quorum", 3),
     ("data_parallel", "outer__momentum", 0.9),
     ("data_parallel", "outer__learning_rate_by_islands", {"1": 0.5}),

@@ -351,6 +351,15 @@ def test_virtual_time_needs_the_time_of_a_step():
     config_lib.from_mapping({"engine": "virtual"})
 
 
+@pytest.mark.parametrize(
+  ("field", "value"), [("mtbi_secs", 5.0), ("trace", "deaths.csv")]
+)
+@pytest.mark.parametrize("engine", ["process", "inline"])
+def test_deaths_that_would_not_happen_are_refused(engine, field, value):
+  with pytest.raises(errors.UserError, match=f"config.virtual.{field} = "):
+    make_config(engine=engine, virtual={field: value})
+
+
 def test_mistake_of_the_users_own_is_theirs_at_once(tmp_path, monkeypatch):
   class Task(quadratic.Task):
     def batches(self, split, **share):
