@@ -144,15 +144,15 @@ def _given(argv: Sequence[str], flag: str, value: Any) -> Any:
 
 def _sweep_text(facts: Mapping[str, Any]) -> str:
   """Returns a table of a sweep's rows."""
-  lines = ["goodput [low, high]       uptime  islands a merge  given"]
+  lines = ["goodput, % [lowest, highest]  uptime, %  islands a merge  given"]
   for row in facts["rows"]:
     found = row["result"]
     good = found["goodput"]
     merged = found["contributors_per_merge"]["mean"]
     given = " ".join(f"{name}={value}" for name, value in row["given"].items())
     lines.append(
-      f"{100 * good['mean']:6.2f} [{100 * good['low']:6.2f},"
-      f" {100 * good['high']:6.2f}]  {100 * found['uptime']['mean']:6.2f}"
+      f"    {100 * good['mean']:6.2f} [{100 * good['low']:6.2f},"
+      f" {100 * good['high']:6.2f}]     {100 * found['uptime']['mean']:6.2f}"
       f"  {'-' if merged is None else f'{merged:.2f}':>15}  {given}"
     )
   return "\n".join(lines)
@@ -161,8 +161,9 @@ def _sweep_text(facts: Mapping[str, Any]) -> str:
 def text(facts: Mapping[str, Any]) -> str:
   """Returns what `simulate` found, to be read."""
   lines = [
-    f"{facts['days']:g} days, {facts['slices']} slices,"
-    f" {len(facts['seeds'])} seeds: mean [low, high]"
+    f"{facts['days']:g} days, {facts['chips']:,} chips in {facts['slices']}"
+    f" slices, {facts['islands']} islands; {len(facts['seeds'])} seeds: mean"
+    " [lowest, highest]"
   ]
   for name in ("goodput", "uptime"):
     lines.append(f"{name:26}{_spread(facts[name], 100)} %")
@@ -174,12 +175,20 @@ def text(facts: Mapping[str, Any]) -> str:
   for name in ("contributors_per_merge", "staleness"):
     if facts[name]["mean"] is not None:
       lines.append(f"{name:26}{_spread(facts[name], 1)}")
+  for name in ("merged_share", "overwritten_share"):
+    if facts[name]["mean"] is not None:
+      lines.append(f"{name:26}{_spread(facts[name], 100)} % of steps")
   if facts["rounds"]["windows"]:
     found = facts["rounds"]
     lines.append(
       f"rounds: {found['merges']} merges in {found['windows']} windows,"
       f" {100 * found['covered']:.2g} % of the time"
     )
+    if found["contributors_error"] is not None:
+      lines[-1] += (
+        f"; contributors_per_merge +- {found['contributors_error']:.2g}"
+        " (95 %, from windows)"
+      )
   return "\n".join(lines)
 
 

@@ -66,7 +66,8 @@ class Times:
     upscale_wait_secs: longest that a repaired slice waits to be taken in; a
       downscale in the meantime takes it in for nothing.
     restore_secs: on top of the repair, when a job lost all of its state.
-    checkpoint_every_secs: between saved states of a rigid job; 0: each step.
+    checkpoint_every_secs: between saved states, to which a job goes back that
+      lost all of its own; 0: each step.
     checkpoint_secs: that saving one stops the job.
     step_secs: one inner step at speed 1.
   """

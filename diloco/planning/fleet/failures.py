@@ -9,6 +9,7 @@ merges.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -72,7 +73,7 @@ class FailureModel:
     syncer_outage_secs: until a successor merges.
     store_mtbi_days: between two outages of the store.
     store_outage_secs: how long one lasts.
-    trace: failures from a file, instead of drawn ones of chips and groups.
+    trace: failures from a file, instead of all drawn ones.
   """
 
   mtbi_years: float = 1.0
@@ -96,8 +97,16 @@ def sample(
   horizon_secs: float,
   rng: np.random.Generator,
 ) -> Failures:
-  """Draws all failures of a fleet, or takes them from the trace."""
-  return _Draw(model, fleet, repair, horizon_secs, rng).all()
+  """Draws all failures of a fleet, or takes them from the trace.
+
+  Extra slices fail only while they are there.
+  """
+  found = _Draw(model, fleet, repair, horizon_secs, rng).all()
+  there = np.ones(len(found.secs), bool)
+  for extra, first, last in fleet.extra_blocks():
+    away = (found.secs < extra.start_secs) | (found.secs >= extra.end_secs)
+    there &= ~(away & (found.first >= first) & (found.last <= last))
+  return Failures(*(column[there] for column in found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +124,11 @@ class _Draw:
     if model.trace is not None:
       return self._traced(model.trace)
     chips = self._chips()  # first: it refuses what is too large to be listed
-    racks = np.arange(0, fleet.all_slices, fleet.rack_slices)
     sites = [fleet.block(m) for m in range(fleet.islands)]
+    racks = fleet.racks() if model.rack_mtbi_years else [(0, 0)]
     parts = [
       chips,
-      *self._groups(
-        *(1, model.rack_mtbi_years, racks),
-        np.minimum(racks + fleet.rack_slices, fleet.all_slices),
-      ),
+      *self._groups(1, model.rack_mtbi_years, *np.array(racks).T),
       *self._groups(2, model.site_mtbi_years, *np.array(sites).T),
     ]
     columns = [np.concatenate(c) for c in zip(*parts, strict=True)]
@@ -163,14 +169,18 @@ class _Draw:
       yield _columns(secs, starts[which], ends[which], repair, cause)
 
   def _traced(self, trace: tuple[traces.Entry, ...]) -> Failures:
-    rows = []
+    rows, causes = [], []
+    together = Counter(entry.secs for entry in trace if not entry.service)
     drawn = self.repair.sample(self.rng, len(trace))
     for entry, draw in zip(trace, drawn, strict=True):
       if not entry.service and entry.secs < self.horizon_secs:
         delay = draw if entry.repair_secs is None else entry.repair_secs
         rows.append((entry.secs, *_slices_of(entry, self.fleet), delay))
+        alone = entry.island is None and together[entry.secs] == 1
+        causes.append(CHIP if alone else CAUSES.index("trace"))
     secs, first, last, repair = np.array(rows, float).reshape(-1, 4).T
-    return _columns(secs, first, last, repair, CAUSES.index("trace"))
+    found = _columns(secs, first, last, repair, CHIP)
+    return found._replace(cause=np.array(causes, np.int8))
 
 
 def _slices_of(entry: traces.Entry, fleet: fleet_lib.Fleet) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 A *slice* is the unit that fails, is repaired and is allocated. Slices have
 numbers; consecutive ones stand side by side, in the same rack, and all slices
-of an island at one site.
+of an island at one site, so no rack has slices of two islands.
 """
 
 import dataclasses
@@ -117,6 +117,16 @@ class Fleet:
       found.append((extra, first, first + count))
       first += count
     return found
+
+  def racks(self) -> list[tuple[int, int]]:
+    """Returns (first, last) slices of each rack, extra capacity's last."""
+    blocks = [self.block(m) for m in range(self.islands)]
+    blocks += [(first, last) for _, first, last in self.extra_blocks()]
+    return [
+      (start, min(start + self.rack_slices, last))
+      for first, last in blocks
+      for start in range(first, last, self.rack_slices)
+    ]
 
   @property
   def all_slices(self) -> int:

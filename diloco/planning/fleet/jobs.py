@@ -120,6 +120,7 @@ class _Account:
     self._cause = 0
     self._trained_from = self._now  # since the last pause
     self._interruptions = self._coalesced = 0
+    self._unsaved = 0.0  # slice-seconds that survivors of a stop hold
 
   def _advance(self, now: float) -> None:
     span, self._now = now - self._now, now
@@ -135,12 +136,16 @@ class _Account:
     """Pauses training; what is not saved each `unit_secs` is lost, 0: none."""
     assert self._paused_at is None
     rest = self._charge_saves()
-    if unit_secs:
-      if unit_secs < self._save_every_secs:
-        rest %= unit_secs
-      self._useful -= rest * self._active
-      self._losses[_LOST] += rest * self._active
+    lost = rest if unit_secs else 0.0
+    if unit_secs < self._save_every_secs:
+      lost = rest % unit_secs if unit_secs else 0.0
+    self._lose_work(lost * self._active)
+    self._unsaved = (rest - lost) * self._active
     self._paused_at, self._cause = self._now, cause
+
+  def _lose_work(self, amount: float) -> None:
+    self._useful -= amount
+    self._losses[_LOST] += amount
 
   @property
   def _save_every_secs(self) -> float:
@@ -213,11 +218,12 @@ class _Rigid(_Account):
         repair_secs = self._times.upscale_secs
       elif not self._there(first, secs):
         continue
+      failed = cause >= 0
       if self._paused_at is None:
         self._stop(RECOVERY, unit)
-        self._interruptions += 1
+        self._interruptions += failed
       else:
-        self._coalesced += 1
+        self._coalesced += failed
       ready_at = secs + repair_secs + restore
       if cause != failures.CHIP:
         floor = max(floor, ready_at)  # a group's repair is not retried
@@ -336,20 +342,27 @@ class _Elastic(_Account):
   def _lose(self, slices: int, *, gone: bool) -> None:
     """Goes on without active slices; those that left, left in order."""
     if self._paused_at is None:
-      self._interruptions += 1
+      self._interruptions += not gone
       cause = UPSCALE if gone else DOWNSCALE
       # The survivors hold the state; only the step in flight is lost.
       self._stop(cause, 0.0 if gone else self._times.step_secs)
     elif self._cause == DOWNSCALE:
-      self._coalesced += 1
-      self._active -= slices
+      self._coalesced += not gone
+      self._shrink(slices)
       return
     else:
       # A growing job that loses a slice starts over, without it.
-      self._interruptions += 1
+      self._interruptions += not gone
       self._change_cause(DOWNSCALE)
-    self._active -= slices
+    self._shrink(slices)
     self._timer = self._now + self._times.downscale_secs
+
+  def _shrink(self, slices: int) -> None:
+    """Takes active slices out; with the last one, what is not saved."""
+    self._active -= slices
+    if not self._active:
+      self._lose_work(self._unsaved)
+      self._unsaved = 0.0
 
   def _come(self, first: int, last: int) -> None:
     self._state[first:last] = bytearray([_READY]) * (last - first)

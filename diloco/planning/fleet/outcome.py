@@ -155,12 +155,13 @@ def combine(outcomes: Iterable[Outcome], num_fragments: int) -> dict[str, Any]:
 
   Of each seed only what they are made of is kept, not all that happened in it.
   """
-  figures, losses, tokens, tallies, covered = [], [], [], [], []
+  figures, losses, tokens, covered = [], [], [], []
+  tallies: list[traffic.Tally] = []
   for one in outcomes:
     figures.append(one.figures())
     losses.append(one.losses)
     tokens.append(one.tokens)
-    tallies += [t for t in one.tallies if t.merges]
+    tallies += one.tallies
     covered.append(one.covered)
   for row in figures:
     for name in ("merged_share", "overwritten_share"):
@@ -182,7 +183,7 @@ def _windows(
   tallies: Sequence[traffic.Tally], covered: Sequence[float]
 ) -> dict[str, Any]:
   """How much of the rounds was simulated, and how sure that makes them."""
-  means = [traffic.mean(t.contributors) for t in tallies]
+  means = [traffic.mean(t.contributors) for t in tallies if t.contributors]
   error = None
   if len(means) > 1:
     # 95 % by Student's t, for windows are few.

@@ -126,7 +126,7 @@ def check_length(scenario: Scenario) -> None:
 
 def _can_fail(model: failures_lib.FailureModel) -> bool:
   if model.trace is not None:
-    return bool(model.trace)
+    return any(not entry.service for entry in model.trace)
   kinds = (model.mtbi_years, model.rack_mtbi_years, model.site_mtbi_years)
   return any(kinds)
 

@@ -8,6 +8,7 @@ it the windows cover is part of the outcome.
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +37,9 @@ def simulate(
   facts = outcome.combine(outcomes, scenario.sync.num_fragments)
   facts["seeds"] = list(seeds)
   facts["days"] = scenario.days
+  facts["chips"] = scenario.fleet.chips
   facts["slices"] = scenario.fleet.num_slices
+  facts["islands"] = scenario.islands
   return facts
 
 
@@ -101,9 +104,7 @@ class _Simulation:
         for extra, first, last in fleet.extra_blocks()
       )
       shape = jobs.Shape(fleet.num_slices, extras, min_share=least)
-      job = self._job(self.events, 0, shape, 0.0)
-      share = job.share * self._held_back(job.pace)
-      return [dataclasses.replace(job, share=share)]
+      return [self._job(self.events, 0, shape, 0.0)]
     found = []
     blocks: list[tuple[fleet_lib.Extra | None, int, int]] = [
       (None, *fleet.block(m)) for m in range(fleet.islands)
@@ -124,15 +125,25 @@ class _Simulation:
       found.append(self._job(part, first, shape, speed))
     return found
 
-  def _held_back(self, pace: float) -> float:
-    """Useful share of a single job that waits for slower extra slices."""
-    slices, horizon = self._fleet.num_slices, self._horizon
-    allocated, lost = slices * horizon, 0.0
-    for extra, first, last in self._fleet.extra_blocks():
-      secs = max(min(extra.end_secs, horizon) - extra.start_secs, 0.0)
-      allocated += (last - first) * secs
-      lost += slices * secs * max(1 - extra.speed / pace, 0.0)
-    return max(1 - lost / allocated, 0.0)
+  def _with_extras(self, pace: float, share: float) -> float:
+    """Useful share of a single job's slices, extra ones among them.
+
+    All go at the pace of the slowest that is there.
+    """
+    base, horizon = self._fleet.num_slices, self._horizon
+    blocks = [
+      (e, last - first) for e, first, last in self._fleet.extra_blocks()
+    ]
+    moments = [t for e, _ in blocks for t in (e.start_secs, e.end_secs)]
+    bounds = sorted({0.0, horizon, *(min(t, horizon) for t in moments)})
+    useful = allocated = 0.0
+    for start, end in itertools.pairwise(bounds):
+      there = [b for b in blocks if b[0].start_secs <= start < b[0].end_secs]
+      slowest = min([pace, *(extra.speed for extra, _ in there)])
+      steps = base * share / pace + sum(n / extra.speed for extra, n in there)
+      useful += (end - start) * slowest * steps
+      allocated += (end - start) * (base + sum(n for _, n in there))
+    return useful / allocated
 
   def _job(
     self,
@@ -147,6 +158,8 @@ class _Simulation:
       shape, scenario.times, own, self._horizon, elastic=scenario.elastic
     )
     pace, share = self._pace(range(first, first + shape.slices), speed)
+    if shape.extras:
+      share = self._with_extras(pace, share)
     share *= self._straggling(history, shape.slices)
     return outcome.Job(history, pace, share)
 

@@ -5,6 +5,9 @@ A comma-separated file with a header; the columns are
     secs          since the start; may not go back
     target        a slice's number, island-<m>, syncer or store
     repair_secs   until it is back; empty or absent: drawn
+
+A slice that fails alone fails as a drawn chip does; what fails at one moment is
+a group, for whose repair a rigid job waits whatever fails meanwhile.
 """
 
 import csv
@@ -51,6 +54,12 @@ def read(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
   entries: list[Entry] = []
   for row in rows:
     where = f"{place} line {rows.line_num}"
+    errors.require(
+      None not in row,
+      where,
+      f"it has more values than the header's {len(names)}",
+      "correct the line",
+    )
     entry = _entry(row, where)
     if entries and entry.secs < entries[-1].secs:
       raise errors.UserError(

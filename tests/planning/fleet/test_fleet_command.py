@@ -74,7 +74,12 @@ def test_trace_decides_what_fails(capsys, tmp_path):
 
 def test_drawn_trace_is_what_the_seed_has(capsys, tmp_path):
   path = tmp_path / "drawn.csv"
-  fails = ("--mtbi_years=5", "--rack_mtbi_years=0.02", "--syncer_mtbi_days=0.2")
+  fails = (
+    "--mtbi_years=0.05",
+    "--rack_mtbi_years=0.02",
+    "--syncer_mtbi_days=0.2",
+  )
+  fails = (*fails, "--noelastic")
   code, out, _ = run(capsys, "--seed=3", *fails, f"--draw={path}", "--json")
   assert code == 0
   drawn = traces.read(path)
@@ -86,6 +91,22 @@ def test_drawn_trace_is_what_the_seed_has(capsys, tmp_path):
     found.append(json.loads(out))
   for name in ("goodput", "uptime", "downtime"):
     assert found[0][name] == found[1][name]
+
+
+def test_trace_of_outages_of_services_alone_is_one(capsys, tmp_path):
+  path = tmp_path / "trace.csv"
+  path.write_text("secs,target,repair_secs\n100,syncer,50\n")
+  code, out, _ = run(capsys, "--windows=0", f"--trace={path}", "--json")
+  assert code == 0 and json.loads(out)["service_outages"]["mean"] == 1
+
+
+def test_text_tells_what_was_simulated_and_how_sure_it_is(capsys):
+  _, out, _ = run(capsys, "--islands=2", "--windows=2")
+  assert "20,000 chips in 78 slices, 2 islands; 2 seeds" in out
+  assert "[lowest, highest]" in out and "(95 %, from windows)" in out
+  assert "overwritten_share" in out
+  late = ("--islands=2", "--mtbi_years=0", "--publish_secs=1e6")
+  assert "rounds: 0 merges in 2 windows" in run(capsys, *late)[1]
 
 
 def test_sweep_simulates_every_row(capsys, tmp_path):

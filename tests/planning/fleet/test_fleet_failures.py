@@ -55,8 +55,20 @@ def test_groups_take_all_their_slices_with_them():
   found = draw(model, fleet, 10 * DAY)
   names = np.array(failures.CAUSES)[found.cause]
   widths = (found.last - found.first)[names == "rack"]
-  assert set(widths) <= {4, 2} and len(widths)
+  assert set(widths) == {4, 1}  # of five: no rack is at two sites
   assert set((found.last - found.first)[names == "site"]) == {5}
+
+
+def test_extra_slices_fail_only_while_they_are_there():
+  extra = fleet_lib.Extra(1.0, 4 * DAY, 5 * DAY)
+  found = draw(
+    failures.FailureModel(mtbi_years=0.1, rack_mtbi_years=0.02),
+    fleet_lib.Fleet(chips=2560, extras=(extra,)),
+    10 * DAY,
+  )
+  late = found.secs[found.first >= 10]
+  assert len(late) and ((late >= 4 * DAY) & (late < 5 * DAY)).all()
+  assert (found.secs < 4 * DAY).any() and (found.secs > 5 * DAY).any()
 
 
 def test_services_fail_without_slices():
@@ -103,6 +115,7 @@ def test_trace_names_slices_islands_and_services(tmp_path):
     ("secs,target\n-1,0\n", "at least 0"),
     ("secs,target\nsoon,0\n", "at least 0"),
     ("secs,target\n1,moon\n", "slice's number"),
+    ("secs,target\n1,3,600\n", "line 2: it has more values"),
     ("secs,target,repair_secs\n1,0,-5\n", "at least 0"),
     ("when,what\n1,0\n", "the columns are"),
     ("", "the columns are"),

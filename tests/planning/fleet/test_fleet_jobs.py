@@ -136,6 +136,20 @@ def test_saves_are_paid_for_where_nothing_fails_too(elastic, every):
   assert history.goodput == pytest.approx(8 / 10 if every else 1 / 3, abs=1e-3)
 
 
+@pytest.mark.parametrize("second", [150, 152])
+def test_elastic_job_that_loses_all_slices_goes_back_to_its_saved_state(second):
+  times = dataclasses.replace(TIMES, checkpoint_every_secs=60, step_secs=8)
+  history = run([(150, 0, 50), (second, 1, 50)], slices=2, times=times)
+  assert loss(history, "lost_work") == pytest.approx(2 * 30)  # 120 .. 150
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_capacity_that_comes_and_goes_is_no_failure(elastic):
+  block = jobs.Block(10, 15, 200, 700)
+  history = run([], elastic=elastic, extras=(block,))
+  assert (history.interruptions, history.coalesced) == (0, 0)
+
+
 def test_growing_elastic_job_has_saved_no_longer_than_saves_take():
   times = dataclasses.replace(
     TIMES, checkpoint_secs=1, checkpoint_every_secs=0, step_secs=4

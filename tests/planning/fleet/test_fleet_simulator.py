@@ -153,6 +153,28 @@ def test_islands_have_their_own_speeds_where_slices_do_not_divide():
   ]
 
 
+@pytest.mark.parametrize(
+  ("speed", "extras", "share"),
+  [
+    (1.0, [(0.1, 0.5), (0.1, 0.5)], (100 * 0.5 + 20) / 120),
+    (0.5, [(1.0, 1.0)], (100 + 100 * 0.5) / 200),
+    (0.5, [(0.5, 0.5)], 1.0),
+  ],
+)
+def test_job_with_extra_slices_goes_at_the_pace_of_the_slowest(
+  speed, extras, share
+):
+  end = SMALL.horizon_secs
+  fleet = fleet_lib.Fleet(
+    *(25_600, 1, 100, 4, (speed,)),
+    extras=tuple(fleet_lib.Extra(n, 0.0, end, of) for n, of in extras),
+  )
+  never = failures.FailureModel(mtbi_years=0)
+  times = defaults.Times(upscale_secs=0)
+  found = goodput(change(fleet=fleet, failures=never, times=times))
+  assert found == pytest.approx(share)
+
+
 def test_uptime_counts_time_in_which_any_island_trains():
   model = failures.FailureModel(mtbi_years=0, site_mtbi_years=0.01)
   fleet = fleet_lib.Fleet(chips=512, islands=2, slices=2)
