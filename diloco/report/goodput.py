@@ -7,7 +7,10 @@ Allocated is the wall time of all sessions of the run, start-up, evaluation and
 outages included, for every island of the fleet; an island that came later
 counts from when it came. Both are multiplied by the chips of the island, those
 of one job by its slices, and what is useful of an elastic job by the share of
-its slices that were there.
+its slices that were there. A step of one job is useful as long as it lasts, on
+all of these: what a faster slice waits in it for the slowest, and all for the
+sum of gradients, is not taken off. So among slices of unequal speed, or over a
+slow link, its goodput is no measure of it against islands; tokens a second are.
 """
 
 import collections
