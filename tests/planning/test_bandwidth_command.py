@@ -75,6 +75,15 @@ def test_codec_of_islands_is_not_lent_to_the_synchronous_job(capsys):
   assert int4["mean_gbps"] < bf16["mean_gbps"]
 
 
+def test_utilisation_that_no_bandwidth_reaches_has_no_figure(capsys):
+  args = [*TABLE, "--method=data_parallel", "--latency_ms=50"]
+  found = run(capsys, *args)["methods"]["data_parallel"]
+  assert found["gbps"] == found["reached_gbps"] == [None] * 5
+  small = run(capsys, *TABLE, "--method=diloco", "--params=1")
+  assert small["methods"]["diloco"]["gbps"] == [None] * 5
+  assert small["methods"]["diloco"]["reached_gbps"] == [0.1] * 5
+
+
 def test_more_latency_than_the_overlap_has_no_bandwidth(capsys):
   args = [*TABLE, "--method=decoupled", "--latency_ms=60"]
   assert run(capsys, *args)["decoupled"]["gbps"] is None
@@ -96,6 +105,8 @@ def test_more_latency_than_the_overlap_has_no_bandwidth(capsys):
     (["--sites=1"], "'1' must be a whole number of at least 2"),
     (["--method=magic"], "argument --method: invalid choice: 'magic'"),
     (["--syncer_site=2"], "there are 2 sites"),
+    (["--syncer_site=1"], "would be ignored"),
+    (["--syncer_site=1", "--links=2", "--method=diloco"], "would be ignored"),
     (["--method=decoupled", "--num_fragments=101"], "P must not exceed H"),
     (["--every=1e6"], "1000000 are followed at most"),
     (["--nonsense"], "unrecognized arguments"),

@@ -7,12 +7,14 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+from diloco import errors
 from diloco.planning.planner import (
   efficiency,
   exchange,
   goodput,
   memory,
   model,
+  plan,
   resources,
   text,
 )
@@ -123,6 +125,28 @@ def test_measured_size_is_not_extrapolated():
   assert got.mean == got.low < got.high == 1.0
   larger = efficiency.expected(12e9, 8, 24)
   assert larger.low == got.low < larger.mean
+
+
+def test_what_a_codec_may_cost_is_part_of_what_a_token_is_worth():
+  worth = []
+  for codec in ("int8", "int4"):
+    request = plan.Request(
+      fleet(FAST, FAST, gbps=100),
+      model.make(1e9),
+      options=exchange.Options(codecs=(codec,)),
+      seeds=2,
+    )
+    worth.append(plan.evaluate(request, 2).efficiency)
+  loss = 2 / efficiency.fit().alpha * exchange.CODEC_LOSS["int4"]
+  assert worth[1].mean == pytest.approx(worth[0].mean * math.exp(-loss))
+  assert worth[1].low < worth[0].low and worth[1].high == worth[0].high
+
+
+def test_fleet_that_fails_all_the_time_is_no_plan():
+  dying = dataclasses.replace(FAST, mtbi_years=1e-7)
+  request = plan.Request(fleet(dying), model.make(1e9), seeds=2)
+  with pytest.raises(errors.UserError, match="chips fail so often"):
+    plan.best(request, plan.weigh(request))
 
 
 def test_goodput_is_the_fleet_simulators():

@@ -109,6 +109,13 @@ def _request(args: argparse.Namespace) -> study.Request:
     f"give at most {sites - 1}",
   )
   errors.require(
+    args.syncer_site is None
+    or (_DECOUPLED in names and args.links is not None),
+    f"--syncer_site={args.syncer_site}",
+    "it says whose link decoupled islands meet at, and would be ignored",
+    "give --links and leave --method out, or leave it out",
+  )
+  errors.require(
     args.method != _DECOUPLED or args.num_fragments <= args.every,
     f"--num_fragments={args.num_fragments}",
     f"P must not exceed H, --every={args.every}",

@@ -77,7 +77,11 @@ METHODS: Mapping[str, Method] = {
 
 @dataclasses.dataclass(frozen=True)
 class Needed:
-  """Bandwidth of the link between sites for one utilisation; None: beyond."""
+  """Bandwidth of the link between sites for one utilisation.
+
+  Both are None where no point of the grid reaches it; the figure alone is where
+  the first one does.
+  """
 
   level: float
   figure_gbps: float | None
@@ -134,14 +138,13 @@ def needed(curve: np.ndarray) -> tuple[Needed, ...]:
   found = []
   for level in LEVELS:
     good = np.flatnonzero(curve >= level - 1e-9)  # rounding of long sums
-    first = int(good[0]) if len(good) else len(GRID_GBPS)
+    first = int(good[0]) if len(good) else -1
     found.append(Needed(level, _point(first - 1), _point(first)))
   return tuple(found)
 
 
 def _point(index: int) -> float | None:
-  inside = 0 <= index < len(GRID_GBPS)
-  return float(GRID_GBPS[index]) if inside else None
+  return float(GRID_GBPS[index]) if index >= 0 else None
 
 
 def grid_steps(gbps: float) -> int:

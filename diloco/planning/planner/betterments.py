@@ -17,7 +17,10 @@ def limits(
   count = len(outcome.islands)
   lost = 1 - outcome.goodput.mean
   found = [(lost, f"failures: goodput is {outcome.goodput.mean:.1%}")]
-  short = efficiency.expected(model.params, count, exchange.PERIODS[0]).mean
+  short = efficiency.expected(
+    *(model.params, count, exchange.PERIODS[0]),
+    exchange.CODEC_LOSS[choice.codec],
+  ).mean
   if count > 1:
     text = f"sample efficiency: {count} islands need about"
     found.append((1 - short, f"{text} {1 / short - 1:.0%} more tokens"))

@@ -96,8 +96,13 @@ def period_loss(every: int) -> Interval:
   return Interval(*(slope * beyond for slope in _PERIOD))
 
 
-def expected(params: float, islands: int, every: int) -> Interval:
-  """Useful share of a token; above 1 is not believed."""
+def expected(
+  params: float, islands: int, every: int, codec_loss: float = 0.0
+) -> Interval:
+  """Useful share of a token; above 1 is not believed.
+
+  `codec_loss` is what a codec may add to ln L; the high end has it add nothing.
+  """
   found = fit()
   gaps = (
     found.gap(params, islands),
@@ -105,8 +110,10 @@ def expected(params: float, islands: int, every: int) -> Interval:
     0.0,
   )
   shares = [
-    math.exp(-2 / found.alpha * (gap + period))
-    for gap, period in zip(gaps, period_loss(every), strict=True)
+    math.exp(-2 / found.alpha * (gap + period + codec))
+    for gap, period, codec in zip(
+      gaps, period_loss(every), (codec_loss, codec_loss, 0.0), strict=True
+    )
   ]
   if islands == 1:
     shares = [1.0] * 3  # nothing is exchanged

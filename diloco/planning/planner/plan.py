@@ -11,6 +11,7 @@ second island would have after the token budget.
 """
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -104,7 +105,12 @@ def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
   useful = goodput.expected(
     islands, seeds=request.seeds, mtbi_factor=request.mtbi_factor
   )
-  worth = efficiency.expected(model.params, num_islands, choice.every)
+  if not useful.low:
+    why = f"chips fail so often that goodput is {useful.mean:.2%}"
+    return Misfit(num_islands, why, math.inf)
+  worth = efficiency.expected(
+    model.params, num_islands, choice.every, exchange.CODEC_LOSS[choice.codec]
+  )
   speed = sum(model.tokens_per_sec(island.flops) for island in islands)
   perfect = model.tokens / speed
   return Prospect(
