@@ -39,7 +39,7 @@ def test_simulation_is_json_that_reads_as_text():
   facts = diloco.simulate(**flags, islands=2, speeds=(1, 0.5), elastic=False)
   assert 0 < facts["goodput"]["mean"] <= 1
   assert facts["slices"] == 8
-  assert repr(facts).startswith("1 days, 8 slices")
+  assert repr(facts).startswith("1 days, 2,048 chips in 8 slices")
   assert "<pre>1 days" in facts._repr_html_()
 
 
