@@ -84,9 +84,8 @@ class Checker(fates.Fates):
           )
         # What was on its way when a lease was lost may still be written; the
         # heads have the later token, and keep its owner out.
-        if any(
-          new.token <= one for one in {*self._committers} - self._lost_tokens
-        ):
+        lasting = self._committers.keys() - self._lost_tokens
+        if new.token <= max(lasting, default=0):
           raise Violation(f"token {new.token} was given out again")
         rare.look(self._world, "lease", life)
         self._committers[new.token] = life

@@ -136,9 +136,12 @@ class _Account:
     """Pauses training; what is not saved each `unit_secs` is lost, 0: none."""
     assert self._paused_at is None
     rest = self._charge_saves()
-    lost = rest if unit_secs else 0.0
-    if unit_secs < self._save_every_secs:
-      lost = rest % unit_secs if unit_secs else 0.0
+    if not unit_secs:
+      lost = 0.0
+    elif unit_secs < self._save_every_secs:
+      lost = rest % unit_secs
+    else:
+      lost = rest
     self._lose_work(lost * self._active)
     self._unsaved = (rest - lost) * self._active
     self._paused_at, self._cause = self._now, cause
