@@ -64,7 +64,6 @@ def status_of(
     if one.num_steps
   )
   left = max(budget - done, 0) / speed if budget and speed else None
-  recent = view.merges.recent
   facts = {
     "status": state,
     "alive": alive,
@@ -76,7 +75,7 @@ def status_of(
     "progress": done / budget if budget else None,
     "tokens_per_sec": speed,
     "merges": view.merges.count,
-    "contributors_mean": sum(recent) / len(recent) if recent else None,
+    "contributors_mean": _islands_a_merge(view, state),
     "global_versions": sum(view.versions.values()),
     "eval_loss": loss,
     "eval_bits_per_token": figures.bits(loss),
@@ -96,6 +95,14 @@ def status_of(
     "problems": view.problems,
   }
   return typed.finite(facts)
+
+
+def _islands_a_merge(view: view_lib.RunView, state: str) -> float | None:
+  """Of late while the run is on; the last merges of its end are smaller."""
+  recent = view.merges.recent
+  if state != "running" or not recent:
+    return view.merges.islands_mean
+  return sum(recent) / len(recent)
 
 
 def _wall_secs(view: view_lib.RunView, state: str, now: float) -> float:

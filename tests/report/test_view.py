@@ -10,6 +10,7 @@ from diloco.report import (
   incidents,
   island_view,
   series,
+  status,
 )
 from diloco.report import view as view_lib
 from diloco.tape import events, ledger, painting, reader
@@ -68,6 +69,20 @@ def _trained():
   lines.start(2)
   lines.train(0, 5, 4)
   return lines
+
+
+def test_islands_in_a_merge_are_of_late_while_a_run_is_on_and_of_all_after_it():
+  lines = _trained()
+  for version in range(1, 101):
+    of = range(2 if version <= 50 else 1)
+    told = [{"island": island, "staleness": 0} for island in of]
+    place = {"fragment": 0, "version": version}
+    lines.add("syncer", 1, 10, events.MERGED, **place, contributions=told)
+  shown = status.status_of(lines.view(), alive=True, now=11.0)
+  assert shown["contributors_mean"] == 1.0
+  lines.control(15, events.RUN_FINISHED, status="finished")
+  shown = status.status_of(lines.view(), alive=False, now=16.0)
+  assert shown["contributors_mean"] == 1.5
 
 
 def test_state_follows_the_life_of_an_island():
