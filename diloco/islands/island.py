@@ -212,9 +212,11 @@ class Island:
       clock=self._clock,
     )
     tokens_per_step = self._task.tokens_per_batch
-    elastic: dict[str, Any] = {}
+    if_so: dict[str, Any] = {}
+    if self._config.sync.adoption == "eager":
+      if_so = {"own_rate": self._config.outer.learning_rate}
     if spec.present:
-      elastic = {
+      if_so |= {
         "present": spec.present,
         "replicas": self._config.replicas,
         "scheduled": learner.scheduled,
@@ -229,7 +231,7 @@ class Island:
       paced_step_secs=self._pace.step_secs,
       share=[spec.island, self._config.fleet.islands],
       total_tokens=self._config.total_tokens,
-      **elastic,
+      **if_so,
       **surroundings.describe(),
       **recovery.facts(basis, spec.island),
     )

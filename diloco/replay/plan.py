@@ -103,6 +103,7 @@ def _life(
       total_tokens=started["total_tokens"],
       present=tuple(started.get("present") or ()),
       by_tokens="scheduled" in started,
+      own_rate=started.get("own_rate"),
     )
     beginning = script.Beginning(
       step=started["step"],

@@ -114,6 +114,9 @@ class Settings:
   total_tokens: int
   present: tuple[int, ...] = ()  # slices of an elastic job; else none
   by_tokens: bool = False  # whether its schedules count what it trained
+  own_rate: float | None = (
+    None  # of "eager" updates' outer steps; None: the run's
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Hashable
 from typing import Any
 
+from diloco import config as config_lib
 from diloco import errors, process
 from diloco.islands import surroundings
 from diloco.replay import script
@@ -28,7 +29,7 @@ def kind(settings: script.Settings) -> Hashable:
     len(settings.cores),
     tuple(sorted(settings.environ.items())),
     *(settings.topology, settings.total_tokens),
-    *(settings.present, settings.by_tokens),
+    *(settings.present, settings.by_tokens, settings.own_rate),
   )
 
 
@@ -108,6 +109,16 @@ def _line(*values: Any) -> str:
   return json.dumps(script.to_json(values)) + "\n"
 
 
+def lived(
+  config: config_lib.RunConfig, settings: script.Settings
+) -> config_lib.RunConfig:
+  """The configuration that a life had, which resumptions have changed since."""
+  if (rate := settings.own_rate) is not None:
+    outer = dataclasses.replace(config.outer, learning_rate=rate)
+    config = dataclasses.replace(config, outer=outer)
+  return dataclasses.replace(config, total_tokens=settings.total_tokens)
+
+
 def main() -> int:
   """Answers commands until there are none; returns the exit code."""
   logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
@@ -123,8 +134,7 @@ def main() -> int:
   from diloco.snapshots import store
 
   compilation.use_cache(scratch / "compilation_cache")
-  config = process.read_config(run_dir)
-  config = dataclasses.replace(config, total_tokens=settings.total_tokens)
+  config = lived(process.read_config(run_dir), settings)
   original = store.SnapshotStore(process.store_url(run_dir))
   lives: dict[script.LifeId, performer.Performer] = {}
   for life, do, args in commands:

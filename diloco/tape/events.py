@@ -51,7 +51,8 @@ STARTED = "started"  # step, restored_from, tokens_per_step, kind,
 #   relative_speed, paced_step_secs (0: runs at its own speed), topology,
 #   devices (chips), share, total_tokens, of an elastic job present (slices that
 #   it has), replicas (all there are) and scheduled (steps of such a batch that
-#   its schedules have gone), cores, environ, software, checkpoint
+#   its schedules have gone), of "eager" updates own_rate (of its own outer
+#   steps), cores, environ, software, checkpoint
 #   and peer (whose state it took, or null), base_versions, base_digests,
 #   initial_by ([island, incarnation] that made it, for a version 0), epoch,
 #   passed_over, unsent_from_step: for each fragment the step after which

@@ -201,6 +201,7 @@ _OPTIONAL: Mapping[str, Kinds] = {
     "present": _list_of(_is_island),
     "replicas": _is_count,
     "scheduled": _is_count,
+    "own_rate": _is_number,
     "initial_by": _list_of(
       _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
     ),

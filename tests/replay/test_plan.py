@@ -1,12 +1,14 @@
 """From a tape to a plan, with tapes written by hand."""
 
+import dataclasses
 import json
 
 import pytest
 from run_tape import A, B, RunTape, two_islands
 
+from diloco import config as config_lib
 from diloco import errors
-from diloco.replay import script
+from diloco.replay import script, worker
 from diloco.snapshots import keys
 from diloco.tape import events
 
@@ -138,6 +140,20 @@ def test_schedules_of_an_elastic_job_begin_where_its_tape_says():
   assert life.settings.by_tokens and life.beginning.scheduled == 11
 
 
+def test_life_makes_outer_steps_of_its_own_by_the_rate_it_had():
+  tape = RunTape()
+  tape.start(A, own_rate=0.4)
+  tape.merge(1, (tape.submit(A, 4), 1.0))
+  (life,) = tape.plan().lives.values()
+  config = config_lib.RunConfig(outer=config_lib.OuterConfig(learning_rate=0.8))
+  lived = worker.lived(config, life.settings)
+  assert lived.outer.learning_rate == 0.4
+  other = dataclasses.replace(life.settings, own_rate=0.8)
+  assert worker.kind(other) != worker.kind(life.settings)
+  untold = dataclasses.replace(life.settings, own_rate=None)
+  assert worker.lived(config, untold).outer.learning_rate == 0.8
+
+
 def test_restored_life_needs_the_state_it_took():
   tape = two_islands()
   tape.save(A, 16, serial=1)
@@ -262,7 +278,9 @@ def test_state_that_was_never_saved_is_refused():
     script.Adopt(8, 0, 2, 4, 6, True, 3, ((1, 2),)),
     script.Mend(8, script.StateId(0, 1, 4, 2)),
     script.Save(8, script.StateId(0, 1, 8, 1)),
-    script.Settings("2x4", (0, 1), {"XLA_FLAGS": "--x"}, {}, 1000, (0, 2)),
+    script.Settings(
+      "2x4", (0, 1), {"XLA_FLAGS": "--x"}, {}, 1000, (0, 2), True, 0.5
+    ),
     script.Beginning(4, (1, 0), (4, 2), None, script.StateId(1, 1, 4), 4),
     (script.Rebase(8, 1), script.Lend(8, script.StateId(0, 1, 8))),
   ],

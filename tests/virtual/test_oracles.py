@@ -208,6 +208,8 @@ def test_eager_updates_are_the_formula_of_their_paper(tmp_path):
     outer={"learning_rate": 0.7, "momentum": 0.9},
   )
   close(found, params)
+  started = [e for e in reader.read(tmp_path).events if e["event"] == "started"]
+  assert [e["own_rate"] for e in started] == [0.7] * M
 
 
 def test_data_parallel_is_one_loop_over_the_joint_batch(tmp_path):
