@@ -20,7 +20,7 @@ from diloco.snapshots import (
   store,
   verify,
 )
-from diloco.syncer import core, grace
+from diloco.syncer import grace, orders
 
 PLAN = partition.partition(
   [partition.Tensor("a", (4,), "rda"), partition.Tensor("b", (3,), "rda")], 2
@@ -46,7 +46,7 @@ def close_of(**fields):
   plain |= dict(opened_at=0.0, closed_at=0.0, quorum_secs=0.0, grace_secs=0.0)
   plain |= dict(grace_spent_secs=0.0, queued_secs=0.0)
   plain |= dict(facts=grace.GraceFacts(0.1, 0.1, 0.1))
-  return core.Close(**plain | fields)
+  return orders.Close(**plain | fields)
 
 
 def write_leaf(path, name, values):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from diloco import workers
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import core, cutting, protocol
+from diloco.syncer import cutting, orders, protocol
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Chores:
       known.update([name for name, _ in broken])
     return found, broken
 
-  def accuse(self, action: core.Quarantine) -> operations.Procedure[None]:
+  def accuse(self, action: orders.Quarantine) -> operations.Procedure[None]:
     """Tells an island what the core has against it."""
     self._told[action.island] = verdict = records.Verdict(**vars(action))
     yield from self._tell(verdict)

@@ -25,10 +25,9 @@ snapshots, Information Processing Letters 25, 1987.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from diloco.snapshots import records
-from diloco.syncer import gates, grace, quorum
+from diloco.syncer import gates, grace, orders, quorum
 
 # Refusals that are the island's own doing, not its store's.
 _OFFENCES = ("not_finite", "norm_outlier", "norm_overflow")
@@ -38,189 +37,6 @@ _OFFENCES = ("not_finite", "norm_outlier", "norm_overflow")
 _HOLES_KEPT = 16
 
 _RETRY_DOUBLINGS = 5  # of the pause after a merge that failed
-
-Hole = tuple[int, int]  # steps (first, last]
-
-
-class Start(NamedTuple):
-  """A fragment as its head has it."""
-
-  version: int  # the newest
-  clock: Mapping[int, int]  # a vector clock, island -> last merged step
-  # Island -> steps before that which no version has: another life or base
-  # skipped them, or they were not to be seen when later ones were merged. They
-  # never will be: what was trained since stands on what the island made of
-  # them.
-  holes: Mapping[int, tuple[Hole, ...]] = {}
-
-
-# Events
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Arrived:
-  """Commit records became visible, together as far as one look can tell.
-
-  A look after an outage finds several publications of one island; the latest
-  contains the others, so all are taken in before any round closes.
-  """
-
-  contributions: Sequence[records.Contribution]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Membership:
-  """Islands that are training now, with their seconds per step."""
-
-  step_secs: Mapping[int, float]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Committed:
-  """The version asked for by `Close` is the fragment's head."""
-
-  fragment: int
-
-
-@dataclasses.dataclass(frozen=True)
-class MergeRefused:
-  """The merge found contributions it must not use; nothing was committed."""
-
-  fragment: int
-  reasons: Mapping[str, str]  # contribution key -> reason
-
-
-@dataclasses.dataclass(frozen=True)
-class MergeFailed:
-  """The store failed during a merge; a later `Tick` may try again.
-
-  Each failure in a row doubles the pause of that fragment, and of no other.
-  """
-
-  fragment: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Tick:
-  """Time passed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drain:
-  """Close every round as soon as its quorum allows, without grace."""
-
-
-@dataclasses.dataclass(frozen=True)
-class CutRequested:
-  """A cut was asked for."""
-
-  number: int
-
-
-@dataclasses.dataclass(frozen=True)
-class CutEnded:
-  """The cut is complete or given up: its channel need not be kept."""
-
-  number: int
-
-
-Event = (
-  Arrived
-  | Membership
-  | Committed
-  | MergeRefused
-  | MergeFailed
-  | Tick
-  | Drain
-  | CutRequested
-  | CutEnded
-)
-
-
-# Actions
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Open:
-  """A round opened; islands that would miss it may now follow."""
-
-  fragment: int
-  version: int
-  island: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Chosen:
-  """One contribution in a closing round."""
-
-  contribution: records.Contribution
-  staleness: int
-  arrived_at: float
-  waited_secs: float  # arrival after the round opened; negative: before
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Close:
-  """Merge these and commit the result as `version`."""
-
-  fragment: int
-  version: int
-  chosen: tuple[Chosen, ...]
-  absent: tuple[int, ...]  # live islands that are not in
-  clock: Mapping[int, int]  # the vector clock of the new version
-  holes: Mapping[int, tuple[Hole, ...]]  # what it passes over; see `Start`
-  opened_at: float
-  closed_at: float
-  quorum_secs: float
-  grace_secs: float  # offered
-  grace_spent_secs: float
-  queued_secs: float  # from the end of the window to `closed_at`
-  facts: grace.GraceFacts  # what the offer was made from
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Discard:
-  """This contribution will never be merged."""
-
-  contribution: records.Contribution
-  reason: str
-  arrived_at: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Quarantine:
-  """Tell an island that what it publishes is refused, and start it anew."""
-
-  island: int
-  incarnation: int
-  fragment: int
-  reason: str
-  offences: int  # in a row
-  suspended_secs: float  # from now, refused unseen; 0 for not
-
-
-@dataclasses.dataclass(frozen=True)
-class Remind:
-  """See that an island can still read what it was told last."""
-
-  island: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Cut:
-  """Write down the heads as they are now: the syncer's part of a cut."""
-
-  number: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Forget:
-  """This contribution was merged already; only its record is left over."""
-
-  contribution: records.Contribution
-
-
-Action = Open | Close | Discard | Quarantine | Remind | Cut | Forget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,21 +57,11 @@ class Settings:
   stale_opens: bool = False  # whether any contribution opens a round
 
 
-@dataclasses.dataclass
-class _Offender:
-  """An island that was refused, and not merged since."""
-
-  incarnation: int = 0
-  step: int = 0  # last one refused; what counts from it on is a new offence
-  offences: int = 0
-  until: float = 0.0  # suspended, on the core's clock
-
-
 @dataclasses.dataclass(slots=True)
 class _Fragment:
   version: int
   clock: dict[int, int]
-  holes: dict[int, tuple[Hole, ...]]
+  holes: dict[int, tuple[orders.Hole, ...]]
   gate: gates.NormGate
   waiting: dict[str, tuple[records.Contribution, float]] = dataclasses.field(
     default_factory=dict
@@ -265,7 +71,7 @@ class _Fragment:
   grace_secs: float = 0.0
   facts: grace.GraceFacts | None = None  # at quorum
   ready_at: float | None = None  # all are in, or the window has ended
-  closing: Close | None = None
+  closing: orders.Close | None = None
   failures: int = 0  # of merges, in a row
   retry_at: float = -math.inf  # no merge before
 
@@ -276,7 +82,7 @@ class SyncerCore:
   def __init__(
     self,
     settings: Settings,
-    heads: Sequence[Start | tuple[int, Mapping[int, int]]],
+    heads: Sequence[orders.Start | tuple[int, Mapping[int, int]]],
     *,
     epoch: int = 0,
     cut: int = 0,
@@ -295,12 +101,12 @@ class SyncerCore:
         dict(start.holes),
         gates.NormGate(settings.gate),
       )
-      for start in (Start(*head) for head in heads)
+      for start in (orders.Start(*head) for head in heads)
     ]
     self._epoch = epoch
     self._cut = cut
     self._channel: dict[str, records.Contribution] | None = None
-    self._offenders: dict[int, _Offender] = {}
+    self._offenders = gates.Offenders(settings.suspension)
     self._step_secs: dict[int, float] = {}
     self._quorum_secs = grace.MovingAverage()
     self._sync_secs = grace.MovingAverage()
@@ -358,33 +164,33 @@ class SyncerCore:
       self._settings, quorum=settings.quorum, grace=settings.grace
     )
 
-  def handle(self, event: Event, now: float) -> list[Action]:
+  def handle(self, event: orders.Event, now: float) -> list[orders.Action]:
     """Takes one event at `now` (monotonic seconds); returns what to do."""
     match event:
-      case Arrived(contributions):
+      case orders.Arrived(contributions):
         return self._arrived(contributions, now)
-      case Membership(step_secs):
+      case orders.Membership(step_secs):
         self._step_secs = dict(step_secs)
         return self._evaluate_all(now)
-      case Committed(fragment):
+      case orders.Committed(fragment):
         return self._committed(fragment, now)
-      case MergeRefused(fragment, reasons):
+      case orders.MergeRefused(fragment, reasons):
         return self._refused(fragment, reasons, now)
-      case MergeFailed(fragment):
+      case orders.MergeFailed(fragment):
         return self._failed(fragment, now)
-      case Drain():
+      case orders.Drain():
         self._draining = True
         return self._evaluate_all(now)
-      case Tick():
+      case orders.Tick():
         return self._evaluate_all(now)
-      case CutRequested(number):
+      case orders.CutRequested(number):
         return self._take_part(number)
-      case CutEnded(number):
+      case orders.CutEnded(number):
         if number == self._cut:
           self._channel = None
         return []
 
-  def _take_part(self, number: int) -> list[Action]:
+  def _take_part(self, number: int) -> list[orders.Action]:
     if number <= self._cut:
       return []
     self._cut = number
@@ -393,11 +199,11 @@ class SyncerCore:
       for state in self._fragments
       for key, (contribution, _) in state.waiting.items()
     }
-    return [Cut(number)]
+    return [orders.Cut(number)]
 
   def _arrived(
     self, contributions: Sequence[records.Contribution], now: float
-  ) -> list[Action]:
+  ) -> list[orders.Action]:
     # Before anything of it is taken in: what was sent after a cut must not be
     # in it.
     actions = self._take_part(max([c.cut for c in contributions], default=0))
@@ -407,18 +213,20 @@ class SyncerCore:
       actions += self._evaluate(fragment, now)
     return actions
 
-  def _admit(self, new: records.Contribution, now: float) -> list[Action]:
+  def _admit(
+    self, new: records.Contribution, now: float
+  ) -> list[orders.Action]:
     state = self._fragments[new.fragment]
     key = new.key
     if key in state.waiting:
       return []
     merged_step = state.clock.get(new.island, 0)
     if new.epoch < self._epoch:
-      return [Discard(new, "before_restore", now)]
+      return [orders.Discard(new, "before_restore", now)]
     if new.step <= merged_step:
       if _is_passed_over(state, new):
-        return [Discard(new, "passed_over", now)]
-      return [Forget(new)]
+        return [orders.Discard(new, "passed_over", now)]
+      return [orders.Forget(new)]
     if new.epoch > self._epoch or new.base_version > state.version:
       # Somebody else committed what it started from: this syncer is deposed
       # and will learn it. The contribution is not its to discard.
@@ -428,51 +236,37 @@ class SyncerCore:
       reason = "overlaps_merged"
     elif state.version - new.base_version > self._settings.max_staleness:
       reason = "too_stale"
-    elif self._offenders and self._is_suspended(new.island, now):
+    elif self._offenders and self._offenders.is_suspended(new.island, now):
       reason = "suspended"
     if reason:
-      return [Discard(new, reason, now)]
+      return [orders.Discard(new, reason, now)]
     if reason := state.gate.judge(new):
-      return [Discard(new, reason, now), *self._offence(new, reason, now)]
+      return [
+        orders.Discard(new, reason, now),
+        *self._offence(new, reason, now),
+      ]
     state.waiting[key] = (new, now)
     if self._channel is not None and new.cut < self._cut:
       self._channel[key] = new
     return []
 
-  def _is_suspended(self, island: int, now: float) -> bool:
-    offender = self._offenders.get(island)
-    return offender is not None and now < offender.until
-
   def _offence(
     self, refused: records.Contribution, reason: str, now: float
-  ) -> list[Action]:
-    """Counts an offence, unless the island could not know of the last one."""
-    offender = self._offenders.get(refused.island)
-    if offender is None:
-      offender = self._offenders[refused.island] = _Offender()
-    elif (
-      refused.incarnation <= offender.incarnation
-      and refused.first_step < offender.step
-    ):
-      offender.step = max(offender.step, refused.step)
-      return [Remind(refused.island)]  # or it would go on for ever
-    offender.incarnation = refused.incarnation
-    offender.step = refused.step
-    offender.offences += 1
-    secs = self._settings.suspension.secs(offender.offences)
-    offender.until = now + secs
+  ) -> list[orders.Action]:
+    offence = self._offenders.add(refused, now)
+    if offence is None:
+      return [orders.Remind(refused.island)]  # or it would go on for ever
     return [
-      Quarantine(
+      orders.Quarantine(
         refused.island,
         refused.incarnation,
         refused.fragment,
         reason,
-        offender.offences,
-        secs,
+        *offence,
       )
     ]
 
-  def _supersede(self, state: _Fragment) -> list[Action]:
+  def _supersede(self, state: _Fragment) -> list[orders.Action]:
     """Of overlapping publications of one island only the latest stays.
 
     One of an earlier life that lands late may hold steps that no other does.
@@ -491,7 +285,7 @@ class SyncerCore:
     for contribution, _ in dropped:
       del state.waiting[contribution.key]
     return [
-      Discard(
+      orders.Discard(
         contribution,
         "superseded"
         if _contain(kept[contribution.island], contribution)
@@ -501,7 +295,7 @@ class SyncerCore:
       for contribution, arrived_at in dropped
     ]
 
-  def _committed(self, fragment: int, now: float) -> list[Action]:
+  def _committed(self, fragment: int, now: float) -> list[orders.Action]:
     state = self._fragments[fragment]
     assert state.closing is not None and state.ready_at is not None
     self._merging = False
@@ -510,7 +304,7 @@ class SyncerCore:
       del state.waiting[chosen.contribution.key]
       state.gate.accepted(chosen.contribution)
       if self._offenders:
-        self._offenders.pop(chosen.contribution.island, None)
+        self._offenders.forgive(chosen.contribution.island)
     state.version = state.closing.version
     state.clock = dict(state.closing.clock)
     state.holes = dict(state.closing.holes)
@@ -518,7 +312,7 @@ class SyncerCore:
     state.closing = None
     state.failures, state.retry_at = 0, -math.inf
     # What is left was meant for the round that just closed.
-    actions: list[Action] = []
+    actions: list[orders.Action] = []
     for key, (left, arrived_at) in list(state.waiting.items()):
       late = state.version - left.base_version > self._settings.max_staleness
       merged_step = state.clock.get(left.island, 0)
@@ -527,10 +321,10 @@ class SyncerCore:
         reason = "too_stale" if late else "overlaps_merged"
         if left.step <= merged_step and _is_passed_over(state, left):
           reason = "passed_over"
-        actions.append(Discard(left, reason, arrived_at))
+        actions.append(orders.Discard(left, reason, arrived_at))
     return actions + self._evaluate(fragment, now)
 
-  def _failed(self, fragment: int, now: float) -> list[Action]:
+  def _failed(self, fragment: int, now: float) -> list[orders.Action]:
     state = self._fragments[fragment]
     doubled = 2 ** min(state.failures, _RETRY_DOUBLINGS)
     state.closing, self._merging = None, False
@@ -541,13 +335,13 @@ class SyncerCore:
 
   def _refused(
     self, fragment: int, reasons: Mapping[str, str], now: float
-  ) -> list[Action]:
+  ) -> list[orders.Action]:
     state = self._fragments[fragment]
     state.closing, self._merging = None, False
-    actions: list[Action] = []
+    actions: list[orders.Action] = []
     for key, reason in reasons.items():
       contribution, arrived_at = state.waiting.pop(key)
-      actions.append(Discard(contribution, reason, arrived_at))
+      actions.append(orders.Discard(contribution, reason, arrived_at))
       if reason.startswith(_OFFENCES):
         actions += self._offence(contribution, reason, now)
     self._keep_open(state)
@@ -558,8 +352,8 @@ class SyncerCore:
     if self._opener(state) is None:
       state.opened_at = state.quorum_at = state.ready_at = None
 
-  def _evaluate_all(self, now: float) -> list[Action]:
-    actions: list[Action] = []
+  def _evaluate_all(self, now: float) -> list[orders.Action]:
+    actions: list[orders.Action] = []
     for fragment in range(len(self._fragments)):
       actions += self._evaluate(fragment, now)
     return actions
@@ -567,11 +361,11 @@ class SyncerCore:
   def _present(self, state: _Fragment) -> set[int]:
     return {c.island for c, _ in state.waiting.values()}
 
-  def _evaluate(self, fragment: int, now: float) -> list[Action]:
+  def _evaluate(self, fragment: int, now: float) -> list[orders.Action]:
     state = self._fragments[fragment]
     if state.closing is not None or not state.waiting:
       return []
-    actions: list[Action] = []
+    actions: list[orders.Action] = []
     present = self._present(state)
     if len(present) < len(state.waiting):
       actions = self._supersede(state)
@@ -581,7 +375,7 @@ class SyncerCore:
       if opener is None:
         return actions
       state.opened_at = now
-      actions.append(Open(fragment, state.version + 1, opener.island))
+      actions.append(orders.Open(fragment, state.version + 1, opener.island))
     if not self._settings.quorum.reached(len(present)):
       state.quorum_at = state.ready_at = None
       return actions
@@ -592,7 +386,8 @@ class SyncerCore:
       state.grace_secs = self._settings.grace.grace_secs(state.facts)
     absent = self._step_secs.keys() - present
     if self._offenders:
-      absent = {m for m in absent if not self._is_suspended(m, now)}
+      suspended = self._offenders.is_suspended
+      absent = {m for m in absent if not suspended(m, now)}
     # The same sum as in `next_deadline`, or a tick then could come too early.
     until = state.quorum_at + state.grace_secs
     if state.ready_at is None:
@@ -626,7 +421,7 @@ class SyncerCore:
 
   def _close(
     self, fragment: int, state: _Fragment, absent: list[int], now: float
-  ) -> Close:
+  ) -> orders.Close:
     version, opened_at = state.version, state.opened_at
     assert opened_at is not None and state.quorum_at is not None
     assert state.facts is not None and state.ready_at is not None
@@ -641,12 +436,12 @@ class SyncerCore:
         hole = merged_step, contribution.first_step
         holes[island] = (*holes.get(island, ()), hole)[-_HOLES_KEPT:]
       clock[island] = step
-    return Close(
+    return orders.Close(
       fragment=fragment,
       version=version + 1,
       chosen=tuple(
         [
-          Chosen(c, version - c.base_version, at, at - opened_at)
+          orders.Chosen(c, version - c.base_version, at, at - opened_at)
           for c, at in ordered
         ]
       ),

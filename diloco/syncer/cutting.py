@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from diloco import errors
 from diloco.snapshots import cut_parts, cuts, keys, operations, records
-from diloco.syncer import core
+from diloco.syncer import orders
 
 logger = logging.getLogger(__name__)
 
-_News = list[core.CutRequested | core.CutEnded]
+_News = list[orders.CutRequested | orders.CutEnded]
 
 
 @dataclasses.dataclass
@@ -79,7 +79,7 @@ class CutKeeper:
     newest = max((yield from cuts.numbers()), default=0)
     if not newest or newest in self._ended:
       # The core may have met a stamp of a cut that is over.
-      return [] if channel is None else [core.CutEnded(newest)]
+      return [] if channel is None else [orders.CutEnded(newest)]
     try:
       return (yield from self._look_at(newest, channel))
     except errors.CorruptSnapshotError as error:
@@ -95,7 +95,7 @@ class CutKeeper:
       return (yield from self._end(look))
     if look.is_open_in(self._epoch):
       if mine is None:
-        return [core.CutRequested(newest)]
+        return [orders.CutRequested(newest)]
       yield from self._go_on(mine, look, channel)
     elif look.request is not None and look.request.epoch < self._epoch:
       # Who set the run back did not see it.
@@ -174,7 +174,7 @@ class CutKeeper:
       yield from cuts.delete(number)
       self._pins.pop(number, None)
     yield from self._release()
-    return [core.CutEnded(look.cut)]
+    return [orders.CutEnded(look.cut)]
 
   def is_pinned(self, name: str) -> bool:
     """Whether a contribution's payload must stay; its record is gone.

@@ -19,6 +19,7 @@ import bisect
 import collections
 import dataclasses
 import math
+from typing import NamedTuple
 
 from diloco.snapshots import records
 
@@ -97,3 +98,55 @@ class Suspension:
       return 0.0
     doubled = self.base_secs * 2.0 ** min(offences - self.after, 60)
     return min(doubled, self.max_secs)
+
+
+class Offence(NamedTuple):
+  """What an island has earned by what it sent."""
+
+  offences: int  # in a row
+  suspended_secs: float  # from now, refused unseen; 0 for not
+
+
+@dataclasses.dataclass
+class _Offender:
+  incarnation: int = 0
+  step: int = 0  # last one refused; what counts from it on is a new offence
+  offences: int = 0
+  until: float = 0.0  # suspended, on the caller's clock
+
+
+class Offenders:
+  """Islands that were refused for what they sent, and not merged since."""
+
+  def __init__(self, suspension: Suspension):
+    self._suspension = suspension
+    self._known: dict[int, _Offender] = {}
+
+  def __bool__(self) -> bool:
+    return bool(self._known)
+
+  def is_suspended(self, island: int, now: float) -> bool:
+    """Whether what it sends is refused unseen."""
+    known = self._known.get(island)
+    return known is not None and now < known.until
+
+  def add(self, refused: records.Contribution, now: float) -> Offence | None:
+    """Counts an offence; None if its island could not know of the last one."""
+    known = self._known.get(refused.island)
+    if known is None:
+      known = self._known[refused.island] = _Offender()
+    elif (
+      refused.incarnation <= known.incarnation
+      and refused.first_step < known.step
+    ):
+      known.step = max(known.step, refused.step)
+      return None
+    known.incarnation, known.step = refused.incarnation, refused.step
+    known.offences += 1
+    secs = self._suspension.secs(known.offences)
+    known.until = now + secs
+    return Offence(known.offences, secs)
+
+  def forgive(self, island: int) -> None:
+    """What it sent was merged."""
+    self._known.pop(island, None)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from diloco import errors
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import chores as chores_lib
-from diloco.syncer import core, cutting, protocol
+from diloco.syncer import cutting, orders, protocol
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class Heads:
 
   def close_round(
     self,
-    close: core.Close,
+    close: orders.Close,
     weights: Sequence[float],
     content_of: Callable[[Any], Content],
   ) -> operations.Procedure[None]:
@@ -133,7 +133,7 @@ class Heads:
 
   def _close_round(
     self,
-    close: core.Close,
+    close: orders.Close,
     weights: Sequence[float],
     content_of: Callable[[Any], Content],
   ) -> operations.Procedure[None]:

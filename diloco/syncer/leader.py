@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import chores as chores_lib
 from diloco.syncer import core as core_lib
-from diloco.syncer import cutting, protocol, weighting
+from diloco.syncer import cutting, orders, protocol, weighting
 from diloco.syncer import heads as heads_lib
 from diloco.syncer import members as members_lib
 
@@ -62,20 +62,20 @@ class Witness:
   def rejected(self, name: str, why: str) -> None:
     """A record of that name cannot be trusted."""
 
-  def acts(self, action: core_lib.Action) -> None:
+  def acts(self, action: orders.Action) -> None:
     """An action is about to be done."""
 
   def merging(self) -> operations.Script[None]:
     """A merge is about to begin, in the thread that merges."""
     yield from ()
 
-  def committed(self, close: core_lib.Close) -> None:
+  def committed(self, close: orders.Close) -> None:
     """A version is the head; nobody else knows."""
 
-  def told(self, close: core_lib.Close) -> None:
+  def told(self, close: orders.Close) -> None:
     """A version is to be told of."""
 
-  def failed(self, error: Exception, close: core_lib.Close | None) -> None:
+  def failed(self, error: Exception, close: orders.Close | None) -> None:
     """The store failed, in a merge or elsewhere."""
 
   def healed(self, healed: Sequence[records.Head]) -> None:
@@ -141,7 +141,7 @@ class Leader(Witness, abc.ABC):
 
   @abc.abstractmethod
   def content_of(
-    self, close: core_lib.Close, weights: Sequence[float], merged: Any
+    self, close: orders.Close, weights: Sequence[float], merged: Any
   ) -> heads_lib.Content:
     """Completes a head from what a merge gave, right before its commit."""
 
@@ -178,11 +178,11 @@ class Leader(Witness, abc.ABC):
         yield from self.scan()
         deadline = core.next_deadline()
         if self.draining():
-          yield from self.handle(core_lib.Drain())
+          yield from self.handle(orders.Drain())
           left = core.quorate - stood
           self.drained = not left and not self.is_merging
         elif deadline is not None and clock() >= deadline:
-          yield from self.handle(core_lib.Tick())
+          yield from self.handle(orders.Tick())
       except operations.FAILURES as error:
         self.failed(error, None)
         yield self._parts.retry_secs
@@ -204,7 +204,7 @@ class Leader(Witness, abc.ABC):
       self.unreadable(name, why)
     present = self._parts.members.present(found, now)
     self.present(present)
-    yield from self.handle(core_lib.Membership(present))
+    yield from self.handle(orders.Membership(present))
 
   def look_after_heads(self) -> operations.Procedure[None]:
     """Puts heads back that the store has spoiled."""
@@ -223,13 +223,13 @@ class Leader(Witness, abc.ABC):
         sound.append(record)
     if sound:
       self.arrived(sound)
-      yield from self.handle(core_lib.Arrived(sound))
+      yield from self.handle(orders.Arrived(sound))
 
   def _reject(self, name: str, why: str) -> operations.Procedure[None]:
     self.rejected(name, why)
     yield from self.chores.delete(name)
 
-  def handle(self, event: core_lib.Event) -> operations.Script[None]:
+  def handle(self, event: orders.Event) -> operations.Script[None]:
     """Tells the core, and does what it answers.
 
     All of it is done, whatever the store makes of some of it: a merge that
@@ -244,7 +244,7 @@ class Leader(Witness, abc.ABC):
       yield from self._do_all(actions)
 
   def _do_all(
-    self, actions: Sequence[core_lib.Action]
+    self, actions: Sequence[orders.Action]
   ) -> operations.Script[None]:
     failure: Exception | None = None
     for action in actions:
@@ -257,19 +257,19 @@ class Leader(Witness, abc.ABC):
     if failure is not None:
       raise failure
 
-  def _do(self, action: core_lib.Action) -> operations.Script[None]:
+  def _do(self, action: orders.Action) -> operations.Script[None]:
     match action:
-      case core_lib.Open():
+      case orders.Open():
         yield operations.Write(keys.BOARD, self.board())
-      case core_lib.Close():
+      case orders.Close():
         yield from self._go_on(self._close_round(action))
-      case core_lib.Discard(contribution) | core_lib.Forget(contribution):
+      case orders.Discard(contribution) | orders.Forget(contribution):
         yield from self.chores.delete(contribution.key)
-      case core_lib.Quarantine():
+      case orders.Quarantine():
         yield from self.chores.accuse(action)
-      case core_lib.Remind(island):
+      case orders.Remind(island):
         yield from self.chores.remind(island)
-      case core_lib.Cut(number) if self.cuts is not None:
+      case orders.Cut(number) if self.cuts is not None:
         self.heads.cut = number
         yield from self.cuts.take_part(number, self.heads.records)
 
@@ -314,7 +314,7 @@ class Leader(Witness, abc.ABC):
         except Exception as failed:
           error = failed
 
-  def _close_round(self, close: core_lib.Close) -> operations.Script[None]:
+  def _close_round(self, close: orders.Close) -> operations.Script[None]:
     weights = [self._weight(chosen) for chosen in close.chosen]
     try:
       yield from self.heads.close_round(
@@ -322,17 +322,17 @@ class Leader(Witness, abc.ABC):
       )
     except operations.FAILURES as error:
       self.failed(error, close)
-      yield from self.handle(core_lib.MergeFailed(close.fragment))
+      yield from self.handle(orders.MergeFailed(close.fragment))
       return
     except protocol.RefusedError as refused:
       yield from self.handle(
-        core_lib.MergeRefused(close.fragment, refused.reasons)
+        orders.MergeRefused(close.fragment, refused.reasons)
       )
       return
     self.committed(close)
     yield _BEFORE_TAPE
     self.told(close)
-    later = self.core.handle(core_lib.Committed(close.fragment), self._clock())
+    later = self.core.handle(orders.Committed(close.fragment), self._clock())
     head = self.heads.held[close.fragment].head
     merged = [chosen.contribution.key for chosen in close.chosen]
     failure: OSError | None = None
@@ -345,7 +345,7 @@ class Leader(Witness, abc.ABC):
     if failure is not None:
       raise failure
 
-  def _weight(self, chosen: core_lib.Chosen) -> float:
+  def _weight(self, chosen: orders.Chosen) -> float:
     record = chosen.contribution
     return self._parts.weights.weight(
       record.c_tokens, record.c_steps, chosen.staleness

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from diloco import errors
 from diloco.snapshots import keys, operations, records
 from diloco.snapshots import members as members_lib
-from diloco.syncer import core
+from diloco.syncer import orders
 
 # Made once: procedures are run a million times in simulations.
 _AFTER_HEAD_CAS = operations.Point("after_head_cas")
@@ -28,10 +28,10 @@ _CONTRIBUTIONS = operations.Names("contributions")
 _MID_FENCE = operations.Point("mid_fence")
 
 
-def starts(heads: Sequence[records.Head]) -> list[core.Start]:
+def starts(heads: Sequence[records.Head]) -> list[orders.Start]:
   """What a core must know of the heads it starts from."""
   return [
-    core.Start(
+    orders.Start(
       head.version,
       {int(m): step for m, step in head.clock.items()},
       {

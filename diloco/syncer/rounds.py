@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from diloco import workers
 from diloco.fragments import codec, partition
 from diloco.snapshots import operations, records
-from diloco.syncer import core, leader, round_merge
 from diloco.syncer import heads as heads_lib
+from diloco.syncer import leader, round_merge
+from diloco.syncer import orders as syncer_orders
 from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Rounds(leader.Leader):
     return sorted(self.heads.standing)
 
   def content_of(
-    self, close: core.Close, weights: Sequence[float], merged: Any
+    self, close: syncer_orders.Close, weights: Sequence[float], merged: Any
   ) -> heads_lib.Content:
     """See `Leader`; the head keeps what the tape will say, for a successor."""
     secs = self._clock() - self._closing_since
@@ -131,17 +132,17 @@ class Rounds(leader.Leader):
     logger.warning("record_rejected name=%s why=%s", name, why)
     self._tape.discarded(name, "corrupt_record")
 
-  def acts(self, action: core.Action) -> None:
+  def acts(self, action: syncer_orders.Action) -> None:
     """See `Leader`."""
     match action:
-      case core.Open():
+      case syncer_orders.Open():
         self._tape.record(events.ROUND_OPENED, **dataclasses.asdict(action))
-      case core.Close():
+      case syncer_orders.Close():
         self._closing_since = self._clock()
-      case core.Discard():
+      case syncer_orders.Discard():
         sent, at = action.contribution, action.arrived_at
         self._tape.discarded(sent.key, action.reason, sent, arrived_at=at)
-      case core.Quarantine():
+      case syncer_orders.Quarantine():
         self._tape.record(
           events.QUARANTINED,
           island=action.island,
@@ -152,14 +153,14 @@ class Rounds(leader.Leader):
           suspended_secs=action.suspended_secs,
         )
 
-  def told(self, close: core.Close) -> None:
+  def told(self, close: syncer_orders.Close) -> None:
     """See `Leader`."""
     self._tape.record(
       events.MERGED, **self.heads.records[close.fragment].merged
     )
     self.num_merges += 1
 
-  def failed(self, error: Exception, close: core.Close | None) -> None:
+  def failed(self, error: Exception, close: syncer_orders.Close | None) -> None:
     """See `Leader`."""
     if close is None:
       logger.warning("store_unreachable error=%s", error)
@@ -204,7 +205,7 @@ class Rounds(leader.Leader):
 
 
 def _merged_event(
-  close: core.Close,
+  close: syncer_orders.Close,
   weights: Sequence[float],
   merged: round_merge.Merged,
   merge_secs: float,
@@ -234,7 +235,7 @@ def _merged_event(
 
 
 def _contributions(
-  chosen: Sequence[core.Chosen], weights: Sequence[float]
+  chosen: Sequence[syncer_orders.Chosen], weights: Sequence[float]
 ) -> list[dict[str, Any]]:
   found = []
   for one, weight in zip(chosen, weights, strict=True):

@@ -11,8 +11,7 @@ from typing import Any
 
 from diloco.controller import program as program_lib
 from diloco.snapshots import records
-from diloco.syncer import core as core_lib
-from diloco.syncer import cutting, leader, leadership, weighting
+from diloco.syncer import cutting, leader, leadership, orders, weighting
 from diloco.syncer import heads as heads_lib
 from diloco.verification import arithmetic, session_end, values
 from diloco.verification import kernel as kernel_lib
@@ -135,7 +134,7 @@ class _Leader(leader.Leader):
       yield (_LONG_MERGE_SECS if long else 0.08) * self._random()
 
   def content_of(
-    self, close: core_lib.Close, weights: Sequence[float], merged: Any
+    self, close: orders.Close, weights: Sequence[float], merged: Any
   ) -> heads_lib.Content:
     self.check()
     return _CONTENT
@@ -147,23 +146,23 @@ class _Leader(leader.Leader):
   def rejected(self, name: str, why: str) -> None:
     self._checker.rejected(self._syncer, name)
 
-  def acts(self, action: core_lib.Action) -> None:
+  def acts(self, action: orders.Action) -> None:
     syncer, checker = self._syncer, self._checker
     match action:
-      case core_lib.Close():
+      case orders.Close():
         checker.closing(syncer, action)
-      case core_lib.Discard(contribution, reason):
+      case orders.Discard(contribution, reason):
         checker.discarded(syncer, contribution, reason)
-      case core_lib.Cut():
+      case orders.Cut():
         checker.seen["cut_in_a_merge"] += self.is_merging
-      case core_lib.Quarantine():
+      case orders.Quarantine():
         checker.seen["quarantined"] += 1
         if action.suspended_secs:
           self._world.disturbed(action.suspended_secs)
-      case core_lib.Forget(contribution):
+      case orders.Forget(contribution):
         checker.forgotten(syncer, contribution)
 
-  def committed(self, close: core_lib.Close) -> None:
+  def committed(self, close: orders.Close) -> None:
     self._syncer.num_merges += 1
     ready_at = close.closed_at - close.queued_secs
     self._checker.committed(self._syncer, close, self._clock() - ready_at)

@@ -6,7 +6,7 @@ import pytest
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import chores, core, cutting
+from diloco.syncer import chores, cutting, orders
 
 BOARD = records.Board([1], {})
 NAMES = ["0000.0000.0001.000000008", "0000.0001.0001.000000008"]
@@ -264,7 +264,7 @@ def test_verdict_that_got_lost_is_told_again_and_no_other():
   execute = Store()
   one = _leader(execute)
   operations.perform(one.remind(0), execute)  # nobody told it anything
-  action = core.Quarantine(0, 1, 0, "not_finite", 1, 0.0)
+  action = orders.Quarantine(0, 1, 0, "not_finite", 1, 0.0)
   operations.perform(one.accuse(action), execute)
   ((key, verdict),) = execute.done
   assert (verdict.offences, verdict.reason) == (1, "not_finite")
@@ -309,7 +309,7 @@ def test_verdict_the_store_refuses_is_told_until_it_takes_it():
 
   execute.refused = ("verdicts",)
   for island in (3, 4):
-    accused = core.Quarantine(island, 1, 0, "not_finite", 2, 20.0)
+    accused = orders.Quarantine(island, 1, 0, "not_finite", 2, 20.0)
     with pytest.raises(OSError, match="full"):
       operations.perform(one.accuse(accused), execute)
   for turn in range(10_000):

@@ -9,8 +9,8 @@ from cut_builder import PLAN, CutRun, close_of, spoil
 from diloco import errors
 from diloco.snapshots import arrays, digest, keys, operations
 from diloco.syncer import (
-  core,
   heads,
+  orders,
   outer_optimizer,
   protocol,
   round_merge,
@@ -66,7 +66,7 @@ class Leader:
     return dataclasses.replace(record, norms=[norm], num_bytes=16 + island)
 
   def close(self, *sent, version=1):
-    chosen = [core.Chosen(c, 0, 0.0, 0.0) for c in sent]
+    chosen = [orders.Chosen(c, 0, 0.0, 0.0) for c in sent]
     clock = {c.island: c.step for c in sent}
     return close_of(version=version, chosen=tuple(chosen), clock=clock)
 

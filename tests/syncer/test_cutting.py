@@ -4,7 +4,7 @@ import pytest
 from cut_builder import ISLANDS, CutRun, run_with_a_cut, spoil
 
 from diloco.snapshots import cuts, keys, records, restore
-from diloco.syncer import chores, core, cutting, grace, quorum
+from diloco.syncer import chores, core, cutting, grace, orders, quorum
 
 SETTINGS = core.Settings(
   num_fragments=2,
@@ -31,7 +31,7 @@ class Seat:
 
   def handle(self, event):
     for action in self.core.handle(event, 0.0):
-      if isinstance(action, core.Cut):
+      if isinstance(action, orders.Cut):
         self.run.perform(self.keeper.take_part(action.number, self.run.heads()))
 
   def look(self):
@@ -39,7 +39,7 @@ class Seat:
       self.handle(event)
 
   def scan(self):
-    self.handle(core.Arrived(list(self.run.waiting().values())))
+    self.handle(orders.Arrived(list(self.run.waiting().values())))
 
   def delete(self, sent):
     self.run.perform(self.chores.delete(sent.key))

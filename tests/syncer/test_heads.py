@@ -8,7 +8,7 @@ from cut_builder import CutRun, close_of, spoil
 
 from diloco import errors
 from diloco.snapshots import keys, operations, records
-from diloco.syncer import chores, core, cutting, heads, protocol
+from diloco.syncer import chores, cutting, heads, orders, protocol
 
 CONTENT = heads.Content([[4]], {"told": 1}, "digest")
 
@@ -100,7 +100,7 @@ def test_head_leads_from_the_last_versions_where_differences_are_sent(leader):
 
 def test_merge_is_told_the_share_of_islands_that_are_in(leader):
   chosen = [
-    core.Chosen(leader.run.publish(0, island, 0, 0, step), 0, 0.0, 0.0)
+    orders.Chosen(leader.run.publish(0, island, 0, 0, step), 0, 0.0, 0.0)
     for island, step in ((0, 8), (0, 16), (3, 8))
   ]
   close = dataclasses.replace(_close(1), chosen=tuple(chosen), absent=(1, 2, 5))

@@ -16,6 +16,7 @@ from diloco.syncer import (
   grace,
   heads,
   members,
+  orders,
   outer_optimizer,
   protocol,
   quorum,
@@ -70,7 +71,7 @@ class Leader:
         retry_secs=0.0,
       ),
     )
-    self.handle(core.Membership({0: 0.1}))
+    self.handle(orders.Membership({0: 0.1}))
 
   def handle(self, event):
     self.lead(self.rounds.handle(event))
@@ -96,8 +97,8 @@ class Leader:
 
   def look(self):
     found, _ = self.run.store.perform(self.chores.look())
-    self.handle(core.Arrived([record for _, record in found]))
-    self.handle(core.Tick())
+    self.handle(orders.Arrived([record for _, record in found]))
+    self.handle(orders.Tick())
 
   def tidy(self):
     self.now += 100.0
@@ -214,7 +215,7 @@ def test_deposed_leader_that_notices_deletes_nothing(leader):
 
   with pytest.raises(errors.FencedError):
     leader.check = taken_over
-    leader.handle(core.Arrived([record for _, record in found]))
+    leader.handle(orders.Arrived([record for _, record in found]))
   assert set(leader.run.waiting()) == {s.key for s in sent}
   assert leader.run.store.keys(sent[0].payload)
   assert leader.events("discarded") == []
@@ -294,7 +295,7 @@ def test_head_found_spoiled_by_a_commit_is_put_back_and_merged_upon(leader):
     assert len(leader.events("global_damaged")) == version
     for _ in range(2):  # both heads
       leader.look_after_heads()
-    leader.handle(core.Tick())
+    leader.handle(orders.Tick())
     assert leader.run.head(0).version == version + 1
     assert leader.rounds.damaged == []
 
@@ -322,7 +323,7 @@ def test_head_is_not_put_back_over_a_commit_nobody_heard_of(leader):
     return result
 
   leader.patch(leader.run.store, "execute", unheard)
-  leader.handle(core.Arrived([leader.publish(8)]))
+  leader.handle(orders.Arrived([leader.publish(8)]))
   leader.mend_store()
   spoil(leader.run, keys.head_key(0))
   for _ in range(3):
@@ -384,7 +385,7 @@ def test_lease_and_tape_are_seen_to_between_the_merge_and_its_commit(leader):
   leader.publish(8)
   leader.patch(leader.run.store.arrays, "write", write)
   found, _ = leader.run.store.perform(leader.chores.look())
-  arrived = core.Arrived([record for _, record in found])
+  arrived = orders.Arrived([record for _, record in found])
   leader.check = note("lease", lambda: None)
   leader.handle(arrived)
   first = done[: done.index("commit") + 1]
@@ -408,15 +409,15 @@ def test_leader_deposed_during_a_merge_commits_nothing(leader):
 
   with pytest.raises(errors.FencedError):
     leader.check = check
-    leader.handle(core.Arrived([r for _, r in found]))
+    leader.handle(orders.Arrived([r for _, r in found]))
   assert leader.run.head(0).version == 0
   assert leader.events("merged") == []
 
 
 def test_tape_has_every_field_of_what_was_decided(leader):
   sent = dataclasses.replace(leader.publish(8, first=3), incarnation=4)
-  discard = core.Discard(sent, "too_stale", 2.5)
-  verdict = core.Quarantine(1, 7, 1, "not_finite", 3, 10.0)
+  discard = orders.Discard(sent, "too_stale", 2.5)
+  verdict = orders.Quarantine(1, 7, 1, "not_finite", 3, 10.0)
   fields = {
     "round_opened": {"fragment": 1, "version": 5, "island": 2},
     "discarded": {
@@ -429,7 +430,7 @@ def test_tape_has_every_field_of_what_was_decided(leader):
       **{"reason": "not_finite", "offences": 3, "suspended_secs": 10.0},
     },
   }
-  for action in (core.Open(1, 5, 2), discard, verdict):
+  for action in (orders.Open(1, 5, 2), discard, verdict):
     leader.rounds.acts(action)
   for name, expected in fields.items():
     (line,) = leader.events(name)
@@ -512,7 +513,7 @@ def test_what_a_commit_leaves_over_is_discarded(leader, refused):
   late = leader.publish(16)
 
   def merging():
-    leader.run.perform(leader.rounds.handle(core.Arrived([late])))
+    leader.run.perform(leader.rounds.handle(orders.Arrived([late])))
     yield from ()
 
   leader.rounds.merging = merging
@@ -520,7 +521,7 @@ def test_what_a_commit_leaves_over_is_discarded(leader, refused):
   if refused:
     leader.break_store("write", refused)
   with pytest.raises(OSError) if refused else contextlib.nullcontext():
-    leader.handle(core.Arrived([sent]))
+    leader.handle(orders.Arrived([sent]))
   (discarded,) = leader.events("discarded")
   assert discarded["key"] == late.key
   assert discarded["reason"] == "overlaps_merged"
@@ -530,7 +531,7 @@ def test_what_a_commit_leaves_over_is_discarded(leader, refused):
 def test_tape_has_the_norm_of_all_tensors_of_a_contribution(leader):
   sent = dataclasses.replace(leader.publish(8), norms=[2.0, 3.0, 6.0])
   known = dict(staleness=1, waited_secs=0.5, arrived_at=2.5)
-  chosen = core.Chosen(sent, **known)
+  chosen = orders.Chosen(sent, **known)
   (told,) = rounds._contributions([chosen], [0.75])
   assert told["norm"] == pytest.approx(7.0)
   assert known.items() <= told.items() and told["weight"] == 0.75

@@ -12,7 +12,7 @@ import random
 import pytest
 from test_syncer_core import Contribution
 
-from diloco.syncer import core, gates, grace, quorum
+from diloco.syncer import core, gates, grace, orders, quorum
 
 _ISLANDS = 3
 _FRAGMENTS = 2
@@ -38,7 +38,7 @@ class Round:
   facts: grace.GraceFacts | None = None
   window: float = 0.0
   ready: float | None = None
-  closing: core.Close | None = None
+  closing: orders.Close | None = None
   failures: int = 0
   retry: float = -math.inf
 
@@ -68,13 +68,13 @@ class Model:
       told = list(self.accused[bad.island])
       told[1] = max(step, bad.step)
       self.accused[bad.island] = tuple(told)
-      return [core.Remind(bad.island)]
+      return [orders.Remind(bad.island)]
     secs = _SUSPENSION.secs(offences + 1)
     self.accused[bad.island] = (
       *(bad.incarnation, bad.step, offences + 1, now + secs),
     )
     fields = bad.island, bad.incarnation, bad.fragment, reason
-    return [core.Quarantine(*fields, offences + 1, secs)]
+    return [orders.Quarantine(*fields, offences + 1, secs)]
 
   def behind(self, new):
     """What became of steps before the clock: in a version or in none."""
@@ -90,7 +90,7 @@ class Model:
       reason = "before_restore"
     elif new.step <= clock:
       if self.behind(new):
-        return [core.Forget(new)]
+        return [orders.Forget(new)]
       reason = "passed_over"
     elif new.epoch > _EPOCH or staleness < 0:
       return []
@@ -102,13 +102,13 @@ class Model:
       reason = "suspended"
     elif math.isnan(new.norms[0]):
       told = self.accuse(new, "not_finite", now)
-      return [core.Discard(new, "not_finite", now), *told]
+      return [orders.Discard(new, "not_finite", now), *told]
     else:
       state.waiting.append((new, now))
       if self.channel is not None and new.cut < self.cut:
         self.channel[new.key] = new
       return []
-    return [core.Discard(new, reason, now)]
+    return [orders.Discard(new, reason, now)]
 
   def arrived(self, batch, now):
     actions = self.take_part(max([0, *(new.cut for new in batch)]))
@@ -123,7 +123,7 @@ class Model:
       return []
     self.cut = number
     self.channel = {c.key: c for r in self.rounds for c, _ in r.waiting}
-    return [core.Cut(number)]
+    return [orders.Cut(number)]
 
   def supersede(self, state):
     dropped = []
@@ -139,7 +139,7 @@ class Model:
       for one, at in doubled:
         state.waiting.remove((one, at))
         why = "superseded" if _steps(one) <= kept else "overlapped"
-        dropped.append(core.Discard(one, why, at))
+        dropped.append(orders.Discard(one, why, at))
     return dropped
 
   def opener(self, state):
@@ -159,7 +159,7 @@ class Model:
       return actions
     if state.opened is None:
       state.opened = now
-      actions.append(core.Open(fragment, state.version + 1, opener.island))
+      actions.append(orders.Open(fragment, state.version + 1, opener.island))
     present = {one.island for one, _ in state.waiting}
     if len(present) < self.settings.quorum.minimum:
       state.quorate = state.ready = None
@@ -204,10 +204,10 @@ class Model:
         holes[one.island] = (*holes.get(one.island, ()), gap)
       clock[one.island] = one.step
     chosen = [
-      core.Chosen(c, state.version - c.base_version, at, at - state.opened)
+      orders.Chosen(c, state.version - c.base_version, at, at - state.opened)
       for c, at in ordered
     ]
-    return core.Close(
+    return orders.Close(
       *(fragment, state.version + 1, tuple(chosen), tuple(absent)),
       *(clock, holes, state.opened, now, state.quorate - state.opened),
       *(state.window, state.ready - state.quorate, now - state.ready),
@@ -238,7 +238,7 @@ class Model:
         reason = "too_stale" if late else "overlaps_merged"
         if one.step <= clock and not self.behind(one):
           reason = "passed_over"
-        actions.append(core.Discard(one, reason, at))
+        actions.append(orders.Discard(one, reason, at))
     return actions + self.evaluate(fragment, now)
 
   def refused(self, fragment, reasons, now):
@@ -248,7 +248,7 @@ class Model:
     for key, reason in reasons.items():
       (found,) = [w for w in state.waiting if w[0].key == key]
       state.waiting.remove(found)
-      actions.append(core.Discard(found[0], reason, found[1]))
+      actions.append(orders.Discard(found[0], reason, found[1]))
       if reason == "not_finite":
         actions += self.accuse(found[0], reason, now)
     if self.opener(state) is None:
@@ -298,36 +298,36 @@ def _event(draw, model, now):
     keys = [c.contribution.key for c in model.rounds[fragment].closing.chosen]
     kind = draw.choice(["committed"] * 4 + ["failed", "refused"])
     if kind == "committed":
-      return core.Committed(fragment), model.committed(fragment, now)
+      return orders.Committed(fragment), model.committed(fragment, now)
     if kind == "failed":
-      return core.MergeFailed(fragment), model.failed(fragment, now)
+      return orders.MergeFailed(fragment), model.failed(fragment, now)
     reasons = {
       key: draw.choice(["corrupt", "not_finite"])
       for key in draw.sample(keys, draw.randint(1, len(keys)))
     }
-    event = core.MergeRefused(fragment, reasons)
+    event = orders.MergeRefused(fragment, reasons)
     return event, model.refused(fragment, reasons, now)
   kind = draw.choice(["arrived"] * 9 + ["tick"] * 6 + ["present", "cut", "end"])
   if kind == "arrived":
     batch = [_publication(draw, model) for _ in range(draw.randint(0, 3))]
-    return core.Arrived(batch), model.arrived(batch, now)
+    return orders.Arrived(batch), model.arrived(batch, now)
   if kind == "present":
     model.step_secs = {
       m: draw.choice([0.25, 1.0])
       for m in range(_ISLANDS)
       if draw.random() < 0.8
     }
-    event = core.Membership(model.step_secs)
+    event = orders.Membership(model.step_secs)
     return event, model.evaluate_all(now)
   if kind == "cut":
     number = model.cut + draw.randint(0, 1)
-    return core.CutRequested(number), model.take_part(number)
+    return orders.CutRequested(number), model.take_part(number)
   if kind == "end":
     number = model.cut - draw.randint(0, 1)
     if number == model.cut:
       model.channel = None
-    return core.CutEnded(number), []
-  return core.Tick(), model.evaluate_all(now)
+    return orders.CutEnded(number), []
+  return orders.Tick(), model.evaluate_all(now)
 
 
 def _policies(draw):
@@ -362,7 +362,7 @@ def test_core_does_what_sets_of_steps_say(seed):
       now = max(now, due)
     if number == drain_at:
       model.draining = True
-      event, expected = core.Drain(), model.evaluate_all(now)
+      event, expected = orders.Drain(), model.evaluate_all(now)
     else:
       event, expected = _event(draw, model, now)
     assert state.handle(event, now) == expected, (number, event)

@@ -14,7 +14,7 @@ from cut_builder import ISLANDS, PLAN, CutRun, lead, spoil
 from diloco import config as config_lib
 from diloco import config_changes, errors, workers
 from diloco.snapshots import arrays, cuts, keys, operations, records
-from diloco.syncer import core, grace, leadership, round_merge
+from diloco.syncer import grace, leadership, orders, round_merge
 from diloco.syncer import syncer as syncer_lib
 from diloco.tape import reader, recorder
 
@@ -207,7 +207,7 @@ def test_record_that_cannot_be_true_is_rejected_and_others_are_merged(
     run.store.write(keys.contribution_key(wrong.key), wrong)
     rejected.add(wrong.key)
   perform(syncer, "scan")
-  perform(syncer, "handle", core.Drain())
+  perform(syncer, "handle", orders.Drain())
   syncer.close()
   tape.close()
   found = reader.read(tmp_path).events
@@ -247,7 +247,7 @@ def test_successor_tells_the_newest_merges_again_and_knows_their_cut(tmp_path):
   run.store.write(keys.contribution_key(sent.key), sent)
   with _leading(run) as (syncer, told):
     perform(syncer, "scan")
-    perform(syncer, "handle", core.Drain())
+    perform(syncer, "handle", orders.Drain())
     (before,) = told("merged")
   for tape in (tmp_path / "tape").iterdir():
     tape.unlink()  # its end, at least, may be lost
@@ -333,7 +333,7 @@ def test_what_arrives_during_a_merge_is_found_and_told_of(
   assert [h.version for h in run.heads()] == [0, 0]
   with _leading(run) as (syncer, _):
     perform(syncer, "scan")
-    perform(syncer, "handle", core.Drain())
+    perform(syncer, "handle", orders.Drain())
     assert [h.version for h in run.heads()] == [1, 1]
   assert run.store.names("globals/0000") == [
     "000000000.s1.0.0",
@@ -453,7 +453,7 @@ def test_leader_merges_by_the_learning_rate_that_it_was_told_last(tmp_path):
       syncer.configure(live | {"outer.learning_rate": rate})
       publish(run, fragment)
       perform(syncer, "scan")
-      perform(syncer, "handle", core.Drain())
+      perform(syncer, "handle", orders.Drain())
       assert [e["learning_rate"] for e in told("merged")][fragment:] == [rate]
 
 

@@ -17,7 +17,7 @@ from diloco.islands import core as island_core
 from diloco.islands import protocol as island_protocol
 from diloco.snapshots import keys, operations, records
 from diloco.syncer import core as syncer_core
-from diloco.syncer import gates, heads, weighting
+from diloco.syncer import gates, heads, orders, weighting
 from diloco.syncer import merge as merge_lib
 
 _FAR = 10**6
@@ -94,7 +94,7 @@ def _reason_swapped(was: str, now_is: str) -> Callable[[Any], Any]:
     def method(self: Any, *args: Any) -> Any:
       return [
         dataclasses.replace(a, reason=now_is)
-        if isinstance(a, syncer_core.Discard) and a.reason == was
+        if isinstance(a, orders.Discard) and a.reason == was
         else a
         for a in right(self, *args)
       ]
@@ -107,8 +107,8 @@ def _reason_swapped(was: str, now_is: str) -> Callable[[Any], Any]:
 def _overlaps_forgotten(right: Any) -> Any:
   def admit(self: Any, new: Any, now: float) -> Any:
     return [
-      syncer_core.Forget(new)
-      if isinstance(a, syncer_core.Discard) and a.reason == "overlaps_merged"
+      orders.Forget(new)
+      if isinstance(a, orders.Discard) and a.reason == "overlaps_merged"
       else a
       for a in right(self, new, now)
     ]
@@ -123,7 +123,7 @@ def _merged_discarded(right: Any) -> Any:
     if len(chosen) < 2:
       return later
     last = chosen[-1]
-    gone = syncer_core.Discard(last.contribution, "too_stale", last.arrived_at)
+    gone = orders.Discard(last.contribution, "too_stale", last.arrived_at)
     return [*later, gone]
 
   return committed

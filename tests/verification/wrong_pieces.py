@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from diloco import errors
 from diloco.islands import comeback, outbox, saving, watching
 from diloco.snapshots import keys, lease, operations, records
-from diloco.syncer import core as syncer_core
+from diloco.syncer import orders
 from diloco.syncer import protocol as syncer_protocol
 
 
@@ -318,7 +318,7 @@ def superseded_lost(right: Any) -> Any:
   def evaluate(self: Any, fragment: int, now: float) -> Any:
     actions = right(self, fragment, now)
     only = all(
-      isinstance(a, syncer_core.Discard) and a.reason == "superseded"
+      isinstance(a, orders.Discard) and a.reason == "superseded"
       for a in actions
     )
     return [] if only else actions

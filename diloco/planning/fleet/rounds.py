@@ -26,6 +26,7 @@ from diloco.islands import core as island_core
 from diloco.planning.fleet import traffic
 from diloco.snapshots import records
 from diloco.syncer import core as syncer_core
+from diloco.syncer import orders
 from diloco.syncer import syncer as syncer_shell
 
 _SMALLEST_STEP = 0.1  # of the mean; jitter goes no lower
@@ -181,7 +182,7 @@ class World:
         for action in island.core.handle(island_core.Drain()):
           assert isinstance(action, island_core.Publish)
           self._publish(island, action)
-    self._hand(syncer_core.Drain())
+    self._hand(orders.Drain())
     self._play(self._now + secs)
 
   def _play(self, until: float, enough_steps: float = math.inf) -> None:
@@ -206,10 +207,10 @@ class World:
     i = bisect.bisect_right(self._outage_starts, when) - 1
     return max(when, self._outages[i][1]) if i >= 0 else when
 
-  def _hand(self, event: syncer_core.Event) -> None:
+  def _hand(self, event: orders.Event) -> None:
     self._news += 1
     for action in self.syncer.handle(event, self._now):
-      if isinstance(action, syncer_core.Close):
+      if isinstance(action, orders.Close):
         done = self._served(self._now + self._links.merge_secs)
         self._at(done, self._committed, action)
     deadline = self.syncer.next_deadline()
@@ -220,19 +221,19 @@ class World:
 
   def _tick(self) -> None:
     self._tick_at = math.inf
-    self._hand(syncer_core.Tick())
+    self._hand(orders.Tick())
 
   def _arrived(self, contribution: records.Contribution) -> None:
     if (later := self._served(self._now)) > self._now:
       self._at(later, self._arrived, contribution)
       return
-    self._hand(syncer_core.Arrived([contribution]))
+    self._hand(orders.Arrived([contribution]))
 
-  def _committed(self, close: syncer_core.Close) -> None:
+  def _committed(self, close: orders.Close) -> None:
     if self._counts:
       self._count_merge(close)
     self._clocks[close.fragment] = dict(close.clock)
-    self._hand(syncer_core.Committed(close.fragment))
+    self._hand(orders.Committed(close.fragment))
     for island in self._islands:
       self._at(
         self._now + self._links.fetch_secs,
@@ -242,7 +243,7 @@ class World:
         close.version,
       )
 
-  def _count_merge(self, close: syncer_core.Close) -> None:
+  def _count_merge(self, close: orders.Close) -> None:
     tally = self._tally
     tally.merges += 1
     tally.contributors[len({c.contribution.island for c in close.chosen})] += 1
@@ -252,7 +253,7 @@ class World:
       tally.merged_steps += chosen.contribution.c_steps
 
   def _tell_members(self) -> None:
-    self._hand(syncer_core.Membership(dict(self._members)))
+    self._hand(orders.Membership(dict(self._members)))
 
   def _leaves(self, island: Player) -> None:
     self._members.pop(island.number, None)

@@ -9,6 +9,7 @@ from diloco import config as config_lib
 from diloco.islands import core as island_core
 from diloco.planning.fleet import rounds, traffic
 from diloco.syncer import core as syncer_core
+from diloco.syncer import orders
 
 M = 4
 
@@ -34,7 +35,7 @@ def test_rounds_are_closed_by_the_production_core(monkeypatch):
 
   def spy(self, event, now):
     actions = handle(self, event, now)
-    seen.extend(a for a in actions if isinstance(a, syncer_core.Close))
+    seen.extend(a for a in actions if isinstance(a, orders.Close))
     return actions
 
   monkeypatch.setattr(syncer_core.SyncerCore, "handle", spy)
