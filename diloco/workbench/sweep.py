@@ -19,7 +19,8 @@ from diloco.workbench import executor as executor_lib
 
 _MANY = 200  # points, from which on a sweep asks
 _POLL_SECS = 0.1
-_TELL_SECS = 15.0  # from one sign of life to the next
+_TELL_SECS = 15.0  # from one sign of life to the next, at least
+_PAUSES = 50  # times what it took to look how far points are
 
 
 def run(args: argparse.Namespace) -> int:
@@ -151,7 +152,8 @@ class Runner:
     self._workdir, self._sweep = workdir, sweep
     self._executor = executor
     self._stops = self._heeded = 0  # signals, and those passed on
-    self._begun = self._told = time.monotonic()
+    self._begun = time.monotonic()
+    self._tell_at = self._begun + _TELL_SECS
     self._ended = self._left = 0  # points, since this sweep began
     self._had: dict[str, float] = {}  # shares of points that were done before
 
@@ -167,7 +169,7 @@ class Runner:
           queue.pop(0)
         time.sleep(_POLL_SECS)
         self._heed()
-        if time.monotonic() > self._told + _TELL_SECS:
+        if time.monotonic() > self._tell_at:
           self._progress()
         for name, cause in self._executor.ended().items():
           if cause:
@@ -234,12 +236,15 @@ class Runner:
 
   def _progress(self, news: str = "") -> None:
     """Says how far the sweep is, and how long the rest will take."""
-    self._told = time.monotonic()
+    start = time.monotonic()
     shares = {n: self._share(n) for n in self._executor.running()}
+    now = time.monotonic()
+    # Points run on the same cores, and their tapes grow.
+    self._tell_at = now + max(_TELL_SECS, _PAUSES * (now - start))
     done = self._ended + sum(shares.values()) - sum(self._had.values())
     rest = self._left - sum(shares.values())
     # Of less than a tenth of a point nothing follows: it has been starting.
-    secs = (self._told - self._begun) / done * rest if done > 0.1 else 0.0
+    secs = (now - self._begun) / done * rest if done > 0.1 else 0.0
     left = f", about {figures.secs(secs)}" if secs >= 1.0 else ""
     on = [f"{name} {figures.percent(share)}" for name, share in shares.items()]
     points = len(self._sweep.points)

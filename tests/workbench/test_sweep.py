@@ -358,6 +358,26 @@ def test_time_left_counts_only_what_this_sweep_has_done(
   assert "about 8 min 20 s" in capsys.readouterr().err
 
 
+def test_sweep_looks_seldom_at_points_that_are_long_to_read(
+  tmp_path, monkeypatch
+):
+  point = frozen.Point("one", {}, {})
+  made = frozen.Sweep("train", "sweep.py", "", (point,))
+  doing = types.SimpleNamespace(running=lambda: ["one"])
+  now = [100.0]
+  monkeypatch.setattr(sweep_lib.time, "monotonic", lambda: now[0])
+  runner = sweep_lib.Runner(tmp_path, made, doing)
+
+  def share(self, name):
+    now[0] += 2.0
+    return 0.5
+
+  monkeypatch.setattr(sweep_lib.Runner, "_share", share)
+  assert runner._tell_at == 115.0
+  runner._progress()
+  assert runner._tell_at == 202.0
+
+
 def test_points_are_named_by_what_differs():
   points = [
     {"sync.quorum": 1, "a.rate": 0.5, "b.rate": 1, "seed": 0, "on": True},
