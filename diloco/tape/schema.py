@@ -1,10 +1,10 @@
 """What a line of the record must be, so that whoever reads it can go on.
 
 Listed is what readers look at, not all that is written: fields they take for
-granted; fields that a tape of an older version may lack, and that are never
-null; and fields they ask for with a default, which may be missing or null but
-not of another kind. A line that breaks this is a broken line. So a reader
-need not doubt the type of anything it finds.
+granted; fields `_if_there`, that a tape of an older version may lack, and that
+are never null; and fields `_at_most`, that they ask for with a default, which
+may be missing or null but not of another kind. A line that breaks this is a
+broken line. So a reader need not doubt the type of anything it finds.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ _MAX_LIVES = 1_000_000
 _MAX_FRAGMENTS = 10_000
 _MAX_COUNT = 1 << 53  # integers that a float holds exactly
 _MAX_SECS = 1e11
+_MISSING = object()  # in place of a field's value
 
 
 def _is_number(value: Any) -> bool:
@@ -53,6 +54,14 @@ def _or_none(kind: Kind) -> Kind:
   return lambda value: value is None or kind(value)
 
 
+def _if_there(kind: Kind, *names: str) -> Kinds:
+  return dict.fromkeys(names, lambda value: value is _MISSING or kind(value))
+
+
+def _at_most(kind: Kind, *names: str) -> Kinds:
+  return _if_there(_or_none(kind), *names)
+
+
 def _list_of(kind: Kind) -> Kind:
   return lambda value: isinstance(value, list) and all(map(kind, value))
 
@@ -65,6 +74,11 @@ def _is_answer(value: Any) -> bool:
     and _is_count(value[0])
     and _list_of(_list_of(_is_count))(value[1])
   )
+
+
+def _is_maker(value: Any) -> bool:
+  """An island, and in which of its lives."""
+  return _list_of(_is_life)(value) and len(value) == 2
 
 
 def _is_changes(value: Any) -> bool:
@@ -89,28 +103,62 @@ def _are_scalars(value: Any) -> bool:
 
 
 def _are_grace_facts(value: Any) -> bool:
-  return isinstance(value, dict) and not (value and _lacks(value, _GRACE))
+  return isinstance(value, dict) and not (value and _fault(value, _GRACE))
 
 
 _GRACE = dict.fromkeys(("step_secs", "quorum_secs", "sync_secs"), _is_number)
-_STEPS = {"first_step": _is_count, "step": _is_count}
+_STEPS = dict.fromkeys(("first_step", "step"), _is_count)
 _SENT = {"fragment": _is_fragment, **_STEPS}
-_CONTRIBUTION = {"island": _is_island, "incarnation": _is_life, **_STEPS}
 _LIFE = {"island": _is_island, "island_incarnation": _is_life}
 _VERSION = {"fragment": _is_fragment, "version": _is_count}
+_GIVEN_UP = {
+  **_at_most(_is_answer, "answer"),
+  **_at_most(_is_count, "lost_from_step", "lost_to_step", "muted_until"),
+}
+_WALL = _if_there(_is_secs, "wall_secs")
+_ANYWHERE = {
+  **_WALL,
+  **_at_most(_is_island, "island"),
+  **_at_most(_is_text, "key"),
+  **_at_most(_is_count, "c_tokens", "bytes", "step"),
+  **_at_most(_is_secs, "secs"),
+}
 
 # Written by an island, whose number is in its role.
 _OF_ISLANDS: Mapping[str, Kinds] = {
-  events.STARTED: {"step": _is_count, "tokens_per_step": _is_count},
+  events.STARTED: {
+    "step": _is_count,
+    "tokens_per_step": _is_count,
+    **_at_most(_is_text, "kind", "topology"),
+    **_at_most(_is_count, "devices", "replicas", "scheduled"),
+    **_at_most(_is_secs, "relative_speed", "paced_step_secs"),
+    **_at_most(_is_number, "own_rate"),
+    **_at_most(_is_list, "base_digests", "cores"),
+    **_at_most(_list_of(_is_count), "unsent_from_step", "base_versions"),
+    **_at_most(_list_of(_is_answer), "answers"),
+    **_at_most(_list_of(_is_island), "present"),
+    **_at_most(_list_of(_or_none(_is_maker)), "initial_by"),
+    **_at_most(_is_object, "software", "environ"),
+  },
   events.SUBMITTED: _SENT,
-  events.PUBLISHED: _SENT,
+  events.PUBLISHED: {
+    **_SENT,
+    **_if_there(_is_text, "key"),
+    **_if_there(_is_count, "base_version"),
+  },
   events.PUBLISH_DROPPED: _SENT,
-  events.ADOPTED: {"fragment": _is_fragment},
+  events.ADOPTED: {
+    "fragment": _is_fragment,
+    **_at_most(_is_count, "version"),
+    **_GIVEN_UP,
+  },
   events.RESYNCED: {"step": _is_count, "fragments": _is_list},
   events.EVALUATED: {
     "step": _is_count,
     "target": _is_text,
     "loss": _or_none(_is_number),
+    **_at_most(_is_number, "bits_per_token"),
+    **_at_most(_is_count, "skipped", "tokens", "version"),
   },
   events.SAVING: {"step": _is_count, "serial": _is_count},
   events.CHECKPOINTED: {"step": _is_count},
@@ -119,20 +167,41 @@ _OF_ISLANDS: Mapping[str, Kinds] = {
   events.STOPPED: {"step": _is_count},
 }
 _OF_OTHERS: Mapping[str, Kinds] = {
+  events.RUN_STARTED: {
+    **_at_most(_is_text, "method"),
+    **_at_most(_is_island, "islands"),
+    **_at_most(_is_count, "total_tokens", "token"),
+  },
+  events.RUN_FINISHED: _at_most(_is_text, "status", "reason"),
   events.ISLAND_STARTED: _LIFE,
   events.ISLAND_READY: _LIFE,
   events.ISLAND_DIED: _LIFE,
   events.ISLAND_RESTART: {"island": _is_island},
   events.SLICES_CHANGED: {"island": _is_island, "present": _is_list},
+  events.SYNCER_DIED: {
+    **_at_most(_is_flag, "led"),
+    **_at_most(_is_text, "seat"),
+  },
   events.REATTACHED: {"peer": _is_text},
-  events.FAULT_INJECTED: {"kind": _is_text, "target": _is_text},
+  events.FAULT_INJECTED: {
+    "kind": _is_text,
+    "target": _is_text,
+    **_at_most(_is_count, "at_tokens"),
+  },
   events.CONFIG_CHANGED: {"changes": _is_changes},
   events.CUT_REQUESTED: {"cut": _is_count},
-  events.CUT_COMPLETED: {"cut": _is_count},
+  events.CUT_COMPLETED: {
+    "cut": _is_count,
+    **_at_most(_list_of(_is_count), "versions"),
+  },
   events.CUT_ABANDONED: {"cut": _is_count},
   events.RESTORED: {
     "version_from": _list_of(_is_count),
     "version_to": _list_of(_is_count),
+    **_at_most(_is_count, "cut", "epoch"),
+    **_at_most(_list_of(_is_text), "reinjected"),
+    **_at_most(_is_flag, "torn"),
+    **_at_most(_are_steps, "steps"),
   },
   events.NOT_RESTORED: {
     "fragments": _list_of(_is_fragment),
@@ -140,121 +209,68 @@ _OF_OTHERS: Mapping[str, Kinds] = {
   },
   events.LEASE_ACQUIRED: {"token": _is_count},
   events.ROUND_OPENED: {**_VERSION, "island": _is_island},
-  events.MERGED: {**_VERSION, "contributions": _is_list},
-  events.DISCARDED: {**_LIFE, "reason": _is_text, **_SENT},
-  events.QUARANTINED: _LIFE,
+  events.MERGED: {
+    **_VERSION,
+    "contributions": _is_list,
+    **_if_there(_is_count, "token"),
+    **_if_there(_list_of(_is_island), "absent"),
+    **_if_there(_is_number, "quorum_secs", "grace_secs", "grace_spent_secs"),
+    **_if_there(_is_number, "merge_secs", "outer_grad_norm"),
+    **_at_most(_is_number, "opened_at", "closed_at"),
+    **_at_most(_is_number, "learning_rate", "cosine"),
+    **_at_most(_are_grace_facts, "grace_facts"),
+  },
+  events.DISCARDED: {
+    **_LIFE,
+    "reason": _is_text,
+    **_SENT,
+    **_if_there(_is_text, "key"),
+    **_at_most(_is_number, "arrived_at"),
+  },
+  events.QUARANTINED: {**_LIFE, **_at_most(_is_secs, "suspended_secs")},
   events.GLOBAL_DAMAGED: {**_VERSION, "reason": _is_text},
   events.HEAD_HEALED: _VERSION,
   events.MEMBER_JOINED: {"island": _is_island},
   events.MEMBER_LOST: {"island": _is_island},
   events.STORE_REQUESTS: {
     **dict.fromkeys(("reads", "writes", "lists"), _is_count),
+    **_at_most(_is_count, "deletes"),
     "over_secs": _is_secs,
   },
 }
-
-# Of these, a field that is missing or null is no fault.
-_ANYWHERE: Kinds = {
-  "island": _is_island,
-  "key": _is_text,
-  "c_tokens": _is_count,
-  "bytes": _is_count,
-  "secs": _is_secs,
+_EVENTS: Mapping[str, Kinds] = {
+  event: {**_ANYWHERE, **kinds}
+  for event, kinds in {**_OF_ISLANDS, **_OF_OTHERS}.items()
+}
+# Of lines that list things: the list's name, and what each thing must be.
+_ITEMS: Mapping[str, tuple[str, Kinds]] = {
+  events.MERGED: (
+    "contributions",
+    {
+      "island": _is_island,
+      "incarnation": _is_life,
+      **_STEPS,
+      **_if_there(_is_text, "key"),
+      **_if_there(_is_count, "c_tokens", "staleness"),
+      **_if_there(_is_number, "weight", "waited_secs"),
+      **_at_most(_is_number, "arrived_at"),
+    },
+  ),
+  events.RESYNCED: ("fragments", {"fragment": _is_fragment, **_GIVEN_UP}),
+}
+_METRIC = {
   "step": _is_count,
+  "incarnation": _is_life,
+  **_at_most(_is_number, "loss"),
+  **_at_most(_is_count, "tokens"),
+  **_at_most(_is_secs, "step_secs", "gap_secs"),
 }
-_GIVEN_UP: Kinds = {
-  "answer": _is_answer,
-  **dict.fromkeys(("lost_from_step", "lost_to_step", "muted_until"), _is_count),
-}
-_OPTIONAL: Mapping[str, Kinds] = {
-  events.RUN_STARTED: {
-    "method": _is_text,
-    "islands": _is_island,
-    "total_tokens": _is_count,
-    "token": _is_count,
-  },
-  events.RUN_FINISHED: {"status": _is_text, "reason": _is_text},
-  events.STORE_REQUESTS: {"deletes": _is_count},
-  events.SYNCER_DIED: {"led": _is_flag, "seat": _is_text},
-  events.FAULT_INJECTED: {"at_tokens": _is_count},
-  events.CUT_COMPLETED: {"versions": _list_of(_is_count)},
-  events.RESTORED: {
-    "cut": _is_count,
-    "epoch": _is_count,
-    "reinjected": _list_of(_is_text),
-    "torn": _is_flag,
-    "steps": _are_steps,
-  },
-  events.STARTED: {
-    "kind": _is_text,
-    "topology": _is_text,
-    "devices": _is_count,
-    "relative_speed": _is_secs,
-    "paced_step_secs": _is_secs,
-    "unsent_from_step": _list_of(_is_count),
-    "base_versions": _list_of(_is_count),
-    "base_digests": _is_list,
-    "answers": _list_of(_is_answer),
-    "software": _is_object,
-    "environ": _is_object,
-    "cores": _is_list,
-    "present": _list_of(_is_island),
-    "replicas": _is_count,
-    "scheduled": _is_count,
-    "own_rate": _is_number,
-    "initial_by": _list_of(
-      _or_none(lambda life: _list_of(_is_life)(life) and len(life) == 2)
-    ),
-  },
-  events.EVALUATED: {
-    "bits_per_token": _is_number,
-    **dict.fromkeys(("skipped", "tokens", "version"), _is_count),
-  },
-  events.ADOPTED: {"version": _is_count, **_GIVEN_UP},
-  events.MERGED: {
-    "grace_facts": _are_grace_facts,
-    "learning_rate": _is_number,
-    "cosine": _is_number,
-  },
-  events.QUARANTINED: {"suspended_secs": _is_secs},
-}
-# Of these, a field that is missing is no fault.
-_NOT_NULL: Mapping[str, Kinds] = {
-  events.PUBLISHED: {"key": _is_text, "base_version": _is_count},
-  events.DISCARDED: {"key": _is_text, "arrived_at": _or_none(_is_number)},
-  events.MERGED: {
-    "token": _is_count,
-    "absent": _list_of(_is_island),
-    **dict.fromkeys(
-      ("quorum_secs", "grace_secs", "grace_spent_secs", "merge_secs"),
-      _is_number,
-    ),
-    "outer_grad_norm": _is_number,
-    **dict.fromkeys(("opened_at", "closed_at"), _or_none(_is_number)),
-  },
-}
-_MERGED_PART: Kinds = {
-  "key": _is_text,
-  **dict.fromkeys(("c_tokens", "staleness"), _is_count),
-  **dict.fromkeys(("weight", "waited_secs"), _is_number),
-  "arrived_at": _or_none(_is_number),
-}
-_ITEMS: Mapping[str, tuple[str, Kinds, Kinds, Kinds]] = {
-  events.MERGED: ("contributions", _CONTRIBUTION, _MERGED_PART, {}),
-  events.RESYNCED: ("fragments", {"fragment": _is_fragment}, {}, _GIVEN_UP),
-}
-_WALL: Kinds = {"wall_secs": _is_secs}
-_METRIC: Kinds = {"step": _is_count, "incarnation": _is_life}
-_METRIC_OPTIONAL: Kinds = {
-  "loss": _is_number,
-  "tokens": _is_count,
-  "step_secs": _is_secs,
-  "gap_secs": _is_secs,
-}
-METRICS = (*_METRIC, *_METRIC_OPTIONAL)  # what any line of metrics may have
-_SCALARS: Kinds = {
-  **dict.fromkeys(("grad_norm", "update_norm", "learning_rate"), _is_number),
-  "task": _are_scalars,
+METRICS = tuple(_METRIC)  # what any line of metrics may have
+_ANY_METRIC = {
+  **_METRIC,
+  **_WALL,
+  **_at_most(_is_number, "grad_norm", "update_norm", "learning_rate"),
+  **_at_most(_are_scalars, "task"),
 }
 
 
@@ -276,18 +292,12 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
   by_evaluator = (event, role) == (events.EVALUATED, "evaluator")
   if event in _OF_ISLANDS and not (by_evaluator or _is_island_role(role)):
     return f"only an island writes {event!r}"
-  kinds: Kinds = _OF_ISLANDS.get(event) or _OF_OTHERS.get(event) or {}
-  if why := (
-    _wrong(line, _WALL)
-    or _lacks(line, kinds)
-    or _strange(line, _ANYWHERE)
-    or _strange(line, _OPTIONAL.get(event, {}))
-    or _wrong(line, _NOT_NULL.get(event, {}))
-  ):
+  if why := _fault(line, _EVENTS.get(event, _ANYWHERE)):
     return why
-  name, *kinds_of_item = _ITEMS.get(event, ("", {}, {}, {}))
+  name, kinds = _ITEMS.get(event, ("", {}))
   for item in line[name] if name else ():
-    if why := _fault_of_item(item, *kinds_of_item):
+    why = _fault(item, kinds) if isinstance(item, dict) else "it is no object"
+    if why:
       return f"in {name!r}: {why}"
   if event == events.RESTORED:
     spans = line["version_from"], line["version_to"]
@@ -301,22 +311,7 @@ def fault_of_event(line: dict[str, Any], role: str, incarnation: int) -> str:
 def fault_of_metric(line: dict[str, Any]) -> str:
   """Says what is wrong with a line of metrics; empty if nothing."""
   line.setdefault("incarnation", 1)
-  return (
-    _wrong(line, _WALL)
-    or _lacks(line, _METRIC)
-    or _strange(line, _METRIC_OPTIONAL)
-    or _strange(line, _SCALARS)
-  )
-
-
-def _fault_of_item(
-  item: Any, needed: Kinds, not_null: Kinds, optional: Kinds
-) -> str:
-  if not isinstance(item, dict):
-    return "it is no object"
-  return (
-    _lacks(item, needed) or _wrong(item, not_null) or _strange(item, optional)
-  )
+  return _fault(line, _ANY_METRIC)
 
 
 def _is_island_role(role: str) -> bool:
@@ -324,27 +319,12 @@ def _is_island_role(role: str) -> bool:
   return name == "island" and number.isdecimal() and len(number) < 5
 
 
-def _lacks(line: Mapping[str, Any], kinds: Kinds) -> str:
+def _fault(line: Mapping[str, Any], kinds: Kinds) -> str:
   for name, kind in kinds.items():
-    if name not in line:
-      return f"its {name!r} is missing"
-    if not kind(line[name]):
-      return f"its {name!r} is {_shown(line[name])}"
-  return ""
-
-
-def _wrong(line: Mapping[str, Any], kinds: Kinds) -> str:
-  for name, kind in kinds.items():
-    if name in line and not kind(line[name]):
-      return f"its {name!r} is {_shown(line[name])}"
-  return ""
-
-
-def _strange(line: Mapping[str, Any], kinds: Kinds) -> str:
-  for name, kind in kinds.items():
-    value = line.get(name)
-    if value is not None and not kind(value):
-      return f"its {name!r} is {_shown(value)}"
+    value = line.get(name, _MISSING)
+    if not kind(value):
+      missing = value is _MISSING
+      return f"its {name!r} is {'missing' if missing else _shown(value)}"
   return ""
 
 
