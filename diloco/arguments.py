@@ -12,6 +12,7 @@ from typing import Any
 from diloco import errors, typed
 
 _MOST_IN_USAGE = 16  # flags
+_MOST = 10**18  # of whole numbers, which are int64 somewhere
 
 
 class _Formatter(
@@ -85,12 +86,20 @@ def words(kind: type) -> dict[str, str]:
   return {name: " ".join(told.split()).rstrip(".") for name, told in found}
 
 
+def amount(text: str) -> float:
+  """A number whose range whoever takes it tells, and whose size is one."""
+  value = float(text)
+  if math.isfinite(value) and not errors.is_amount(value):
+    raise argparse.ArgumentTypeError(f"{text!r}: {errors.NO_AMOUNT}")
+  return value
+
+
 def number(low: float, *, above: bool = False) -> Any:
   """A finite number of at least (or above) `low`, for `add_argument(type=)`."""
-  return _checked(lambda text: float(typed.number(text)), low, above)
+  return _checked(lambda text: amount(f"{typed.number(text)}"), low, above)
 
 
-def whole(low: int, high: float = math.inf) -> Any:
+def whole(low: int, high: int = _MOST) -> Any:
   """A whole number of at least `low`, at most `high`; 1e9 and 7B are."""
   return _checked(typed.whole, low, False, high)
 
@@ -121,7 +130,8 @@ def _checked(
     good = low < value if above else low <= value <= high
     if not good or not math.isfinite(value):
       rule = f"must be {what} {'above' if above else 'of at least'} {low:g}"
-      rule += "" if high == math.inf else f" and at most {high}"
+      told = high < (_MOST if value <= _MOST else math.inf)
+      rule += f" and at most {high}" if told else ""
       raise argparse.ArgumentTypeError(f"{text!r} {rule}")
     return value
 

@@ -124,6 +124,17 @@ RULES: Mapping[str, Callable[[float], bool]] = {
 }
 
 
+NO_AMOUNT = "nothing is of this size, below 1e-30 or above 1e30"
+
+
+def is_amount(value: float) -> bool:
+  """Whether it is 0 or of a size that something could have.
+
+  Products and quotients of several such numbers are finite, and not 0.
+  """
+  return not value or 1e-30 <= abs(value) <= 1e30
+
+
 def check(
   of: Any,
   rules: Mapping[str, Collection[str]],

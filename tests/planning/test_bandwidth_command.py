@@ -109,6 +109,11 @@ def test_more_latency_than_the_overlap_has_no_bandwidth(capsys):
     (["--syncer_site=1", "--links=2", "--method=diloco"], "would be ignored"),
     (["--method=decoupled", "--num_fragments=101"], "P must not exceed H"),
     (["--every=1e6"], "1000000 are followed at most"),
+    (["--links=1e-310", "--method=decoupled"], "nothing is of this size"),
+    (["--links=2", "--step_secs=5e-324"], "nothing is of this size"),
+    (["--links=2", "--step_secs=1.7e308"], "nothing is of this size"),
+    (["--sites=1e30"], "of at least 2 and at most 10000"),
+    (["--layers=1e30"], "of at least 1 and at most 1000000000000000000"),
     (["--nonsense"], "unrecognized arguments"),
   ],
 )

@@ -43,7 +43,7 @@ def parser() -> arguments.Parser:
     default=base.fragment_layers,
     help="layers of a fragment, of the streaming methods",
   )
-  add("--sites", type=whole(2), help="2, or as many as --links")
+  add("--sites", type=whole(2, 10_000), help="2, or as many as --links")
   add("--method", choices=_METHODS, help="this one alone")
   add(
     "--links",

@@ -87,6 +87,15 @@ class Times:
     of_repair = ("repair_scale_secs", "repair_shape", "repair_power")
     errors.check_amounts(self)
     errors.check(self, {"above 0": (*of_repair, "step_secs")})
+    with np.errstate(over="ignore", divide="ignore"):
+      longest = self.repair.quantile(np.array(1 - 1e-9))
+    errors.require(
+      bool(np.isfinite(longest)),
+      f"repair_shape = {self.repair_shape:g}, repair_power ="
+      f" {self.repair_power:g}",
+      "with these one repair in 1e9 has no end",
+      "take a repair_shape that is larger, or a repair_power that is smaller",
+    )
 
   @property
   def repair(self) -> ExponentiatedWeibull:

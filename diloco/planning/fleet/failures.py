@@ -90,6 +90,17 @@ class FailureModel:
     errors.check_amounts(self)
 
 
+def number(expected: float, rng: np.random.Generator) -> int:
+  """Draws how many of a kind there are; refuses more than can be followed."""
+  errors.require(
+    expected <= _MOST,
+    f"{expected:.3g} expected failures",
+    f"at most {_MOST:.3g} can be followed",
+    "simulate fewer chips or days, or a longer time between failures",
+  )
+  return int(rng.poisson(expected))
+
+
 def sample(
   model: FailureModel,
   fleet: fleet_lib.Fleet,
@@ -136,7 +147,7 @@ class _Draw:
     return Failures(*(column[order] for column in columns))
 
   def _moments(self, expected: float) -> np.ndarray:
-    return self.rng.random(self.rng.poisson(expected)) * self.horizon_secs
+    return self.rng.random(number(expected, self.rng)) * self.horizon_secs
 
   def _chips(self) -> Failures:
     fleet, years = self.fleet, self.model.mtbi_years
@@ -144,12 +155,6 @@ class _Draw:
     chips = round(slices * fleet.slice_chips)
     simulated = self.horizon_secs / fleet_lib.SECS_PER_YEAR
     expected = chips * simulated / years if years else 0.0
-    errors.require(
-      expected <= _MOST,
-      f"{expected:.3g} expected failures",
-      f"at most {_MOST:.3g} can be followed",
-      "simulate fewer chips or days, or a longer mtbi_years",
-    )
     secs = self._moments(expected)
     chip = self.rng.integers(chips, size=len(secs))
     first = np.minimum((chip / fleet.slice_chips).astype(np.int64), slices - 1)
@@ -244,6 +249,6 @@ def _outages(
 ) -> list[tuple[float, float]]:
   if not days:
     return []
-  count = rng.poisson(horizon_secs / (days * fleet_lib.SECS_PER_DAY))
+  count = number(horizon_secs / (days * fleet_lib.SECS_PER_DAY), rng)
   starts = np.sort(rng.random(count) * horizon_secs)
   return [(start, start + secs) for start in starts.tolist()]

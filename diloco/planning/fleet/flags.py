@@ -40,11 +40,16 @@ def parser() -> arguments.Parser:
   add = made.add_argument
   _add_fields(made, fleet_lib.Fleet)
   add("--speeds", type=_reals, default=(1.0,), metavar="A,B", help="of islands")
-  add("--days", type=float, default=30.0, help="simulated")
-  add("--seeds", type=arguments.whole(1), default=5, help="how many")
+  add("--days", type=arguments.amount, default=30.0, help="simulated")
+  add("--seeds", type=arguments.whole(1, 10_000), default=5, help="how many")
   add("--seed", type=arguments.whole(0), default=0, help="the first")
   _add_switch(made, "elastic", "jobs go on without slices that failed")
-  add("--min_share", type=float, default=0.5, help="of slices, to train at all")
+  add(
+    "--min_share",
+    type=arguments.amount,
+    default=0.5,
+    help="of slices, to train at all",
+  )
   add(
     "--capacity",
     default="",
@@ -66,17 +71,20 @@ def parser() -> arguments.Parser:
   _add_switch(made, "lockstep", "islands wait for their rounds", default=False)
   add(
     "--windows",
-    type=arguments.whole(0),
+    type=arguments.whole(0, 10_000),
     default=6,
     help="in which rounds are followed; 0: no rounds",
   )
   add(
-    "--window_steps", type=arguments.whole(1), default=120, help="length of one"
+    "--window_steps",
+    type=arguments.whole(1, 10**6),
+    default=120,
+    help="length of one",
   )
   sync = config_lib.SyncConfig()
   for flag, (field, word) in _SYNC.items():
     value = getattr(sync, field)
-    kind = float if isinstance(value, float) else arguments.whole(0)
+    kind = arguments.amount if isinstance(value, float) else arguments.whole(0)
     add(f"--{flag}", type=kind, default=value, help=word)
   for group in (defaults.Times, failures.FailureModel, traffic.Links):
     _add_fields(made, group)
@@ -102,7 +110,7 @@ def _add_fields(made: arguments.Parser, kind: Any, prefix: str = "") -> None:
     if type(default) in (int, float):
       made.add_argument(
         f"--{prefix}{field.name}",
-        type=float
+        type=arguments.amount
         if isinstance(default, float)
         else arguments.whole(min(default, 1)),
         default=default,
@@ -112,7 +120,7 @@ def _add_fields(made: arguments.Parser, kind: Any, prefix: str = "") -> None:
 
 def _reals(text: str) -> tuple[float, ...]:
   # What range they must be in, the scenario says, by name.
-  return tuple(float(part) for part in text.split(","))
+  return tuple(arguments.amount(part) for part in text.split(","))
 
 
 def _values(args: argparse.Namespace, kind: Any, prefix: str = "") -> dict:
@@ -179,8 +187,8 @@ def parse_capacity(text: str) -> tuple[fleet_lib.Extra, ...]:
     days, _, speed = rest.partition(":")
     start, _, end = days.partition("-")
     try:
-      numbers = [float(t) for t in (share, start, end, speed or "1")]
-    except ValueError as error:
+      numbers = [arguments.amount(t) for t in (share, start, end, speed or "1")]
+    except (ValueError, argparse.ArgumentTypeError) as error:
       raise errors.UserError(
         f"capacity = {part!r}",
         "it is SHARE:FROM-TO or SHARE:FROM-TO:SPEED, with days",

@@ -12,6 +12,7 @@ from diloco import errors
 SECS_PER_DAY = 86_400.0
 SECS_PER_YEAR = 365 * SECS_PER_DAY
 SLICE_CHIPS = 256
+_MOST_SLICES = 10_000_000  # a rack and a state of each are listed
 _OF_EXTRAS = {
   "above 0": ["share"],
   "above 0 and at most 1": ["speed"],
@@ -64,6 +65,12 @@ class Fleet:
       "islands",
       self.islands,
       f"an island needs a slice, and there are {self.num_slices}",
+    )
+    require(
+      self.all_slices <= _MOST_SLICES,
+      "slices",
+      self.all_slices,
+      f"at most {_MOST_SLICES:,} can be followed",
     )
     require(len(self.speeds) > 0, "speeds", "()", "name at least one speed")
     for speed in self.speeds:

@@ -188,7 +188,9 @@ class _Simulation:
       return 1.0
     chips = slices * self._fleet.slice_chips
     rate = chips / (model.mtbi_years * fleet_lib.SECS_PER_YEAR)
-    spells = rng.exponential(model.secs, rng.poisson(rate * span)).sum()
+    spells = rng.exponential(
+      model.secs, failures_lib.number(rate * span, rng)
+    ).sum()
     slow = -math.expm1(-spells / span)
     return 1 - slow * (1 - model.factor)
 

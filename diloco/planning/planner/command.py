@@ -54,7 +54,7 @@ def parser() -> arguments.Parser:
     help="in place of the fleet file's prices",
   )
   add("--islands", type=whole(1), default=0, help="M; default: the best")
-  add("--seeds", type=whole(2), default=5, help="of the goodput")
+  add("--seeds", type=whole(2, 10_000), default=5, help="of the goodput")
   add("--plot", type=pathlib.Path, metavar="FILE.png", help="the trade-off")
   return made
 

@@ -185,9 +185,17 @@ def _check(fleet: Fleet) -> None:
         "write it like '256' or '4x4x4'",
       )
       errors.check(slices, _RULES, place)
+      for name in sum(_RULES.values(), ()):
+        value = getattr(slices, name)
+        errors.require(
+          errors.is_amount(value),
+          f"{place}{name} = {value}",
+          errors.NO_AMOUNT,
+          f"change {place}{name}",
+        )
     errors.check(site, {"at least 0": ["latency_ms"]}, where)
     errors.require(
-      site.link_gbps > 0,
+      site.link_gbps > 0 and errors.is_amount(site.link_gbps),
       f"{where}link_gbps = {site.link_gbps:g}",
       "a site reaches the others over a link",
       "give a number above 0, or --wan_gbps",
