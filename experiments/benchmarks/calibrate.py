@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, stats
 
 from diloco import arguments
 from diloco.planning.fleet import defaults, failures, jobs
@@ -67,6 +67,13 @@ class Fit:
   def worst_error(self) -> float:
     """Largest absolute residual, points."""
     return float(np.max(np.abs(self.residuals)))
+
+  @property
+  def mean_repair_secs(self) -> float:
+    """Of the fitted distribution."""
+    of = self.times.repair
+    mean = stats.exponweib.mean(of.power, of.shape, scale=of.scale_secs)
+    return float(mean)
 
 
 def goodput(
@@ -191,7 +198,7 @@ def report(found: Fit) -> dict[str, Any]:
   return {
     "times": dataclasses.asdict(found.times),
     "relative_errors": dict(found.relative_errors),
-    "repair_mean_secs": found.times.repair.mean_secs,
+    "repair_mean_secs": found.mean_repair_secs,
     "mean_error_points": found.mean_error,
     "worst_error_points": found.worst_error,
     "cells": rows,
@@ -251,7 +258,7 @@ def _alternative(
   return {
     "mean_error_points": found.mean_error,
     "worst_error_points": found.worst_error,
-    "repair_mean_secs": found.times.repair.mean_secs,
+    "repair_mean_secs": found.mean_repair_secs,
     "times": {name: getattr(found.times, name) for name in FITTED},
   }
 

@@ -13,13 +13,14 @@ Paper: Decoupled DiLoCo, arXiv 2604.21428.
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from diloco.planning.fleet import fleet as fleet_lib
-from diloco.planning.fleet import outcome, simulator
+from diloco.planning.fleet import jobs, outcome, simulator
 from diloco.planning.fleet import scenario as scenario_lib
-from experiments.benchmarks import budget
 
 CHIPS = 1_200_000
 SHARES = (0.25, 0.5, 1.0, 2.0, 3.0)
@@ -97,9 +98,80 @@ def _days(
 ) -> float:
   scenario = _scenario(chips, islands, (extra,))
   work = goodput * scenario.fleet.num_slices * DAYS * _DAY
-  secs = budget.secs_to(scenario, seed, work)
+  secs = secs_to(scenario, seed, work)
   assert secs is not None
   return secs / _DAY
+
+
+def secs_to(
+  scenario: scenario_lib.Scenario, seed: int, budget: float
+) -> float | None:
+  """Simulates until a token budget is trained.
+
+  Tokens are counted in slice-seconds at the speed of the fleet's fastest
+  slice: what they are in tokens, the model says.
+
+  Args:
+    scenario: its horizon is the longest time to wait.
+    seed: of the simulation.
+    budget: slice-seconds at speed 1.
+
+  Returns:
+    Seconds, or None if the horizon was too short.
+  """
+  result = simulator.simulate_seed(scenario, seed)
+  moments, changes = [], []
+  for m, job in enumerate(result.jobs):
+    for start, end, rate in _rates(scenario.fleet, m, job):
+      moments += [start, end]
+      changes += [rate, -rate]
+  order = np.argsort(moments, kind="stable")
+  times = np.array(moments)[order]
+  rates = np.cumsum(np.array(changes)[order])
+  trained = np.concatenate(([0.0], np.cumsum(np.diff(times) * rates[:-1])))
+  if trained[-1] < budget:
+    return None
+  last = int(np.searchsorted(trained, budget)) - 1
+  return float(times[last] + (budget - trained[last]) / rates[last])
+
+
+def _rates(
+  fleet: fleet_lib.Fleet, number: int, job: outcome.Job
+) -> Iterator[tuple[float, float, float]]:
+  """Yields (start, end, tokens a second) of stretches of training."""
+  history = job.history
+  first, last = fleet.block(number) if number < fleet.islands else (0, 0)
+  slices = (last - first) or round(
+    history.allocated / max(history.end_secs - history.start_secs, 1e-9)
+  )
+  stretches = list(_stretches(history, slices))
+  trained = sum((end - start) * size for start, end, size in stretches)
+  kept = history.useful / trained if trained else 0.0
+  for start, end, size in stretches:
+    pace = job.pace
+    if fleet.islands == 1:  # all wait for the slowest of those that are there
+      there = [
+        e.speed for e in fleet.extras if e.start_secs <= start < e.end_secs
+      ]
+      pace = min([pace, *there])
+    yield start, end, size * pace * kept
+
+
+def _stretches(
+  history: jobs.History, slices: int
+) -> Iterator[tuple[float, float, int]]:
+  """Yields (start, end, active slices) between pauses."""
+  stops: list[float] = []
+  end = -1.0
+  for begin, until, _ in history.pauses:
+    if begin != end:
+      stops.append(begin)
+    end = until
+  starts = [(history.start_secs, slices), *history.sizes]
+  if len(stops) < len(starts):  # it was training at the end
+    stops.append(history.end_secs)
+  for (start, size), stop in zip(starts, stops, strict=True):
+    yield start, stop, size
 
 
 if __name__ == "__main__":

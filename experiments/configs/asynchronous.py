@@ -22,10 +22,7 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is 'smoke'")
-  config = quickstart.get_config(variant)
-  config.name = "asynchronous"
+  config = quickstart.like("asynchronous", variant)
   config.method = "async_local_sgd"
   config.faults = ()
   del config.outer

@@ -31,9 +31,6 @@ _FAULTS = (
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
-  config = quickstart.get_config(variant)
-  config.name = "chaos"
+  config = quickstart.like("chaos", variant)
   config.faults = _FAULTS[:3] if variant == "smoke" else _FAULTS
   return config

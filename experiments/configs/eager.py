@@ -22,10 +22,7 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "", "smoke" or "streaming"."""
-  if variant not in ("", "smoke", "streaming"):
-    raise ValueError(f"variant {variant!r}: there are 'smoke' and 'streaming'")
-  config = quickstart.get_config("smoke" if variant == "smoke" else "")
-  config.name = "eager"
+  config = quickstart.like("eager", variant, "streaming")
   config.method = "streaming" if variant == "streaming" else "eager"
   config.engine = "virtual"
   config.faults = ()

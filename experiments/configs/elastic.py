@@ -17,21 +17,13 @@ import ml_collections
 
 from experiments.configs import quickstart
 
-_METHODS = {
-  "": "elastic_data_parallel",
-  "smoke": "elastic_data_parallel",
-  "rigid": "data_parallel",
-  "decoupled": "decoupled",
-}
+_METHODS = {"rigid": "data_parallel", "decoupled": "decoupled"}
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-  """Returns the configuration; `variant` is a key of `_METHODS`."""
-  if variant not in _METHODS:
-    raise ValueError(f"variant {variant!r}: there are {', '.join(_METHODS)}")
-  config = quickstart.get_config("smoke" if variant == "smoke" else "")
-  config.name = "elastic"
-  config.method = _METHODS[variant]
+  """Returns the configuration; `variant` is "", "smoke" or in `_METHODS`."""
+  config = quickstart.like("elastic", variant, *_METHODS)
+  config.method = _METHODS.get(variant, "elastic_data_parallel")
   config.engine = "virtual"
   config.faults = ()
   config.fleet.slices = (dict(kind="v5p", topology="1"),) * 3

@@ -24,11 +24,8 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
   smoke = variant == "smoke"
-  config = quickstart.get_config(variant)
-  config.name = "mixture"
+  config = quickstart.like("mixture", variant)
   config.faults = ()
   config.total_tokens = 200_000 if smoke else 1_200_000
   config.fleet.pace_step_secs = 0.05 if smoke else 0.15

@@ -23,9 +23,6 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
-  config = quickstart.get_config(variant)
-  config.name = "object_store"
+  config = quickstart.like("object_store", variant)
   config.store = "s3://"  # of no bucket: refused until the user names one
   return config

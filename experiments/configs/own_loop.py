@@ -19,9 +19,6 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
-  config = quickstart.get_config(variant)
-  config.name = "own_loop"
+  config = quickstart.like("own_loop", variant)
   config.loop = "experiments.loops.sharpness:train"
   return config

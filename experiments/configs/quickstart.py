@@ -75,6 +75,22 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   return config
 
 
+def like(name: str, variant: str, *others: str) -> ml_collections.ConfigDict:
+  """What another experiment starts from: all of this one, or its `:smoke`.
+
+  Args:
+    name: of the other.
+    variant: its variant.
+    others: the variants that it has besides `:smoke`.
+  """
+  known = ("smoke", *others)
+  if variant not in ("", *known):
+    raise ValueError(f"variant {variant!r}: choose of {', '.join(known)}")
+  config = get_config("smoke" if variant == "smoke" else "")
+  config.name = name
+  return config
+
+
 def _leave_one_island(config: ml_collections.ConfigDict) -> None:
   # With outer learning rate 1 and "carry" a lone island's global parameters
   # are its own, so this is ordinary training.

@@ -22,9 +22,6 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
-  config = quickstart.get_config(variant)
-  config.name = "ray"
+  config = quickstart.like("ray", variant)
   config.engine = "ray"
   return config

@@ -29,11 +29,8 @@ _PREEMPTED = dict(kind="v5p", topology="1", relative_speed=0.5)
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "", "smoke" or "steady"."""
-  if variant not in ("", "smoke", "steady"):
-    raise ValueError(f"variant {variant!r}: there are 'smoke' and 'steady'")
   smoke = variant == "smoke"
-  config = quickstart.get_config("smoke" if smoke else "")
-  config.name = "scavenging"
+  config = quickstart.like("scavenging", variant, "steady")
   config.total_tokens = 200_000 if smoke else 2_500_000
   config.fleet.slices = (*_STEADY, _PREEMPTED)
   config.fleet.pace_step_secs = 0.05 if smoke else 0.12

@@ -53,13 +53,8 @@ SHAPES = {
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "smoke" or a key of `SHAPES`."""
-  if variant not in ("", "smoke", *SHAPES):
-    raise ValueError(
-      f"variant {variant!r}: there are 'smoke' and {', '.join(SHAPES)}"
-    )
   smoke = variant == "smoke"
-  config = quickstart.get_config(variant if smoke else "")
-  config.name = "shapes"
+  config = quickstart.like("shapes", variant, *SHAPES)
   config.faults = ()
   if smoke:
     return config

@@ -23,10 +23,7 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "", "smoke" or "muloco"."""
-  if variant not in ("", "smoke", "muloco"):
-    raise ValueError(f"variant {variant!r}: there are 'smoke' and 'muloco'")
-  config = quickstart.get_config("smoke" if variant == "smoke" else "")
-  config.name = "synchronous"
+  config = quickstart.like("synchronous", variant, "muloco")
   config.faults = ()
   config.sync.update(
     num_fragments=1,

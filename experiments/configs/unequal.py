@@ -28,10 +28,7 @@ _SLICES = (
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "", "smoke" or "alone"."""
-  if variant not in ("", "smoke", "alone"):
-    raise ValueError(f"variant {variant!r}: there are 'smoke' and 'alone'")
-  config = quickstart.get_config("smoke" if variant == "smoke" else "")
-  config.name = "unequal"
+  config = quickstart.like("unequal", variant, "alone")
   config.faults = ()
   config.fleet.slices = _SLICES
   config.total_tokens = 150_000 if variant == "smoke" else 1_800_000

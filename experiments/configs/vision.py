@@ -22,11 +22,8 @@ from experiments.configs import quickstart
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "" or "smoke"."""
-  if variant not in ("", "smoke"):
-    raise ValueError(f"variant {variant!r}: there is only 'smoke'")
   smoke = variant == "smoke"
-  config = quickstart.get_config(variant)
-  config.name = "vision"
+  config = quickstart.like("vision", variant)
   config.faults = ()
   config.task = ml_collections.ConfigDict(
     dict(

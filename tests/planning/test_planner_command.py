@@ -106,7 +106,7 @@ def test_config_gives_the_model_of_a_plan(capsys):
   assert "there is neither" in refused(capsys, ["plan", fleet])
   assert "there are both" in refused(capsys, [*ROOMS, config])
   broken = f"--config={CONFIGS / 'shapes.py'}:7b"
-  assert "there are 'smoke' and 35m" in refused(capsys, ["plan", fleet, broken])
+  assert "choose of smoke, 35m" in refused(capsys, ["plan", fleet, broken])
 
 
 def test_time_and_cost_grow_with_tokens_and_price(capsys):

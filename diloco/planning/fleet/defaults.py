@@ -13,13 +13,10 @@ bathtub failure-rate data, IEEE Transactions on Reliability 42, 1993.
 """
 
 import dataclasses
-import functools
 
 import numpy as np
 
 from diloco import errors
-
-_POINTS = 4 * 8192  # of the distribution, for its mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +27,6 @@ class ExponentiatedWeibull:
   shape: float = 1.0  # below 1 the hazard falls with age, above 1 it grows
   power: float = 1.0  # below 1 it adds short times, above 1 it takes them away
 
-  def cdf(self, secs: np.ndarray) -> np.ndarray:
-    """Returns F(t), elementwise."""
-    inner = -np.expm1(-((np.asarray(secs) / self.scale_secs) ** self.shape))
-    return inner**self.power
-
   def quantile(self, share: np.ndarray) -> np.ndarray:
     """Returns the t with F(t) = share, elementwise; share in [0, 1)."""
     inner = np.asarray(share) ** (1 / self.power)
@@ -43,13 +35,6 @@ class ExponentiatedWeibull:
   def sample(self, rng: np.random.Generator, size: int) -> np.ndarray:
     """Draws `size` independent times."""
     return self.quantile(rng.random(size))
-
-  @functools.cached_property
-  def mean_secs(self) -> float:
-    """The mean: 1 - F, summed up to where next to nothing of it is left."""
-    end = float(self.quantile(np.array(1 - 1e-12)))
-    grid = np.concatenate(([0.0], np.geomspace(end * 1e-9, end, _POINTS)))
-    return float(np.trapezoid(1 - self.cdf(grid), grid))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from diloco.planning.fleet import (
   traffic,
 )
 from diloco.planning.fleet import fleet as fleet_lib
-from experiments.benchmarks import budget
+from experiments.benchmarks import scavenging
 
 SMALL = scenario.Scenario(
   fleet=fleet_lib.Fleet(chips=100_000, islands=4),
@@ -235,10 +235,10 @@ def test_extra_islands_speed_a_budget_up_and_slow_slices_hold_a_job_back():
       fleet = fleet_lib.Fleet(100_000, islands, extras=extras)
       one = change(fleet=fleet, windows=0)
       work = 0.5 * 86_400 * fleet.num_slices
-      secs[islands, len(extras)] = budget.secs_to(one, 0, work)
+      secs[islands, len(extras)] = scavenging.secs_to(one, 0, work)
   assert secs[4, 1] < 0.9 * secs[4, 0]
   assert secs[1, 1] > 0.97 * secs[1, 0]
-  assert budget.secs_to(change(windows=0), 0, 1e12) is None
+  assert scavenging.secs_to(change(windows=0), 0, 1e12) is None
 
 
 def test_timeline_spends_all_time_of_every_island():
