@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box, console, progress_bar, table, text
+from rich import box, console, measure, progress_bar, table, text
 
 from diloco.report import figures
 
@@ -18,6 +18,7 @@ _STATE_STYLES = {
 # Nearly all of the time to an island's first step goes there.
 STATE_WORDS = {"starting": "compiling"}
 _BAR_WIDTH = 32
+_WIDEST = 10_000  # columns of what is piped
 _MAX_PROBLEMS = 3  # shown; all are in `status --json`
 
 
@@ -33,6 +34,12 @@ def render(
     *_damage(status),
     *([text.Text(f" {hint}", style="dim")] if hint else []),
   )
+
+
+def width(out: console.Console, picture: console.RenderableType) -> int:
+  """Columns that a picture takes where no line of it is folded."""
+  options = out.options.update(max_width=_WIDEST)
+  return measure.Measurement.get(out, options, picture).maximum
 
 
 def _islands(status: Mapping[str, Any], name: str) -> table.Table:

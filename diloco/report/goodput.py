@@ -14,10 +14,9 @@ slow link, its goodput is no measure of it against islands; tokens a second are.
 """
 
 import collections
+import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
-
-import numpy as np
 
 from diloco.report import island_view
 from diloco.report import view as view_lib
@@ -62,22 +61,15 @@ def goodput(
       useful += busy * life.share * (1.0 - in_vain)
       lost["in vain"] += busy * life.share * in_vain
       lost["slices away"] += busy * (1.0 - life.share)
-    allocated += chips * _allocated_secs(view, one)
+    allocated += chips * view.sessions.secs_on(_came(view, one))
     lost["stalls"] += chips * one.stall_secs
     for stretch in one.spans(view.last_wall_secs):
       if stretch.state != "training":
-        lost[stretch.state] += chips * _on_secs(view, stretch)
+        on_secs = view.sessions.secs_on(stretch.start, stretch.end)
+        lost[stretch.state] += chips * on_secs
   lost["other"] = max(allocated - useful - sum(lost.values()), 0.0)
   causes = {cause: secs for cause, secs in lost.items() if secs > 0}
   return Goodput(useful, allocated, causes)
-
-
-def _on_secs(view: view_lib.RunView, span: island_view.Span) -> float:
-  """How long a span lasted while the run was on."""
-  return sum(
-    max(min(session.end, span.end) - max(session.start, span.start), 0.0)
-    for session in view.sessions.all
-  )
 
 
 def _lost_share(
@@ -94,14 +86,9 @@ def _lost_share(
   return min(lost / max(num_fragments * life.steps, 1), 1.0)
 
 
-def _allocated_secs(
-  view: view_lib.RunView, island: island_view.IslandView
-) -> float:
-  born = [life.born for life in island.lives.values() if life.born is not None]
-  came = -np.inf
-  if island.island >= view.initial_islands and born:
-    came = min(born)
-  return sum(
-    max(session.end - max(session.start, came), 0.0)
-    for session in view.sessions.all
-  )
+def _came(view: view_lib.RunView, island: island_view.IslandView) -> float:
+  """From when on an island of the fleet counts."""
+  if island.island < view.initial_islands:
+    return -math.inf
+  born = (life.born for life in island.lives.values())
+  return min((b for b in born if b is not None), default=-math.inf)

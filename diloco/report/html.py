@@ -64,8 +64,7 @@ def _head(run: summary.Run, name: str) -> str:
 def _cards(run: summary.Run) -> str:
   view, tokens = run.view, run.ledger.tokens()
   unit = view.token_unit
-  evals = view.global_evals
-  bits = figures.bits(evals[-1].loss) if evals else None
+  bits = figures.bits(view.eval_loss)
   budget = view.total_tokens
   share = f"{unit}s"
   if budget:

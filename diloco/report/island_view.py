@@ -145,34 +145,30 @@ class IslandView:
 
   def log(self, line: reader.Line) -> None:
     """Takes one step."""
-    life = self.life(line.get("incarnation", 1))
+    life = self.life(line["incarnation"])
     wall, tokens = line["wall_secs"], line.get("tokens") or 0
-    gap = _number(line, "gap_secs")
+    names = ("loss", "step_secs", "gap_secs")
+    loss, step_secs, gap = (_number(line, name) for name in names)
     # Its compute, or its pace.
-    busy = float(np.fmax(_number(line, "step_secs"), life.paced_step_secs))
+    busy = float(np.fmax(step_secs, life.paced_step_secs))
     self.steps.append(
       {
         "step": line["step"],
-        "loss": _number(line, "loss"),
+        "loss": loss,
         "tokens": tokens,
-        "step_secs": _number(line, "step_secs"),
+        "step_secs": step_secs,
         "gap_secs": gap,
         "longest_gap": gap,
         "wall_secs": wall,
       }
     )
-    told = line.get("task")
+    told = {**(line.get("task") or {}), **{n: line.get(n) for n in _METRICS}}
     self.metrics = {
       name: value
-      for name, value in {
-        **(told if isinstance(told, dict) else {}),
-        **{name: line.get(name) for name in _METRICS},
-      }.items()
+      for name, value in told.items()
       if isinstance(value, int | float)
     }
-    self._recent.append(
-      RecentStep(wall, tokens, _number(line, "loss"), life.incarnation)
-    )
+    self._recent.append(RecentStep(wall, tokens, loss, life.incarnation))
     self.num_steps += 1
     life.steps += 1
     life.newest_step = line["step"]

@@ -17,7 +17,6 @@ from typing import Any, TextIO
 
 import rich.console
 import rich.live
-import rich.measure
 
 from diloco import errors
 from diloco.report import (
@@ -35,7 +34,6 @@ from diloco.tape import events, reader
 logger = logging.getLogger(__name__)
 
 _DRAW_SECS = 0.5  # between two draws
-_WIDEST = 10_000  # columns of what is piped
 _DRAW_CPU_SECS = 0.00125  # that one may take for that, a 400th of a core
 _LINE_SECS = 5.0
 _WATCH_SECS = 0.25
@@ -224,8 +222,7 @@ def render_status(run_dir: str | os.PathLike[str]) -> None:
   picture = dashboard.render(status_lib.status(run_dir), name)
   out = rich.console.Console()
   if not out.is_terminal:
-    options = out.options.update(max_width=_WIDEST)
-    out.width = rich.measure.Measurement.get(out, options, picture).maximum
+    out.width = dashboard.width(out, picture)
   out.print(picture)
 
 

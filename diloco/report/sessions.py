@@ -1,6 +1,7 @@
 """Sessions of a run: each start of it, until it ended or fell silent."""
 
 import dataclasses
+import math
 
 CRASHED = "crashed"
 
@@ -51,7 +52,9 @@ class Sessions:
     """The newest session."""
     return self.all[-1] if self.all else None
 
-  @property
-  def wall_secs(self) -> float:
-    """Time the run was on."""
-    return sum(session.end - session.start for session in self.all)
+  def secs_on(self, first: float = -math.inf, last: float = math.inf) -> float:
+    """Time the run was on, between two moments."""
+    return sum(
+      max(min(session.end, last) - max(session.start, first), 0.0)
+      for session in self.all
+    )

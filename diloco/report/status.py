@@ -13,8 +13,14 @@ _SILENT_SECS = 10.0
 _SILENT_GAPS = 5.0
 
 
-def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
+def status(
+  run_dir: str | os.PathLike[str], reading: totals.Reading | None = None
+) -> dict[str, Any]:
   """Returns the state of a run, live or dead.
+
+  Args:
+    run_dir: directory of the run.
+    reading: an earlier look's, to read on from.
 
   Returns:
     Plain JSON values. `alive` tells whether its controller is; `status` is
@@ -24,19 +30,7 @@ def status(run_dir: str | os.PathLike[str]) -> dict[str, Any]:
     UserError: there is no such directory.
   """
   alive = liveness.controller_alive(run_dir)
-  view = totals.catch_up(run_dir).view
-  if not alive:
-    view.sessions.abandoned()
-  return status_of(view, alive, time.time())
-
-
-def look(
-  run_dir: str | os.PathLike[str], reading: totals.Reading
-) -> dict[str, Any]:
-  """As `status`, of a run that is on, from where earlier looks have read to."""
-  reading.read_on()
-  alive = liveness.controller_alive(run_dir)
-  return status_of(reading.view, alive, time.time())
+  return status_of(totals.catch_up(run_dir, reading).view, alive, time.time())
 
 
 def status_of(
@@ -53,8 +47,6 @@ def status_of(
   if state == "running" and not alive:
     state = sessions.CRASHED
   islands = {m: _island(view, m, state, now) for m in view.islands}
-  evals = view.global_evals
-  loss = evals[-1].loss if evals else None
   budget = view.total_tokens
   speed = sum(one["tokens_per_sec"] for one in islands.values())
   # By steps, as the controller counts: what is done anew counts once.
@@ -77,8 +69,8 @@ def status_of(
     "merges": view.merges.count,
     "contributors_mean": _islands_a_merge(view, state),
     "global_versions": sum(view.versions.values()),
-    "eval_loss": loss,
-    "eval_bits_per_token": figures.bits(loss),
+    "eval_loss": view.eval_loss,
+    "eval_bits_per_token": figures.bits(view.eval_loss),
     "token_unit": view.token_unit,
     "bytes_per_sec": bytes_per_sec(view, now),
     "bytes_published": view.bytes_published,

@@ -139,7 +139,9 @@ def summary_of(run: Run) -> dict[str, Any]:
     "method": view.method,
     "sessions": len(view.sessions.all),
     "wall_secs": view.wall_secs,
-    **_evaluation(view),
+    "final_eval_loss": view.eval_loss,
+    "final_eval_bits_per_token": figures.bits(view.eval_loss),
+    "evaluations": view.evaluations,
     **_tokens(run),
     "goodput": run.goodput.ratio,
     "chip_secs": {
@@ -192,16 +194,6 @@ def warnings(run: Run) -> list[str]:
   if run.view.status == "finished":
     found.append(waste.left(counts.trained, counts.pending))
   return [text for text in found if text]
-
-
-def _evaluation(view: view_lib.RunView) -> dict[str, Any]:
-  evals = view.global_evals
-  loss = evals[-1].loss if evals else None
-  return {
-    "final_eval_loss": loss,
-    "final_eval_bits_per_token": figures.bits(loss),
-    "evaluations": view.evaluations,
-  }
 
 
 def _tokens(run: Run) -> dict[str, Any]:

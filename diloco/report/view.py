@@ -347,6 +347,11 @@ class RunView:
     )
 
   @property
+  def eval_loss(self) -> float | None:
+    """Of the newest global parameters; None before the first evaluation."""
+    return self.global_evals[-1].loss if self.global_evals else None
+
+  @property
   def broken(self) -> list[str]:
     """What is wrong with its record, one line for each file."""
     return list(self._broken.values())
@@ -402,7 +407,7 @@ class RunView:
   def wall_secs(self) -> float:
     """Time the run was on, over all its sessions."""
     if self.sessions.all:
-      return self.sessions.wall_secs
+      return self.sessions.secs_on()
     return max(self.last_wall_secs - self.start, 0.0)
 
   @property

@@ -5,14 +5,13 @@ import collections
 import sys
 from collections.abc import Callable
 
-from rich import box, console, measure, table, text
+from rich import box, console, table, text
 
 from diloco import arguments
-from diloco.report import figures
+from diloco.report import dashboard, figures
 from diloco.workbench import compare, frozen
 
 _MAX_FIELDS = 16  # columns
-_WIDEST = 10_000  # characters of a table in a file
 _MAX_FIGURES = 4  # columns on a terminal; the page has all
 
 
@@ -45,15 +44,14 @@ def _print(heads: list[str], rows: list[list[str]]) -> None:
   for row in rows:
     grid.add_row(*map(text.Text, row))
   out = console.Console()
-  width = measure.Measurement.get(
-    out, out.options.update(max_width=_WIDEST), grid
-  ).maximum
+  width = dashboard.width(out, grid)
   if out.is_terminal and width > out.width:
     for row in rows:
       print(", ".join(f"{h} {v}" for h, v in zip(heads, row, strict=True)))
       print()
   else:
-    console.Console(width=width).print(grid)
+    out.width = width
+    out.print(grid)
 
 
 TITLE = "Means over seeds, with 95 % intervals by Student's t."

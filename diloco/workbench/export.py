@@ -36,13 +36,14 @@ def export(
   out = pathlib.Path(out)
   portable.check_free(out.absolute())
   values = run.values(version, cut)
+  config = json.dumps(run.settings.to_dict(), sort_keys=True)
   facts = {
     "run": run.settings.name,
     "task": run.settings.task.name,
     "versions": values.versions,
     "cut": cut,
     "merged_tokens": run.merged_tokens(values.versions),
-    "config_digest": config_digest(run),
+    "config_digest": hashlib.sha256(config.encode()).hexdigest()[:16],
   }
   told = {
     name: value if isinstance(value, str) else json.dumps(value)
@@ -57,12 +58,6 @@ def export(
     "parameters": sum(sizes),
     **facts,
   }
-
-
-def config_digest(run: opened.Run) -> str:
-  """What tells one configuration from another, in 16 hex digits."""
-  text = json.dumps(run.settings.to_dict(), sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def describe(facts: dict[str, Any]) -> str:

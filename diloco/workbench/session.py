@@ -234,7 +234,7 @@ class Session(opened.Run):
       reading = totals.begin(self.dir)
 
       def look() -> opened.Shown:
-        return self._shown(status.look(self.dir, reading))
+        return self._shown(status.status(self.dir, reading))
 
       handle = shell.display.display(look(), display_id=True)
       yield lambda: handle.update(look())
