@@ -213,25 +213,23 @@ def export(args: argparse.Namespace) -> int:
 
 def evaluate(args: argparse.Namespace) -> int:
   """Evaluates a run's parameters; returns the exit code."""
-  from diloco.workbench import evaluate as evaluate_lib
-  from diloco.workbench import loaded, opened
+  from diloco.workbench import models, opened
 
-  model = loaded.load(opened.Run(args.dir), args.version, args.cut, args.task)
-  facts = evaluate_lib.evaluate(model, args.batches)
-  arguments.answer(args, facts, evaluate_lib.describe(facts))
+  model = models.load(opened.Run(args.dir), args.version, args.cut, args.task)
+  facts = models.evaluate(model, args.batches)
+  arguments.answer(args, facts, models.describe(facts))
   return 0
 
 
 def sample(args: argparse.Namespace) -> int:
   """Lets a run's parameters write; returns the exit code."""
-  from diloco.workbench import loaded, opened
-  from diloco.workbench import sample as sample_lib
+  from diloco.workbench import models, opened
 
-  model = loaded.load(opened.Run(args.dir), args.version, args.cut, args.task)
-  told = sample_lib.sample(
+  model = models.load(opened.Run(args.dir), args.version, args.cut, args.task)
+  told = models.sample(
     model, args.prompt, args.tokens, args.temperature, args.seed
   )
-  given = sample_lib.shown(args.prompt.encode(errors="replace"))
+  given = models.shown(args.prompt.encode(errors="replace"))
   facts = {"versions": model.versions, "text": told}
   arguments.answer(args, facts, f"{given}{told}\n")
   return 0

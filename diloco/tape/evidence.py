@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _FAR = 1 << 62
-# Fields of a `FragmentHistory` that list step ranges which islands told of.
-_LOSSES = ("overwritten", "quarantined", "repeated", "dropped", "submitted")
 
 
 class Contribution(NamedTuple):
@@ -131,7 +129,10 @@ class FragmentHistory:
   @property
   def losses(self) -> tuple[list[Loss], ...]:
     """All lists of step ranges that islands told of."""
-    return tuple(getattr(self, name) for name in _LOSSES)
+    return (
+      *(self.overwritten, self.quarantined, self.repeated),
+      *(self.dropped, self.submitted),
+    )
 
   @property
   def size(self) -> int:
@@ -160,13 +161,15 @@ class FragmentHistory:
         for reason, item in self.discarded
         if inside(self.published.get(item.key, item))
       ],
+      rolled_back=[i for i in self.rolled_back if inside(i)],
       reinjected=self.reinjected
       & {i.key for i in self.rolled_back if inside(i)},
+      overwritten=[i for i in self.overwritten if inside(i)],
+      quarantined=[i for i in self.quarantined if inside(i)],
+      repeated=[i for i in self.repeated if inside(i)],
+      dropped=[i for i in self.dropped if inside(i)],
+      submitted=[i for i in self.submitted if inside(i)],
       unsent={i: min(step, last) for i, step in self.unsent.items()},
-      **{
-        name: [i for i in getattr(self, name) if inside(i)]
-        for name in ("rolled_back", *_LOSSES)
-      },
     )
 
   def merged_until(self, version: int) -> int:

@@ -15,7 +15,7 @@ from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.snapshots import keys, records, store
 from diloco.tasks import language_model, registry
-from diloco.workbench import evaluate, loaded, opened, sample
+from diloco.workbench import models, opened
 
 # Its likeliest next byte is `step` further; the loss of a batch is known.
 COUNTING = """
@@ -110,25 +110,25 @@ def test_likeliest_bytes_go_on_beyond_what_the_model_sees(counting, capsys):
 
 
 def test_sample_ends_where_a_text_ends_and_harms_no_terminal(counting):
-  model = loaded.load(opened.Run(counting))
+  model = models.load(opened.Run(counting))
   # 0xfd to 0xff and then 0, which lies between texts.
   prompt = b"\xfc".decode(errors="surrogateescape")
-  told = sample.sample(model, prompt, 9, temperature=0.0)
+  told = models.sample(model, prompt, 9, temperature=0.0)
   assert told == "\ufffd" * 3
-  assert sample.sample(model, "", 3, temperature=0.0) == "\ufffd" * 3
-  assert sample.shown(b"\x1b[2Ja\tb\n\xc3\xa9") == "\ufffd[2Ja\tb\n\xe9"
+  assert models.sample(model, "", 3, temperature=0.0) == "\ufffd" * 3
+  assert models.shown(b"\x1b[2Ja\tb\n\xc3\xa9") == "\ufffd[2Ja\tb\n\xe9"
 
 
 def test_same_seed_writes_the_same(counting):
-  model = loaded.load(opened.Run(counting))
-  draws = [sample.sample(model, "a", 9, 100.0, seed) for seed in (0, 0, 1)]
+  model = models.load(opened.Run(counting))
+  draws = [models.sample(model, "a", 9, 100.0, seed) for seed in (0, 0, 1)]
   assert draws[0] == draws[1] != draws[2]
 
 
 def test_task_that_writes_no_text_is_refused_in_one_line(tmp_path, counting):
   run = opened.Run(begin(tmp_path / "mute", {"name": "counting:Silent"}))
   with pytest.raises(errors.UserError, match="it writes no text"):
-    sample.sample(loaded.load(run), "a")
+    models.sample(models.load(run), "a")
 
 
 def test_language_model_writes_its_likeliest_bytes(tmp_path):
@@ -145,12 +145,12 @@ def test_language_model_writes_its_likeliest_bytes(tmp_path):
   run_dir = begin(
     tmp_path / "run", {"name": "language_model", "options": options}, params
   )
-  model = loaded.load(opened.Run(run_dir))
-  cold = sample.sample(model, "all", 12, 0.0)
+  model = models.load(opened.Run(run_dir))
+  cold = models.sample(model, "all", 12, 0.0)
   tokens = np.frombuffer(b"all", np.uint8)[None]
   (likeliest,) = np.argmax(jax.jit(task.logits)(params, tokens)[:, -1], axis=-1)
-  assert cold.startswith(sample.shown(bytes([likeliest])))
-  told = evaluate.describe(evaluate.evaluate(model, 2))
+  assert cold.startswith(models.shown(bytes([likeliest])))
+  told = models.describe(models.evaluate(model, 2))
   assert re.fullmatch(r"held_out: .* bits a byte, over 32 bytes", told)
 
 
@@ -177,7 +177,7 @@ def test_task_that_is_another_by_now_is_refused(counting, tmp_path):
   sys.modules.pop("counting", None)
   importlib.invalidate_caches()
   with pytest.raises(errors.UserError, match="'rest' is"):
-    loaded.load(opened.Run(counting))
+    models.load(opened.Run(counting))
 
 
 @pytest.mark.parametrize("command", ["sample", "evaluate"])
