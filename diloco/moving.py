@@ -61,6 +61,13 @@ def look(url: str, run_dir: pathlib.Path, task: str | None) -> Found:
   Raises:
     UserError: there is no such run, or it cannot go on there.
   """
+  if (run_dir / _CLAIM).exists():
+    raise errors.UserError(
+      f"--workdir={run_dir}",
+      f"a run is being brought there, or that was ended in its midst: {_CLAIM}"
+      " in it tells",
+      "name another; or delete it, if nobody is at it any more",
+    )
   if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
     raise errors.UserError(
       f"--workdir={run_dir}",
@@ -120,12 +127,13 @@ def bring(found: Found, run_dir: pathlib.Path, cut: str | None) -> str | None:
         move.moving(), functools.partial(tenure.execute, snapshots)
       )
       process.write_config(found.config, run_dir, move.run_id, found.run)
+      (run_dir / _CLAIM).unlink()
       move.settle()
     except BaseException:
-      if move.claimed:  # or it may be that of somebody else by now
+      # It may be somebody else's, or by now the one place that the run is in.
+      if move.claimed and not move.settled:
         shutil.rmtree(run_dir, ignore_errors=True)
       raise
-    (run_dir / _CLAIM).unlink()
   return None if set_back else cut
 
 
@@ -171,15 +179,19 @@ class _Move(move_lib.Move):
   def take(self) -> operations.Script[int]:
     """See base."""
     yield from ()
-    self._mine = self._stack.enter_context(
-      tenure.take(
-        *(self._snapshots, self.run_id, self.times.control_ttl_secs),
-        *(self.what, self.watch),
-        owner=self.owner,
-      )
+    mine = tenure.take(
+      *(self._snapshots, self.run_id, self.times.control_ttl_secs),
+      *(self.what, self.watch),
+      owner=self.owner,
     )
-    self._mine.home = self.before  # where it stays, however this fails
+    mine.home = self.before  # where it stays, however this fails
+    self._mine = self._stack.enter_context(mine)
     return self._mine.token
+
+  @property
+  def settled(self) -> bool:
+    """Whether the run is in its new directory."""
+    return self._mine is not None and self._mine.home == self.run_id
 
   def settle(self) -> None:
     """The run is in its new directory from now on."""

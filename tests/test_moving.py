@@ -88,9 +88,10 @@ class Lost:
     shutil.rmtree(self.dir)
     return self
 
-  def controlled(self):
-    """A session of its controller, where it was begun."""
-    return tenure.take(self.store, process.run_id(self.dir), 0.5, "the run")
+  def controlled(self, run_dir=None):
+    """A session of its controller, by default where it was begun."""
+    home = process.run_id(run_dir or self.dir)
+    return tenure.take(self.store, home, 0.5, "the run")
 
   def resume(self, cut=None):
     found = moving.look(self.url, self.new, None)
@@ -201,6 +202,33 @@ def test_move_that_is_interrupted_leaves_the_run_where_it_was(
   with pytest.raises(KeyboardInterrupt):
     lost.resume()
   assert home and tenure.home(lost.store) == home and not lost.new.exists()
+
+
+def test_move_that_is_interrupted_once_it_has_settled_has_moved(
+  tmp_path, monkeypatch
+):
+  settle = moving._Move.settle
+
+  def interrupt(self):
+    settle(self)
+    raise KeyboardInterrupt
+
+  lost = Lost(tmp_path).finish().gone()
+  monkeypatch.setattr(moving._Move, "settle", interrupt)
+  with pytest.raises(KeyboardInterrupt):
+    lost.resume()
+  assert tenure.home(lost.store) == process.run_id(lost.new)
+  with lost.controlled(lost.new):
+    pass  # it goes on there
+
+
+def test_directory_of_a_move_that_was_killed_is_explained(tmp_path):
+  lost = Lost(tmp_path).finish().gone()
+  moving._claim(lost.new)
+  assert ".moving in it tells; name another; or delete it" in lost.refusal()
+  shutil.rmtree(lost.new)
+  lost.resume()
+  assert not (lost.new / ".moving").exists()
 
 
 def _signs(role):
