@@ -114,9 +114,7 @@ class Settings:
   total_tokens: int
   present: tuple[int, ...] = ()  # slices of an elastic job; else none
   by_tokens: bool = False  # whether its schedules count what it trained
-  own_rate: float | None = (
-    None  # of "eager" updates' outer steps; None: the run's
-  )
+  own_rate: float | None = None  # of "eager" steps; None: as configured
 
 
 @dataclasses.dataclass(frozen=True)
