@@ -153,6 +153,11 @@ def test_trade_off_is_drawn(capsys, tmp_path, name):
     (["--cost_per_chip_hour=1.7e308"], "nothing is of this size"),
     (["--mfu=1.5"], "it is a share of the peak"),
     (["--tokens=1e6", "--batch_tokens=1e7"], "the budget is --tokens=1e+06"),
+    (
+      ["--batch_tokens=5e4"],
+      "48 chips would have 24.4 sequences of 2048 tokens a step, and a chip"
+      " works on a whole one; give a larger batch or fewer chips",
+    ),
     (["--plot=x.bmp"], "end it in one of .png, .svg, .pdf"),
     (["--plot=/no/such/folder/x.png"], "there is no such folder"),
     (["--fleet=nowhere.py"], "there is no such file"),

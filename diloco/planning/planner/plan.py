@@ -85,6 +85,7 @@ class Misfit:
   num_islands: int
   why: str
   excess: float
+  remedy: str = "plan for a smaller model, or add what is short"
 
 
 def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
@@ -94,6 +95,16 @@ def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
   if len(islands) < num_islands:
     why = f"the fleet has {len(islands)} slices, and an island needs one"
     return Misfit(num_islands, why, num_islands / len(islands))
+  most = max(island.chips for island in islands)
+  sequences = model.batch_tokens / num_islands / model_lib.SEQUENCE
+  if sequences < most:
+    return Misfit(
+      num_islands,
+      f"an island of {most} chips would have {sequences:.3g} sequences of"
+      f" {model_lib.SEQUENCE} tokens a step, and a chip works on a whole one",
+      most / sequences,
+      "give a larger batch or fewer chips",
+    )
   found = exchange.choose(request.fleet, islands, model, request.options)
   choice = found.choice if isinstance(found, exchange.Shortage) else found
   held = tuple(memory.of_island(model, one, choice) for one in islands)
@@ -176,7 +187,7 @@ def best(request: Request, weighed: tuple[Prospect | Misfit, ...]) -> Prospect:
   raise errors.UserError(
     f"--params={request.model.params:g} on {request.fleet.chips} chips",
     f"with {nearest.num_islands} islands, the closest, {nearest.why}",
-    "plan for a smaller model, or add what is short",
+    nearest.remedy,
   )
 
 
