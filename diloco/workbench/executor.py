@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco import config as config_lib
-from diloco import process
+from diloco import errors, process
 from diloco.controller.engines import base, cluster, ray
 from diloco.controller.engines import process as process_engine
 from diloco.workbench import frozen, worker
@@ -93,7 +93,10 @@ class Executor(abc.ABC):
 
   def _told(self, name: str, cause: str) -> str:
     """How a point ended, with the last line of its log."""
-    lines = self._log(name).read_text(errors="replace").split("\n")
+    try:
+      lines = self._log(name).read_text(errors="replace").split("\n")
+    except OSError as error:
+      lines = [errors.one_line(error)]
     last = next((line for line in reversed(lines) if line.strip()), "")
     return f"{cause}: {last}"
 

@@ -173,7 +173,7 @@ class Runner:
           self._progress()
         for name, cause in self._executor.ended().items():
           if cause:
-            self._settle(name, cause)
+            self._settle(name, f"it ended by {cause}")
           else:
             queue[:0] = [p for p in self._sweep.points if p.name == name]
 
@@ -207,7 +207,13 @@ class Runner:
       self._executor.stop()
 
   def _begin(self, point: frozen.Point) -> bool:
-    begun = self._executor.start(point.name, self._sweep.islands(point))
+    """Starts a point, or tells why that fails; False while there's no room."""
+    try:
+      begun = self._executor.start(point.name, self._sweep.islands(point))
+    except OSError as error:
+      told = f"it could not be started: {errors.one_line(error)}"
+      self._settle(point.name, told)
+      return True
     if begun:
       anew = point.config.get("engine") == "virtual"
       self._had[point.name] = 0.0 if anew else self._share(point.name)
@@ -216,13 +222,12 @@ class Runner:
   def _found(self, name: str) -> str:
     return (frozen.outcome(self._workdir, name) or {}).get("status", "")
 
-  def _settle(self, name: str, cause: str) -> None:
-    """Notes a point's end, and tells of it."""
+  def _settle(self, name: str, reason: str) -> None:
+    """Notes a point's end, for a reason unless it wrote its own; tells it."""
     facts = frozen.outcome(self._workdir, name)
     if facts is None:
       if self._stops:
         return  # before it began; the next sweep does it
-      reason = f"it ended by {cause}"
       facts = {"status": "failed", "reason": reason, "secs": 0, "result": {}}
       frozen.set_outcome(self._workdir, name, facts)
     told = compare.headline(facts["result"])

@@ -1,5 +1,6 @@
 """Sweeps of simulations: frozen, done once each, killed and gone on with."""
 
+import errno
 import io
 import json
 import os
@@ -356,6 +357,27 @@ def test_time_left_counts_only_what_this_sweep_has_done(
   runner._progress()
   # A quarter took 100 s, and five quarters are left.
   assert "about 8 min 20 s" in capsys.readouterr().err
+
+
+def test_point_that_cannot_be_started_fails_alone(tmp_path, capsys):
+  points = tuple(frozen.Point(name, {}, {}) for name in ("one", "two"))
+  made = frozen.Sweep("simulate", "sweep.py", "", points)
+  frozen.write(tmp_path, made)
+  local = executor.Local(tmp_path, [0])
+
+  def start(launch):
+    if launch.role == "one":
+      raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+    return types.SimpleNamespace(cause_of_death=lambda: "exit 3")
+
+  local._engine = types.SimpleNamespace(start=start)
+  sweep_lib.Runner(tmp_path, made, local).run(retry=False)
+  one, two = (frozen.outcome(tmp_path, point.name) for point in points)
+  assert one["status"] == two["status"] == "failed"
+  assert "it could not be started: BlockingIOError" in one["reason"]
+  # Whose log is gone too.
+  assert two["reason"].startswith("it ended by exit 3: FileNotFoundError")
+  assert "2/2" in capsys.readouterr().err
 
 
 def test_sweep_looks_seldom_at_points_that_are_long_to_read(
