@@ -34,7 +34,7 @@ def check(config: config_lib.RunConfig) -> None:
   _check_outer(config.outer)
   _check_sync_with_outer(config)
   _check_loop(config)
-  _check_deaths(config)
+  _check_virtual(config)
   _check_times(config)
   _check_evaluator(config)
   _check_open_ends(config)
@@ -248,16 +248,27 @@ def _check_evaluator(config: config_lib.RunConfig) -> None:
   )
 
 
-def _check_deaths(config: config_lib.RunConfig) -> None:
-  for field in ("mtbi_secs", "trace"):
+def _check_virtual(config: config_lib.RunConfig) -> None:
+  links, deaths = "set it to 0", "use config.faults"
+  for field, instead in (
+    *(("latency_secs", links), ("bytes_per_sec", links)),
+    *(("reconfigure_secs", links), ("mtbi_secs", deaths), ("trace", deaths)),
+  ):
     value = getattr(config.virtual, field)
     errors.require(
       not value or config.engine == "virtual",
       f"config.virtual.{field} = {typed.show(value)}",
       f"config.engine = {config.engine!r} is no virtual time, and nothing would"
-      " die of it",
-      "set config.engine to 'virtual', or use config.faults",
+      f" {'die' if instead == deaths else 'come'} of it",
+      f"set config.engine to 'virtual', or {instead}",
     )
+  errors.require(
+    not config.virtual.reconfigure_secs or config.elastic,
+    f"config.virtual.reconfigure_secs = {config.virtual.reconfigure_secs}",
+    f"config.method = {config.method!r} is no elastic job, which alone goes on"
+    " with other slices",
+    "set config.method to 'elastic_data_parallel', or leave it at 0",
+  )
 
 
 def _check_times(config: config_lib.RunConfig) -> None:

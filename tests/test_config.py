@@ -37,6 +37,25 @@ REFUSALS = {
     )
     for engine in ("inline", "virtual")
   },
+  **{
+    f"{field} of virtual time in real time": (
+      {"virtual": {field: 0.5}},
+      f"config.virtual.{field} = 0.5",
+      "config.engine = 'process' is no virtual time, and nothing would come",
+      "set config.engine to 'virtual', or set it to 0",
+    )
+    for field in ("latency_secs", "bytes_per_sec", "reconfigure_secs")
+  },
+  "standstill of a job that is not elastic": (
+    {
+      "engine": "virtual",
+      "fleet": {"pace_step_secs": 0.1},
+      "virtual": {"reconfigure_secs": 0.2},
+    },
+    "config.virtual.reconfigure_secs = 0.2",
+    "config.method = 'decoupled' is no elastic job",
+    "set config.method to 'elastic_data_parallel', or leave it at 0",
+  ),
   "Nesterov that does not look ahead": (
     {"outer": {"optimizer": "nesterov", "nesterov": False}},
     "config.outer.nesterov = False",

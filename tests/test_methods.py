@@ -142,6 +142,7 @@ def test_one_job_sees_the_rows_of_all_shares():
 def test_one_job_is_as_slow_as_the_slowest_and_adds_its_gradients():
   config = config_lib.from_mapping(
     {
+      "engine": "virtual",
       "method": "data_parallel",
       "fleet": {
         "slices": [{"relative_speed": s} for s in (1.0, 0.5)],

@@ -17,13 +17,14 @@ import ml_collections
 
 from experiments.configs import quickstart
 
+_ELASTIC = "elastic_data_parallel"
 _METHODS = {"rigid": "data_parallel", "decoupled": "decoupled"}
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   """Returns the configuration; `variant` is "", "smoke" or in `_METHODS`."""
   config = quickstart.like("elastic", variant, *_METHODS)
-  config.method = _METHODS.get(variant, "elastic_data_parallel")
+  config.method = _METHODS.get(variant, _ELASTIC)
   config.engine = "virtual"
   config.faults = ()
   config.fleet.slices = (dict(kind="v5p", topology="1"),) * 3
@@ -33,6 +34,6 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   config.virtual = dict(
     mtbi_secs=unit_secs,
     repair_secs=unit_secs * 6 / 44,
-    reconfigure_secs=unit_secs / 44,
+    reconfigure_secs=unit_secs / 44 if config.method == _ELASTIC else 0.0,
   )
   return config

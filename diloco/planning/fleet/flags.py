@@ -41,7 +41,7 @@ def parser() -> arguments.Parser:
   _add_fields(made, fleet_lib.Fleet)
   add("--speeds", type=_reals, default=(1.0,), metavar="A,B", help="of islands")
   add("--days", type=arguments.amount, default=30.0, help="simulated")
-  add("--seeds", type=arguments.whole(1, 10_000), default=5, help="how many")
+  add("--seeds", type=arguments.whole(1, 10**6), default=5, help="how many")
   add("--seed", type=arguments.whole(0), default=0, help="the first")
   _add_switch(made, "elastic", "jobs go on without slices that failed")
   add(

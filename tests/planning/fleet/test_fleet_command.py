@@ -187,7 +187,7 @@ BAD = [
   (["--step_secs=1e-310"], "nothing is of this size"),
   (["--speeds=1,1e-310"], "nothing is of this size"),
   (["--repair_shape=1e-20"], "one repair in 1e9 has no end"),
-  (["--seeds=1e30"], "at most 10000"),
+  (["--seeds=1e30"], "at most 1000000"),
   (["--colour=red"], "--colour"),
   (["--calibrate", "--failures=3"], "at least 1000"),
 ]
