@@ -142,5 +142,4 @@ def schedule_steps(
 ) -> int:
   """Inner steps an island of its speed does in the run."""
   tokens = config.total_tokens * config.speed_share(island)
-  of_a_step: int = getattr(task, "scheduled_tokens", task.tokens_per_batch)
-  return max(1, round(tokens / of_a_step))
+  return max(1, round(tokens / task.tokens_per_batch))

@@ -52,10 +52,9 @@ class Performer:
       config.task.name, config.task.options, config.replicas
     )
     self._ahead = 0  # by so many steps schedules are
-    scheduled = (
-      (lambda step: step + self._ahead) if settings.by_tokens else None
+    self._task = replicated.on(
+      made, settings.present, lambda step: step + self._ahead
     )
-    self._task = replicated.on(made, settings.present, scheduled)
     topology = [int(n) for n in settings.topology.split("x")]
     self._trainer = trainer_lib.Trainer(
       config, self._task, life.island, topology, jax.devices()
@@ -98,7 +97,7 @@ class Performer:
       news=[
         feedback.News(version, *answer)
         for version, answer in zip(
-          beginning.versions, beginning.answers, strict=False
+          beginning.versions, beginning.answers, strict=True
         )
       ],
     )

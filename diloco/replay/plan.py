@@ -5,6 +5,7 @@ publication that was merged, or its last state that another life took over.
 """
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -94,7 +95,7 @@ def _lives(record: reader.Record) -> dict[script.LifeId, script.Life]:
 def _life(
   life: script.LifeId, started: reader.Line, own: list[reader.Line]
 ) -> script.Life:
-  try:
+  with _whole(f"the tape of {life}"):
     settings = script.Settings(
       topology=started["topology"],
       cores=tuple(started["cores"]),
@@ -102,7 +103,6 @@ def _life(
       software=dict(started["software"]),
       total_tokens=started["total_tokens"],
       present=tuple(started.get("present") or ()),
-      by_tokens="scheduled" in started,
       own_rate=started.get("own_rate"),
     )
     beginning = script.Beginning(
@@ -111,15 +111,22 @@ def _life(
       first_steps=tuple(started["unsent_from_step"]),
       saved=_state(life, started["checkpoint"]),
       lent=_state(life, started["peer"]),
-      answers=tuple(started.get("answers") or ()),
-      scheduled=started["scheduled" if "scheduled" in started else "step"],
+      answers=tuple(started["answers"]),
+      scheduled=started["scheduled" if "present" in started else "step"],
     )
     operations = tuple(o for line in own for o in _operations(life, line))
+  return script.Life(life, settings, beginning, operations)
+
+
+@contextlib.contextmanager
+def _whole(tape: str) -> Iterator[None]:
+  """Refuses lines that do not say all."""
+  try:
+    yield
   except (KeyError, TypeError) as error:
     raise errors.UserError(
-      f"the tape of {life}", f"a line lacks the field {error}", _REMEDY
+      tape, f"a line lacks the field {error}", _REMEDY
     ) from error
-  return script.Life(life, settings, beginning, operations)
 
 
 def _state(
@@ -202,9 +209,7 @@ def _initials(record: reader.Record) -> Iterator[script.Initial]:
   for line in record.events:
     if line["event"] != events.STARTED:
       continue
-    told = zip(
-      line.get("initial_by") or (), line.get("base_digests") or (), strict=True
-    )
+    told = zip(line["initial_by"], line["base_digests"], strict=True)
     for fragment, (life, digest) in enumerate(told):
       if life is not None:
         version = script.VersionId(fragment, 0)
@@ -212,23 +217,13 @@ def _initials(record: reader.Record) -> Iterator[script.Initial]:
 
 
 def _merge(line: Mapping[str, Any]) -> script.Merge:
-  shares = tuple(
-    script.Share(
-      c["key"],
-      c["weight"],
-      c.get("norm"),
-      c.get("c_tokens"),
-      c.get("staleness"),
-    )
-    for c in line["contributions"]
-  )
   version = script.VersionId(line["fragment"], line["version"])
-  if not line.get("digest"):
-    raise errors.UserError(
-      f"the tape's line of {version}", "it has no digest to compare", _REMEDY
+  with _whole(f"the tape's line of {version}"):
+    shares = tuple(
+      script.Share(**{name: c[name] for name in script.Share._fields})
+      for c in line["contributions"]
     )
-  rate = line.get("learning_rate")
-  return script.Merge(version, shares, line["digest"], rate)
+    return script.Merge(version, shares, line["digest"], line["learning_rate"])
 
 
 def _returns(record: reader.Record) -> Iterator[script.Return]:

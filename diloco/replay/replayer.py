@@ -213,8 +213,7 @@ class Replayer:
       merge, self._plan.makings, contributions, self._weighting
     )
     payload = keys.global_prefix(*merge.id, "r")
-    if merge.learning_rate is not None:
-      self._merger.set_learning_rate(merge.learning_rate)
+    self._merger.set_learning_rate(merge.learning_rate)
     try:
       merged = self._merger.merge(
         operations.Merge(before, payload, contributions, verdict.weights)
@@ -235,11 +234,7 @@ class Replayer:
         codec=self._merger.params_codec,
       )
     )
-    others = tuple(
-      s.key
-      for s in shares
-      if s.norm is not None and self._norms.get(s.key) != s.norm
-    )
+    others = tuple(s.key for s in shares if self._norms.get(s.key) != s.norm)
     return self._compare(
       merge.id, merge.digest, merged.digest, others, verdict.wrong
     )

@@ -113,7 +113,6 @@ class Settings:
   software: Mapping[str, str]
   total_tokens: int
   present: tuple[int, ...] = ()  # slices of an elastic job; else none
-  by_tokens: bool = False  # whether its schedules count what it trained
   own_rate: float | None = None  # of "eager" steps; None: as configured
 
 
@@ -138,7 +137,7 @@ class Beginning:
   saved: StateId | None
   lent: StateId | None
   scheduled: int
-  answers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
+  answers: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 
   @property
   def carried(self) -> tuple[int, ...]:
@@ -170,9 +169,9 @@ class Share(NamedTuple):
 
   key: str
   weight: float
-  norm: float | None  # of the outer gradient, as the syncer read it
-  c_tokens: int | None = None  # as the syncer counted; None: not told
-  staleness: int | None = None
+  norm: float  # of the outer gradient, as the syncer read it
+  c_tokens: int  # as the syncer counted
+  staleness: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +181,7 @@ class Merge:
   id: VersionId
   shares: tuple[Share, ...]
   digest: str
-  learning_rate: float | None = None  # of the outer step; None: the run's
+  learning_rate: float  # of the outer step
 
   @property
   def before(self) -> VersionId:

@@ -58,7 +58,7 @@ def check(
       f"{share.key}: {name} {said!r} on the tape, {true!r} by its steps and"
       " versions"
       for name, (said, true) in told.items()
-      if said is not None and said != true
+      if said != true
     ]
   return Verdict(tuple(found), tuple(wrong))
 

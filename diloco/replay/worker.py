@@ -29,7 +29,7 @@ def kind(settings: script.Settings) -> Hashable:
     len(settings.cores),
     tuple(sorted(settings.environ.items())),
     *(settings.topology, settings.total_tokens),
-    *(settings.present, settings.by_tokens, settings.own_rate),
+    *(settings.present, settings.own_rate),
   )
 
 

@@ -19,7 +19,7 @@ class Replicated:
     made: the task of one share.
     replicas: how many shares there are.
     scheduled: after how many steps of this batch schedules are, by the steps
-      of the job; None: after as many of all slices.
+      of the job; None: after as many.
   """
 
   def __init__(
@@ -34,10 +34,6 @@ class Replicated:
     self.replicas = replicas
     self._present = tuple(range(replicas) if present is None else present)
     self.tokens_per_batch = len(self._present) * made.tokens_per_batch
-    # Of a step as schedules count it.
-    self.scheduled_tokens = self.tokens_per_batch
-    if scheduled is None:
-      self.scheduled_tokens = replicas * made.tokens_per_batch
 
   def __getattr__(self, name: str) -> Any:
     """All else is the task's."""
@@ -68,7 +64,7 @@ class Replicated:
 def on(
   task: task_lib.Task,
   present: Sequence[int],
-  scheduled: Callable[[int], int] | None = None,
+  scheduled: Callable[[int], int],
 ) -> task_lib.Task:
   """The task of a job on some of its slices; of none named, the task itself."""
   if not present:

@@ -35,6 +35,7 @@ class RunTape:
       "unsent_from_step": [step] * self.num_fragments,
       "checkpoint": None,
       "peer": None,
+      "answers": [[0, []]] * self.num_fragments,
     }
     self._island(life, events.STARTED, **told | fields)
 
@@ -72,6 +73,7 @@ class RunTape:
       "version": version,
       "contributions": [_share(key, weight) for key, weight in shares],
       "digest": f"d{version}",
+      "learning_rate": 1.0,
     }
     self._line("syncer", events.MERGED, incarnation, **told | fields)
 
@@ -105,6 +107,8 @@ def _share(key, weight):
     "step": step,
     "weight": weight,
     "norm": 1.0,
+    "c_tokens": 80,
+    "staleness": 0,
   }
 
 

@@ -24,10 +24,16 @@ def test_versions_are_made_as_the_tape_says():
     V(0, 0): script.Initial(V(0, 0), A1, "d0"),
     V(0, 1): script.Merge(
       V(0, 1),
-      (script.Share(names[0], 3.0, 1.0), script.Share(names[1], 1.0, 1.0)),
+      (
+        script.Share(names[0], 3.0, 1.0, 80, 0),
+        script.Share(names[1], 1.0, 1.0, 80, 0),
+      ),
       "d1",
+      1.0,
     ),
-    V(0, 2): script.Merge(V(0, 2), (script.Share(names[2], 1.0, 1.0),), "d2"),
+    V(0, 2): script.Merge(
+      V(0, 2), (script.Share(names[2], 1.0, 1.0, 80, 0),), "d2", 1.0
+    ),
   }
 
 
@@ -124,20 +130,11 @@ def test_version_that_is_told_in_two_ways_is_refused():
 
 def test_life_of_an_elastic_job_has_the_slices_that_were_there():
   tape = RunTape()
-  tape.start(A, present=[0, 2])
-  tape.merge(1, (tape.submit(A, 4), 1.0))
-  (life,) = tape.plan().lives.values()
-  assert life.settings.present == (0, 2)
-  # As all did before schedules went by what such a job has trained.
-  assert not life.settings.by_tokens and life.beginning.scheduled == 0
-
-
-def test_schedules_of_an_elastic_job_begin_where_its_tape_says():
-  tape = RunTape()
   tape.start(A, 8, present=[0, 2], scheduled=11)
   tape.merge(1, (tape.submit(A, 12, first=8), 1.0))
   (life,) = tape.plan().lives.values()
-  assert life.settings.by_tokens and life.beginning.scheduled == 11
+  assert life.settings.present == (0, 2)
+  assert life.beginning.scheduled == 11  # its tape says where schedules begin
 
 
 def test_life_makes_outer_steps_of_its_own_by_the_rate_it_had():
@@ -235,7 +232,8 @@ def without(tape, event, field):
   [
     (lambda: RunTape(), "nothing to compare"),
     (lambda: without(two_islands(), "started", "cores"), "field 'cores'"),
-    (lambda: without(two_islands(), "merged", "digest"), "no digest"),
+    (lambda: without(two_islands(), "merged", "digest"), "field 'digest'"),
+    (lambda: _elastic_of_before(), "field 'scheduled'"),
     (
       lambda: without(two_islands(), "adopted", "kept_from_step"),
       "field 'kept_from_step'",
@@ -247,6 +245,13 @@ def without(tape, event, field):
 def test_tape_that_does_not_tell_enough_is_refused(make, said):
   with pytest.raises(errors.UserError, match=said):
     make().plan()
+
+
+def _elastic_of_before():
+  """As all were before schedules went by what such a job has trained."""
+  tape = RunTape()
+  tape.start(A, present=[0, 2])
+  return tape
 
 
 def _lacking(event, number):
@@ -278,10 +283,8 @@ def test_state_that_was_never_saved_is_refused():
     script.Adopt(8, 0, 2, 4, 6, True, 3, ((1, 2),)),
     script.Mend(8, script.StateId(0, 1, 4, 2)),
     script.Save(8, script.StateId(0, 1, 8, 1)),
-    script.Settings(
-      "2x4", (0, 1), {"XLA_FLAGS": "--x"}, {}, 1000, (0, 2), True, 0.5
-    ),
-    script.Beginning(4, (1, 0), (4, 2), None, script.StateId(1, 1, 4), 4),
+    script.Settings("2x4", (0, 1), {"XLA_FLAGS": "--x"}, {}, 1000, (0, 2), 0.5),
+    script.Beginning(4, (1, 0), (4, 2), None, script.StateId(1, 1, 4), 4, ()),
     (script.Rebase(8, 1), script.Lend(8, script.StateId(0, 1, 8))),
   ],
 )
