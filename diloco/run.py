@@ -27,13 +27,7 @@ from diloco import (
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
 from diloco.controller import outcome as outcome_lib
-from diloco.controller import (
-  outside,
-  resources,
-  restorer,
-  roles,
-  tenure,
-)
+from diloco.controller import resources, restorer, roles, tenure
 from diloco.controller.engines import base, cluster
 from diloco.controller.engines import process as process_engine
 from diloco.controller.engines import ray as ray_engine
@@ -177,7 +171,7 @@ def conduct(
     controller = controller_lib.Controller(
       _without_past_faults(config, view.shown),
       run_dir,
-      outside.Outside(
+      controller_lib.Outside(
         engine,
         server,
         on_tick=view.tick,

@@ -14,11 +14,10 @@ from typing import Any
 
 from diloco import config as config_lib
 from diloco import config_changes, errors, process
+from diloco.controller import orders
 from diloco.report import liveness
 
 logger = logging.getLogger(__name__)
-
-Changes = dict[str, tuple[Any, Any]]  # field -> before, after
 
 _POLL_SECS = 0.05
 
@@ -28,18 +27,15 @@ def wish_path(run_dir: pathlib.Path) -> pathlib.Path:
   return run_dir / "control" / "change_wish"
 
 
-def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
+def request(
+  run_dir: pathlib.Path, values: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
   """Changes settings of a run that is on, and waits until they hold.
 
   Islands take a change over after the train windows they have queued.
 
-  Args:
-    run_dir: directory of the run.
-    values: a whole configuration, of which fields in `config_changes.LIVE`
-      may differ from the run's.
-
-  Returns:
-    What is changed.
+  `values` are a whole configuration, of which fields in `config_changes.LIVE`
+  may differ from the run's. Gives what is changed.
 
   Raises:
     UserError: the run is not on, or the change cannot be. Nothing is changed.
@@ -77,15 +73,12 @@ def request(run_dir: pathlib.Path, values: Mapping[str, Any]) -> Changes:
 def take_up(
   run_dir: pathlib.Path,
   live: Mapping[str, Any],
-  changed: Callable[[config_lib.RunConfig, Changes], None],
+  changed: Callable[[config_lib.RunConfig, orders.Changes], None],
 ) -> None:
   """The controller's side: takes up a change that is wanted.
 
-  Args:
-    run_dir: directory of the run.
-    live: what holds now, as `config_changes.live`: an earlier try may have
-      written the configuration and told nobody.
-    changed: makes a change hold, and what it is.
+  `live` is what holds now, as `config_changes.live`: an earlier try may have
+  written the configuration and told nobody. `changed` makes a change hold.
 
   Raises:
     OSError: it cannot be read or written, and is tried again.

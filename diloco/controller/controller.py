@@ -11,25 +11,68 @@ import logging
 import pathlib
 import queue
 import signal
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from diloco import channel, config_changes, crash, errors, process, timing
 from diloco import config as config_lib
 from diloco.controller import change, core, cutter, orders
 from diloco.controller import outcome as outcome_lib
-from diloco.controller import outside as outside_lib
 from diloco.controller import roles as roles_lib
+from diloco.controller import tenure as tenure_lib
+from diloco.controller.engines import base
 from diloco.report import liveness
 from diloco.snapshots import requests, store
-from diloco.tape import events
+from diloco.tape import events, recorder
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECS = 0.1
 _HINTS_SECS = 1.0  # between two looks at what others find us by
 _SEQS_A_LIFE = 10**9  # programs a controller dispatches at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Outside:
+  """What a controller acts on.
+
+  Attributes:
+    engine: where roles run.
+    server: its end of all channels.
+    clock: gives monotonic seconds.
+    on_tick: called several times a second, for the live view.
+    set_back: sets the run back to its newest sound cut if it is damaged, once
+      what it is given has ended all roles; says whether it did. `UserError`: no
+      cut will do, and nothing was changed. `OSError`: to be tried again.
+    tenure: its hold on the run.
+  """
+
+  engine: base.Engine
+  server: channel.Server
+  clock: Callable[[], float] = time.monotonic
+  on_tick: Callable[[], None] = lambda: None
+  set_back: Callable[[Callable[[], list[str]]], bool] = lambda _: False
+  tenure: tenure_lib.Unopposed = dataclasses.field(
+    default_factory=tenure_lib.Unopposed
+  )
+
+
+class _Tape(recorder.Recorder):
+  """A tape whose failure stops nobody."""
+
+  def record(self, event: str, /, **fields: Any) -> None:
+    try:
+      super().record(event, **fields)
+    except OSError as error:
+      logger.warning("line_lost event=%s error=%s", event, error)
+
+  def close(self) -> None:
+    try:
+      super().close()
+    except OSError as error:
+      logger.warning("lines_lost error=%s", error)
 
 
 class Controller:
@@ -39,7 +82,7 @@ class Controller:
     self,
     config: config_lib.RunConfig,
     run_dir: pathlib.Path,
-    outside: outside_lib.Outside,
+    outside: Outside,
     tokens_per_step: int,
     times: timing.Timing,
     *,
@@ -48,21 +91,15 @@ class Controller:
   ):
     """Goes on the record; starts nothing yet.
 
-    Args:
-      config: the run's configuration.
-      run_dir: directory of the run.
-      outside: processes, channels and clock.
-      tokens_per_step: tokens of one inner step of an island.
-      times: the run's timeouts.
-      incarnation: which life of the controller this is, from 1.
-      changed: fields of the configuration with other values than the run had,
-        with both.
+    `incarnation` says which life of the controller this is, from 1; `changed`
+    has fields of the configuration with other values than the run had, and
+    both.
 
     Raises:
       UserError: the fleet does not fit.
     """
     self.run_dir = run_dir
-    self.tape = outside_lib.Tape(run_dir, "controller", incarnation)
+    self.tape = _Tape(run_dir, "controller", incarnation)
     self.roles = roles_lib.Roles(
       config, run_dir, outside.engine, self.tape, outside.tenure.check
     )

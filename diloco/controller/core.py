@@ -40,12 +40,7 @@ class ControllerCore:
   ):
     """Nobody lives, as far as it knows.
 
-    Args:
-      config: the run's configuration.
-      times: the run's timeouts.
-      tokens_per_step: tokens of one inner step of an island.
-      run: what to call it to the user.
-      first_seq: see `program.Queues`.
+    `run` is what to call it to the user; see `program.Queues` for `first_seq`.
     """
     self.config = config
     self.fleet = fleet_lib.Fleet(config, times, first_seq)
@@ -286,9 +281,7 @@ class ControllerCore:
     if self._first_errors is None or not death.failed:
       return
     if error and error == self._first_errors.get(role):
-      why = f"{role} failed twice before any step: {error}"
-      told = errors.UserError(self._run, why, f"see {death.log}")
-      self._end(outcome_lib.Outcome("failed", why, user_error=told))
+      self._fail(death, f"{role} failed twice before any step: {error}")
     self._first_errors[role] = error
 
   def _check_own_code(self, death: orders.Died) -> None:
@@ -306,9 +299,11 @@ class ControllerCore:
       self._mistakes[role] = error, times
     if death.no_data or (death.mistake and times >= _MISTAKES):
       how = f"failed {times} times alike" if death.mistake else "cannot go on"
-      why = f"{role} {how}: {error}"
-      told = errors.UserError(self._run, why, f"see {death.log}")
-      self._end(outcome_lib.Outcome("failed", why, user_error=told))
+      self._fail(death, f"{role} {how}: {error}")
+
+  def _fail(self, death: orders.Died, why: str) -> None:
+    told = errors.UserError(self._run, why, f"see {death.log}")
+    self._end(outcome_lib.Outcome("failed", why, user_error=told))
 
   def _check_anybody_left(self, death: orders.Died) -> None:
     """Ends the run once a role is given up without which nothing can go on."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from diloco import errors, process
 from diloco.controller import cutter
 from diloco.report import liveness
 from diloco.snapshots import cuts, keys, operations, store
-
-T = TypeVar("T")
 
 _POLL_SECS = 0.1
 
@@ -24,10 +23,8 @@ def run(
 ) -> dict[str, Any]:
   """Takes a cut of a run that is on.
 
-  Args:
-    run_dir: directory of the run.
-    patience_secs: for so long the store is asked again while it fails.
-    told: hears how far it is.
+  The store is asked again while it fails, for `patience_secs`; `told` hears how
+  far the cut is.
 
   Returns:
     `cut` (its number, 0 for none), `status` ("complete" or "abandoned"),
@@ -43,13 +40,14 @@ def run(
       "its state is in the store already; or go on with 'diloco resume'",
     )
   started = time.monotonic()
-  asked = _Asked(run_dir, patience_secs)
-  before = max(asked.of(cuts.numbers), default=0)
+  snapshots = store.SnapshotStore(process.store_url(run_dir))
+  ask = functools.partial(_ask, run_dir, snapshots, patience_secs)
+  before = max(ask(cuts.numbers), default=0)
   wish = cutter.wish_path(run_dir)
   wish.parent.mkdir(exist_ok=True)
   wish.touch()
   try:
-    number, reason = _wait(asked, before, wish, run_dir, told)
+    number, reason = _wait(ask, before, wish, run_dir, told)
   finally:
     wish.unlink(missing_ok=True)
   secs = time.monotonic() - started
@@ -58,39 +56,32 @@ def run(
   return {"cut": number, "status": status, "reason": reason, "secs": secs}
 
 
-class _Asked:
-  """The run's store, asked again while it fails."""
-
-  def __init__(self, run_dir: pathlib.Path, patience_secs: float):
-    """Args: whose, and for how long."""
-    self._what = f"diloco cut {run_dir}"
-    self._patience_secs = patience_secs
-    self._store = store.SnapshotStore(process.store_url(run_dir))
-
-  def of(self, question: Callable[..., operations.Procedure[T]], *on: int) -> T:
-    """What a procedure finds, sooner or later.
-
-    Raises:
-      UserError: it has found nothing for `patience_secs`.
-    """
-    deadline = time.monotonic() + self._patience_secs
-    while True:
-      try:
-        return self._store.perform(question(*on))
-      except operations.FAILURES as error:
-        if time.monotonic() >= deadline:
-          raise errors.UserError(
-            self._what,
-            f"for {self._patience_secs:.0f} s nothing could be learnt of its"
-            f" cuts: {errors.of_store(error)}",
-            "see to the store, then ask again; a cut that was begun may yet"
-            " be completed",
-          ) from error
-      time.sleep(_POLL_SECS)
+def _ask(
+  run_dir: pathlib.Path,
+  snapshots: store.SnapshotStore,
+  patience_secs: float,
+  question: Callable[..., operations.Procedure[Any]],
+  *on: int,
+) -> Any:
+  """What a procedure finds in a store that is asked again while it fails."""
+  deadline = time.monotonic() + patience_secs
+  while True:
+    try:
+      return snapshots.perform(question(*on))
+    except operations.FAILURES as error:
+      if time.monotonic() >= deadline:
+        raise errors.UserError(
+          f"diloco cut {run_dir}",
+          f"for {patience_secs:.0f} s nothing could be learnt of its cuts:"
+          f" {errors.of_store(error)}",
+          "see to the store, then ask again; a cut that was begun may yet be"
+          " completed",
+        ) from error
+    time.sleep(_POLL_SECS)
 
 
 def _wait(
-  asked: _Asked,
+  ask: Callable[..., Any],
   before: int,
   wish: pathlib.Path,
   run_dir: pathlib.Path,
@@ -101,16 +92,16 @@ def _wait(
   while True:
     alive = liveness.controller_alive(run_dir)
     if not number and not wish.exists():
-      newest = max(asked.of(cuts.numbers), default=0)
+      newest = max(ask(cuts.numbers), default=0)
       if newest > before:
         number = newest
         told(f"cut {number} requested")
     if number:
-      look = asked.of(cuts.look, number)
+      look: cuts.Look = ask(cuts.look, number)
       if look.is_complete:
         return number, ""
       if keys.ABANDONED in look.names:
-        return number, asked.of(cuts.reason, number)
+        return number, ask(cuts.reason, number)
       if not look.is_open:  # two later ones were complete meanwhile
         line = cutter.end_line(run_dir, number)
         lost = {"reason": "no record of it was left"}

@@ -119,15 +119,7 @@ class Cutter:
     is_told: Callable[[int], bool],
     token: int = 0,
   ):
-    """Makes a cutter that has not looked yet.
-
-    Args:
-      settings: when to cut.
-      record: of the tape.
-      wish: where wishes are.
-      is_told: whether a tape has a cut's end.
-      token: of the controller's lease.
-    """
+    """Has not looked yet; `is_told` says whether a tape has a cut's end."""
     self._token = token
     self._settings = settings
     self._record = record
@@ -142,9 +134,7 @@ class Cutter:
   def look(self, now: float, lives: Mapping[int, int]) -> Script:
     """Does what is due; never raises because of the store.
 
-    Args:
-      now: monotonic seconds.
-      lives: incarnation of each island that is ready.
+    `lives` has the incarnation of each island that is ready.
     """
     if now < self._look_due:
       return

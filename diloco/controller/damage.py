@@ -12,7 +12,7 @@ class DamageWatch:
   """What the syncers of one session say is damaged, and for how long."""
 
   def __init__(self, patience_secs: float):
-    """Args: how long damage must have stood."""
+    """Damage counts once it has stood for `patience_secs`."""
     self._patience_secs = patience_secs
     self._told: dict[str, frozenset[int]] = {}  # by seat, its newest report
     self._since: dict[int, float] = {}  # fragment -> when it was first told

@@ -62,13 +62,7 @@ class Fleet:
   def __init__(
     self, config: config_lib.RunConfig, times: timing.Timing, first_seq: int
   ):
-    """Nobody lives yet; all are due to start.
-
-    Args:
-      config: the run's configuration.
-      times: the run's timeouts.
-      first_seq: see `program.Queues`.
-    """
+    """Nobody lives yet; all are due to start; see `program.Queues`."""
     self.names = Names.of(config)
     self.islands = self.names.islands
     self.seats = self.names.seats

@@ -24,7 +24,6 @@ class Pilot:
   """Keeps every island supplied with programs until the budget is trained."""
 
   def __init__(self, config: config_lib.RunConfig, tokens_per_step: int):
-    """Args: the run's configuration and the tokens of one inner step."""
     self._config = config
     self._tokens_per_step = tokens_per_step
     self._tokens = 0  # after every step of any island somebody asks
@@ -74,10 +73,7 @@ class Pilot:
   def joined(self, island: int, step: int, tokens_per_step: int = 0) -> None:
     """An island is ready, at `step`, which may be before where it died.
 
-    Args:
-      island: which.
-      step: inner steps it has done.
-      tokens_per_step: of those that it does now, if not those of the others.
+    Steps that it does now have `tokens_per_step`, if not those of the others.
     """
     before = self._tokens_of(island)
     self._steps[island] = step
@@ -94,11 +90,7 @@ class Pilot:
     self._steps, self._rates, self._tokens = {}, {}, 0
 
   def wanted(self, queued: Mapping[int, int]) -> list[Wanted]:
-    """Programs to dispatch now.
-
-    Args:
-      queued: train windows each ready island still has.
-    """
+    """Programs to dispatch now; `queued` are each island's train windows."""
     programs = self._config.programs
     wanted: list[Wanted] = []
     for island, windows in sorted(queued.items()):
@@ -143,11 +135,8 @@ class Pilot:
   def evaluation(self, *, free: bool) -> Mapping[str, Any]:
     """What the run's evaluator is to do now.
 
-    Evaluations that are due while it is not free are left out, but for the
-    last.
-
-    Args:
-      free: whether it is ready and has nothing to do.
+    Evaluations that are due while it is not `free`, that is ready and with
+    nothing to do, are left out, but for the last.
 
     Returns:
       Arguments of the program "evaluate"; none if nothing is due.

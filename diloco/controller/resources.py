@@ -28,12 +28,8 @@ def divide_cores(
   where speed per core is highest. With fewer, islands share: each gets one
   core, fastest first onto the least loaded.
 
-  Args:
-    speeds: relative speed of each island.
-    cores: core numbers; none where no island is bound to any.
-
   Returns:
-    [M] lists of core numbers.
+    [M] lists of core numbers, empty where no island is bound to any.
   """
   order = sorted(range(len(speeds)), key=lambda m: (-speeds[m], m))
   shares: list[list[int]] = [[] for _ in speeds]
@@ -129,11 +125,7 @@ class ResourceManager:
   ) -> None:
     """Notes what an island that is alive already runs on.
 
-    Args:
-      island: which.
-      slice_index: its slice.
-      cores: its cores.
-      left: what had been left when it started.
+    `left` are the slices that had been left when it started.
 
     Raises:
       LookupError: another island has that slice, or there is none.

@@ -93,13 +93,8 @@ class Roles:
   ):
     """Knows the fleet; starts nothing yet.
 
-    Args:
-      config: the run's configuration.
-      run_dir: directory of the run.
-      engine: where its roles live.
-      tape: where their lives go.
-      check: asked before a role is started or sent a signal; raises
-        `FencedError` once that is another controller's to do.
+    `check` is asked before a role is started or sent a signal; it raises
+    `FencedError` once that is another controller's to do.
 
     Raises:
       UserError: the fleet does not fit this machine.

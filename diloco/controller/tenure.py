@@ -60,11 +60,9 @@ class Watch(lease.LeaseWatch):
   ):
     """Does not know the lease yet.
 
-    Args:
-      ttl_secs: the time to live.
-      check: raises for a lease that must not be taken.
-      copied: the store may be a copy, in which whom the lease names does not
-        renew it; that it lives tells nothing then.
+    `check` raises for a lease that must not be taken. Where the store may be a
+    copy (`copied`), whom the lease names does not renew it; that it lives tells
+    nothing then.
     """
     super().__init__(ttl_secs)
     self._check = check
@@ -96,13 +94,9 @@ class Tenure(Unopposed):
       time.clock_gettime, time.CLOCK_BOOTTIME
     ),
   ):
-    """Renews a lease that was taken just now.
+    """Renews a lease that was taken just now, as `mine` was written there.
 
-    Args:
-      snapshots: the run's store.
-      mine: what was written there.
-      ttl_secs: after which others take it.
-      clock: monotonic seconds, those in which the machine slept among them.
+    `clock` counts the seconds in which the machine slept.
     """
     self.token = mine.token
     self.home = mine.home  # what it leaves behind
@@ -117,7 +111,6 @@ class Tenure(Unopposed):
     self._renewals.start()
 
   def __enter__(self) -> Tenure:
-    """Does nothing more."""
     return self
 
   def __exit__(self, *_: object) -> None:

@@ -23,7 +23,7 @@ class WindDown:
   def __init__(
     self, fleet: fleet_lib.Fleet, times: timing.Timing, final_batches: int
   ):
-    """Args: whose, by which times, and of how many batches the last loss is."""
+    """The last loss is of `final_batches` batches."""
     self._fleet = fleet
     self._times = times
     self._final_batches = final_batches
@@ -79,15 +79,8 @@ class WindDown:
   ) -> Script:
     """Asks several roles, and waits for those that live to answer.
 
-    One whose channel is away is waited for, and asked again.
-
-    Args:
-      roles: who can be asked.
-      name: of the program.
-      args: of the program.
-
-    Returns:
-      The answers, by role.
+    One whose channel is away is waited for, and asked again. Gives the answers,
+    by role.
     """
     fleet = self._fleet
     deadline = fleet.now + self._times.drain_secs + _GRACE_SECS

@@ -11,7 +11,7 @@ import queue
 from diloco import channel, timing
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
-from diloco.controller import outside, tenure
+from diloco.controller import tenure
 from diloco.controller.engines import base
 from diloco.tape import reader
 
@@ -193,7 +193,7 @@ class Session:
     self.controller = controller_lib.Controller(
       config,
       run_dir,
-      outside.Outside(
+      controller_lib.Outside(
         world,
         world,
         lambda: world.now,

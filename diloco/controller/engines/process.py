@@ -33,7 +33,6 @@ class ProcessHandle(base.Handle):
   """A role's process, in a session of its own."""
 
   def __init__(self, started: subprocess.Popen[bytes]):
-    """Wraps a started process."""
     self._process = started
 
   @property
@@ -66,8 +65,7 @@ class ProcessHandle(base.Handle):
 def cause(code: int) -> str:
   """Says how a process ended: "exit 0" or "SIGKILL".
 
-  Args:
-    code: of its exit, or minus the number of a signal.
+  `code` is that of its exit, or minus the number of a signal.
   """
   if code < 0:
     with contextlib.suppress(ValueError):  # not every signal has a name
@@ -89,7 +87,6 @@ class AttachedHandle(base.Handle):
   """
 
   def __init__(self, pid: int, ticks: int):
-    """Args: process number and when it started."""
     self._pid = pid
     self._ticks = ticks
     self._gone = False
@@ -129,7 +126,6 @@ class ProcessEngine(base.Engine):
   host = base.LOOPBACK
 
   def __init__(self, run_dir: pathlib.Path):
-    """Args: the run's directory."""
     self._run_dir = run_dir
 
   def start(self, launch: base.Launch) -> ProcessHandle:

@@ -60,7 +60,6 @@ class Handle(base.Handle):
     placed: "futures.Future[Placed]",
     submit: Callable[..., "futures.Future[Any]"],
   ):
-    """Args: what the engine knows of it, and how it calls Ray."""
     self._ray = cluster.load()
     self._life = life
     self._release = release  # takes its permit away
