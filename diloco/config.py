@@ -88,7 +88,7 @@ class SyncConfig:
   every_by_speed: bool = False  # islands do H times their relative speed steps
   wait_secs: float = 0.0  # for an answer, at most, before the next step
   wait_after: int = 0  # steps that may be done before that
-  codec: str = "bf16"
+  codec: Literal["f32", "bf16", "int8", "int4", "int2"] = "bf16"
   codec_block: int = codec_lib.BLOCK  # values that share a scale
   codec_rounding: Literal["nearest", "stochastic"] = "nearest"
   down_codec: Literal["f32", "bf16", "int4"] = "f32"  # of global versions

@@ -299,7 +299,6 @@ def _check_times(config: config_lib.RunConfig) -> None:
 
 
 def _check_codec(sync: config_lib.SyncConfig) -> None:
-  codec_lib.of(sync.codec)
   errors.require(
     codec_lib.is_block(sync.codec_block),
     f"config.sync.codec_block = {sync.codec_block}",

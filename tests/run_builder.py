@@ -203,6 +203,7 @@ class _Run:
       total_tokens=tokens * len(plan.islands),
     )
     self.control(events.SYNCER_STARTED, pid=99)
+    self.syncer.record(events.LEASE_ACQUIRED, token=1)
     for player in self.players:
       player.launch()
       self.at(1.0, self.begin, player)
@@ -319,6 +320,7 @@ class _Run:
   def syncer_back(self):
     self.syncer = recorder.Recorder(self.run_dir, "syncer", 2, self.clock)
     self.control(events.SYNCER_STARTED, pid=98)
+    self.syncer.record(events.LEASE_ACQUIRED, token=2)
     self.syncer_alive = True
 
   def finish(self):

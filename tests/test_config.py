@@ -291,9 +291,9 @@ REFUSALS = {
   ),
   "unknown codec": (
     {"sync": {"codec": "int3"}},
-    "codec = 'int3'",
-    "no",
-    "bf16",
+    "config.sync.codec = 'int3'",
+    "one of f32, bf16, int8, int4, int2",
+    "change config.sync.codec",
   ),
   "no tokens": (
     {"total_tokens": 0},

@@ -298,11 +298,10 @@ class Charts:
   def _syncer(self, row: int) -> list[list[Any]]:
     """Whether anybody led; standbys come and go unseen."""
     view, bars = self._view, []
-    starts = sorted(view.syncer_leads or view.syncer_starts)
+    starts = sorted(view.syncer_leads)
     deaths = sorted(view.syncer_deaths)
     ends = [session.end for session in view.sessions.all]
-    first = view.merges.first_secs
-    for start in starts or ([] if first is None else [first]):
+    for start in starts:
       after = [m for m in (*deaths, *ends) if m > start]
       end = min(after, default=view.last_wall_secs)
       bars.append(self._bar(row, start, end, _SYNCER_COLOUR, "leading"))

@@ -116,8 +116,8 @@ def _backs(view: view_lib.RunView, incident: Incident) -> list[float]:
     # Nobody died: it is over once the island has healed.
     return [wall for wall, m in view.resyncs if m == incident.island]
   if incident.island is None:
-    led = incident.target != _STANDBY and view.syncer_leads
-    return list(view.syncer_leads if led else view.syncer_starts)
+    waited = incident.target == _STANDBY
+    return list(view.syncer_starts if waited else view.syncer_leads)
   island = view.islands.get(incident.island)
   lives = island.lives.values() if island else ()
   return [life.first_step for life in lives if life.first_step is not None]

@@ -46,7 +46,6 @@ class Merges:
     self.count = 0
     self.sizes: collections.Counter[int] = collections.Counter()  # islands
     self.staleness = 0.0  # sum over merges of their means
-    self.first_secs: float | None = None  # wall time
     self.recent: collections.deque[int] = collections.deque(maxlen=_RECENT)
     self.series = series.Series(
       {
@@ -71,8 +70,6 @@ class Merges:
     self.count += 1
     self.sizes[islands] += 1
     self.staleness += staleness
-    if self.first_secs is None:
-      self.first_secs = wall_secs
     self.recent.append(islands)
     self.series.append(
       {

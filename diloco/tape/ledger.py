@@ -25,16 +25,30 @@ _PATIENCE = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Ledger:
-  """Fates in fragment-tokens: trained = merged + pending + discarded + rest.
+class Counts:
+  """Tokens by fate: trained = merged + pending + discarded + unaccounted.
 
   Attributes:
-    num_fragments: P, the fragments of every step.
-    trained: P times the tokens trained.
+    trained: all of them.
     merged: in a global version.
     pending: published and not resolved, or not published yet.
     discarded: by reason.
     unaccounted: without evidence of a fate; 0 in a correct run.
+  """
+
+  trained: int
+  merged: int
+  pending: int
+  discarded: dict[str, int]
+  unaccounted: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger(Counts):
+  """Fates in fragment-tokens, and what else there is to tell of them.
+
+  Attributes:
+    num_fragments: P, the fragments of every step.
     islands: trained plain tokens by island.
     lost_spans: by island, step ranges whose training was in vain, because it
       was lost, done again or rolled back; one entry for each fragment.
@@ -47,11 +61,6 @@ class Ledger:
   """
 
   num_fragments: int
-  trained: int
-  merged: int
-  pending: int
-  discarded: dict[str, int]
-  unaccounted: int
   islands: dict[int, int]
   lost_spans: dict[int, list[painting.LifeSpan]]
   rows: dict[int, list[dict[str, list[painting.Span]]]]
@@ -73,8 +82,8 @@ class Ledger:
     """Whether every trained token has a fate and no rule was broken."""
     return not self.unaccounted and not self.violations
 
-  def tokens(self) -> "TokenCounts":
-    """Returns the ledger in plain tokens, which add up to the last token."""
+  def tokens(self) -> Counts:
+    """Returns plain tokens, which add up to the last token."""
     shares = {
       fates.MERGED: self.merged,
       fates.PENDING: self.pending,
@@ -82,24 +91,13 @@ class Ledger:
       **{"-" + reason: count for reason, count in self.discarded.items()},
     }
     parts = _divide(shares, self.num_fragments)
-    return TokenCounts(
+    return Counts(
       trained=self.trained // self.num_fragments,
       merged=parts.pop(fates.MERGED),
       pending=parts.pop(fates.PENDING),
       unaccounted=parts.pop(fates.UNACCOUNTED),
       discarded={name[1:]: count for name, count in parts.items()},
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class TokenCounts:
-  """The ledger in plain tokens, rounded by largest remainder."""
-
-  trained: int
-  merged: int
-  pending: int
-  discarded: dict[str, int]
-  unaccounted: int
 
 
 def compute(

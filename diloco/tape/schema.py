@@ -15,7 +15,7 @@ from diloco.tape import events
 Kind = Callable[[Any], bool]
 Kinds = Mapping[str, Kind]
 
-MAX_ISLANDS = 10_000
+_MAX_ISLANDS = 10_000
 _MAX_LIVES = 1_000_000
 _MAX_FRAGMENTS = 10_000
 _MAX_COUNT = 1 << 53  # integers that a float holds exactly
@@ -45,7 +45,7 @@ def _of(kind: type) -> Kind:
 _is_text, _is_flag = _of(str), _of(bool)
 _is_object, _is_list = _of(dict), _of(list)
 _is_count = _below(_MAX_COUNT)
-_is_island = _below(MAX_ISLANDS)
+_is_island = _below(_MAX_ISLANDS)
 _is_life = _below(_MAX_LIVES)
 _is_fragment = _below(_MAX_FRAGMENTS)
 

@@ -49,26 +49,11 @@ class Glyphs:
   kinds: tuple[str, ...]  # sorted
   splits: Mapping[str, np.ndarray]  # by name: indices of glyphs
 
-  def rows(self, split: task.Split) -> "Rows":
-    """Returns the glyphs of a split, in its order."""
-    return Rows(self, self.splits[split])
-
-
-class Rows:
-  """Random access to some glyphs: {"image", "label"}."""
-
-  def __init__(self, glyphs: Glyphs, indices: np.ndarray):
-    self._glyphs, self._indices = glyphs, indices
-
-  def __len__(self) -> int:
-    return len(self._indices)
-
-  def __getitem__(self, index: int) -> Mapping[str, Any]:
-    which = self._indices[index]
-    return {
-      "image": self._glyphs.images[which],
-      "label": self._glyphs.labels[which],
-    }
+  def rows(self, split: task.Split) -> list[dict[str, Any]]:
+    """Returns the glyphs of a split, in its order: {"image", "label"}."""
+    which = self.splits[split]
+    found = zip(self.images[which], self.labels[which], strict=True)
+    return [{"image": image, "label": label} for image, label in found]
 
 
 def load(heldout_fraction: float) -> Glyphs:

@@ -40,9 +40,6 @@ class Stream:
     self.position = 0
     self._iterator = iter(dataset.to_iter_dataset(options))
 
-  def __iter__(self) -> "Stream":
-    return self
-
   def __next__(self) -> task.Batch:
     """Returns the batch at `position` and advances by one."""
     batch = next(self._iterator)

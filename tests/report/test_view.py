@@ -348,7 +348,7 @@ def test_faults_and_deaths_are_paired_by_target():
   for wall, target in ((5.0, "syncer"), (6.0, "island-1")):
     lines.control(wall, events.FAULT_INJECTED, kind="sigkill", target=target)
   lines.control(6.5, events.SYNCER_DIED, cause="signal 9")
-  lines.control(8.0, events.SYNCER_STARTED, pid=2)
+  lines.add("syncer", 2, 8.0, events.LEASE_ACQUIRED, token=2)
   lines.die(7.0, island=1)
   lines.die(9.0, island=0)
   found = incidents.find(lines.view())

@@ -129,7 +129,7 @@ def test_merge_that_its_life_never_told_of_is_told_of_when_summed_up():
 def test_rows_that_no_version_holds_are_counted_whether_summed_up_or_not():
   spans = {"merged": [(9, 12)], "overwritten": [(12, 14), (20, 21)]}
   book = ledger.Ledger(
-    *(1, 0, 0, 0, {}, 0, {}, {}),
+    *(0, 0, 0, {}, 0, 1, {}, {}),
     rows={0: [spans], 1: [{"merged": [(0, 5)]}]},
     folded_rows={"merged": 9, "overwritten": 4, "too_stale": 2},
     **{"violations": [], "silent": []},

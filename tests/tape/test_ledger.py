@@ -39,7 +39,7 @@ def _violations(tapes):
 def test_empty_record_balances():
   result = ledger.compute(Tapes().record())
   assert result.balanced and result.trained == 0
-  assert result.tokens() == ledger.TokenCounts(0, 0, 0, {}, 0)
+  assert result.tokens() == ledger.Counts(0, 0, 0, {}, 0)
 
 
 def test_unpublished_steps_of_a_live_island_are_pending():
