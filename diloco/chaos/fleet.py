@@ -78,10 +78,10 @@ class Fleet:
       return True
     return False
 
-  def kill_all(self) -> list[str]:
-    """Kills every role, all before any can notice; returns who lived."""
-    living = self.living()
-    return [role for role in living if self.signal(role, signal.SIGKILL)]
+  def kill_all(self, kind: str = "") -> list[str]:
+    """Kills every role of a kind, if one is named; returns who lived."""
+    roles = [role for role in self.living() if role.startswith(kind)]
+    return [role for role in roles if self.signal(role, signal.SIGKILL)]
 
 
 def processes_of(run_dir: pathlib.Path) -> list[int]:

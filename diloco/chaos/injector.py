@@ -199,12 +199,7 @@ class Trial:
       case "sigstop":
         self._stop_one(fault, line)
       case "all_islands":
-        line["roles"] = [
-          role
-          for role in self.fleet.living()
-          if role.startswith("island-")
-          and self.fleet.signal(role, signal.SIGKILL)
-        ]
+        line["roles"] = self.fleet.kill_all("island-")
         self._need_hit("island", line)
       case "everything":
         self._kill_everything(line)

@@ -120,12 +120,6 @@ class _Loop(workers.Loop):
     else:
       self._woken = True
 
-  def check(self) -> None:
-    """What fails in it ends the run."""
-
-  def join(self) -> None:
-    """Nothing goes on beside."""
-
   def close(self) -> None:
     """Ends it where it waits."""
     self._turn += 1

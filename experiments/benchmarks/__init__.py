@@ -1,7 +1,7 @@
 """Benchmarks: each measures a part as a ratio to a reference in the same run.
 
-Every module has `run(...) -> dict` and prints its result as one JSON object
-when started by itself.
+`diloco bench PART` prints what `run(...) -> dict` of a module found. Others,
+which take longer or need more, are started by themselves.
 """
 
 import importlib

@@ -12,7 +12,6 @@ mean and the outer step go element by element.
 Command: `diloco bench balance`; cost: 12 s of processor time, 2.8 GB of memory.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -130,7 +129,3 @@ def _merged(drawn: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
   outer = outer_optimizer.OuterOptimizer(0.7, 0.9)
   merge.Merger(outer).apply(inputs, "mean", theta, [momentum])
   return theta, momentum
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

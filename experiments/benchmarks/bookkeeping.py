@@ -14,10 +14,8 @@ Shares of processor time, not of wall time: they say the same on a busy machine.
 """
 
 import io
-import json
 import os
 import pathlib
-import sys
 import tempfile
 import threading
 import time
@@ -46,7 +44,7 @@ _FOLLOW_SECS = 5.0  # of `diloco metrics --follow`
 
 def run() -> dict[str, Any]:
   """Measures in a process with the environment islands have."""
-  return island_bench.run_as_island("experiments.benchmarks.bookkeeping")
+  return island_bench.as_island(measure)
 
 
 class _Terminal(io.StringIO):
@@ -191,8 +189,3 @@ def measure(
     "steps": steps,
     "cores": cores,
   }
-
-
-if __name__ == "__main__":
-  json.dump(measure(), sys.stdout, indent=2)
-  print()

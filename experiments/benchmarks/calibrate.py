@@ -14,8 +14,7 @@ Reference: Decoupled DiLoCo, arXiv 2604.21428.
 import argparse
 import dataclasses
 import math
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -233,9 +232,9 @@ def parser() -> arguments.Parser:
   return made
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
   """Fits, and prints what was found."""
-  args = parser().parse_args(sys.argv[1:] if argv is None else argv)
+  args = parser().parse_args(list(argv))
   found = fit(seed=args.seed, num_failures=args.failures)
   facts = report(found)
   if args.alternatives:
@@ -287,7 +286,3 @@ def _print(facts: Mapping[str, Any]) -> None:
       f"with {name}: mean error {value['mean_error_points']:.2f},"
       f" worst {value['worst_error_points']:.2f}"
     )
-
-
-if __name__ == "__main__":
-  sys.exit(main())

@@ -20,23 +20,18 @@ Command: `diloco bench codec --json`; cost: half a minute, 1 GB of memory.
 
 from __future__ import annotations
 
-import concurrent.futures
-import json
-import multiprocessing
-import os
 import pathlib
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
-from diloco import process
 from diloco.fragments import codec as codec_lib
 from diloco.fragments import norms, partition
 from diloco.snapshots import arrays
+from experiments.benchmarks import island as island_bench
 
 
 def run(num_elements: int = 16 << 20, trials: int = 5) -> dict[str, Any]:
@@ -50,12 +45,7 @@ def run(num_elements: int = 16 << 20, trials: int = 5) -> dict[str, Any]:
     `memcpy_gbps` and, by codec, GB/s of float32 encoded and decoded, their
     ratios to the copy, and `stored_ratio`.
   """
-  spawn = multiprocessing.get_context("spawn")
-  with (
-    mock.patch.dict(os.environ, process.ISLAND_ENV),
-    concurrent.futures.ProcessPoolExecutor(1, spawn) as pool,
-  ):
-    return pool.submit(measure, num_elements, trials).result()
+  return island_bench.as_island(measure, num_elements, trials)
 
 
 def measure(num_elements: int, trials: int) -> dict[str, Any]:
@@ -137,7 +127,3 @@ def _on_disk(tensors: list[arrays.Tensor]) -> int:
     arrays.ArrayStore(pathlib.Path(folder)).write("payload", tensors)
     files = [f for f in pathlib.Path(folder).rglob("*") if f.is_file()]
     return sum(file.stat().st_size for file in files)
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

@@ -13,7 +13,6 @@ it 1 - t / (t + T), for evaluations of t seconds every T seconds of steps.
 Command: `diloco bench evaluator`; cost: 2 minutes of processor time.
 """
 
-import json
 import os
 import statistics
 import tempfile
@@ -121,7 +120,3 @@ def _between(values: dict[str, Any]) -> dict[str, Any]:
     "evaluations": len(secs),
     "evaluation_secs": statistics.median(secs),
   }
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

@@ -27,7 +27,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import json
 import multiprocessing
 import os
 import pathlib
@@ -354,7 +353,3 @@ def _peak(models: int, model_bytes: int, fragment_bytes: int) -> dict[str, int]:
     "largest_fragment_bytes": fragment_bytes,
     "fragments_beside": round((peak - held) / fragment_bytes, 2),
   }
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

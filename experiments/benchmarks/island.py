@@ -11,16 +11,18 @@ block, so that a drift of the machine's speed cancels. The syncer is a process
 of its own and runs all the time.
 """
 
+import concurrent.futures
 import contextlib
-import json
+import multiprocessing
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from unittest import mock
 
 import jax
 import numpy as np
@@ -32,6 +34,8 @@ from diloco.islands import trainer as trainer_lib
 from diloco.tape import events, reader
 from diloco.tasks import registry
 from diloco.tasks import task as task_lib
+
+T = TypeVar("T")
 
 _SYNC = {"num_fragments": 24, "every": 24, "overlap_steps": 2}
 
@@ -52,18 +56,17 @@ def make_config(model: dict[str, Any], sync: dict[str, Any]):
 
 def run() -> dict[str, Any]:
   """Measures in a process with the environment islands have."""
-  return run_as_island("experiments.benchmarks.island")
+  return as_island(measure)
 
 
-def run_as_island(module: str) -> dict[str, Any]:
-  """Runs a module with the environment islands have; returns what it prints."""
-  done = subprocess.run(
-    [sys.executable, "-m", module],
-    env={**process.ISLAND_ENV, **os.environ},
-    stdout=subprocess.PIPE,
-    check=True,
-  )
-  return json.loads(done.stdout)
+def as_island(work: Callable[..., T], *args: Any) -> T:
+  """Calls a function in a process with the environment islands have."""
+  spawn = multiprocessing.get_context("spawn")
+  with (
+    mock.patch.dict(os.environ, {**process.ISLAND_ENV, **os.environ}),
+    concurrent.futures.ProcessPoolExecutor(1, spawn) as pool,
+  ):
+    return pool.submit(work, *args).result()
 
 
 def measure(
@@ -185,8 +188,3 @@ def running_syncer(run_dir: pathlib.Path) -> Iterator[None]:
   finally:
     syncer.kill()
     syncer.wait()
-
-
-if __name__ == "__main__":
-  json.dump(measure(), sys.stdout, indent=2)
-  print()

@@ -28,7 +28,6 @@ half a GB of disk.
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import math
 import multiprocessing
 import pathlib
@@ -226,7 +225,3 @@ def status_bytes(field: str) -> int:
     if line.startswith(f"{field}:"):
       return int(line.split()[1]) * 1024
   raise OSError(f"/proc/self/status has no {field}; run on Linux")
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

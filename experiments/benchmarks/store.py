@@ -18,7 +18,6 @@ payload on disk. All files are in the page cache: a device is not measured.
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 import shutil
@@ -174,7 +173,3 @@ def _report(
     name: num_bytes / statistics.median(values) for name, values in secs.items()
   }
   return result
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

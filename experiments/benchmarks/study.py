@@ -14,10 +14,8 @@ on the machine; steps of the bare loop and of the study alternate in blocks.
 Command: `diloco bench study`; cost: two minutes of processor time, 0.6 GB.
 """
 
-import json
 import os
 import pathlib
-import sys
 import tempfile
 import time
 from typing import Any
@@ -35,7 +33,7 @@ from experiments.benchmarks import island as island_bench
 
 def run() -> dict[str, Any]:
   """Measures in a process with the environment islands have."""
-  return island_bench.run_as_island("experiments.benchmarks.study")
+  return island_bench.as_island(measure)
 
 
 def make_config(islands: int, steps: int, model: dict[str, Any]) -> Any:
@@ -138,8 +136,3 @@ def _cpu_secs(do: Any) -> float:
   started = time.process_time()
   do()
   return time.process_time() - started
-
-
-if __name__ == "__main__":
-  json.dump(measure(), sys.stdout, indent=2)
-  print()

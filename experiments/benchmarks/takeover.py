@@ -9,7 +9,6 @@ the next thing it does is to look for contributions.
 Command: `diloco bench takeover --json`; cost: two minutes.
 """
 
-import json
 import pathlib
 import queue
 import signal
@@ -147,7 +146,3 @@ def run(kills: int = 50, num_fragments: int = 24) -> dict[str, Any]:
     "takeover_secs_p99": sorted(secs)[max(0, round(0.99 * len(secs)) - 1)],
     "takeover_secs_max": max(secs),
   }
-
-
-if __name__ == "__main__":
-  print(json.dumps(run(), indent=2))

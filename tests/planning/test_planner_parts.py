@@ -133,7 +133,7 @@ def test_what_a_codec_may_cost_is_part_of_what_a_token_is_worth():
     request = plan.Request(
       fleet(FAST, FAST, gbps=100),
       model.make(1e9),
-      options=exchange.Options(codecs=(codec,)),
+      codecs=(codec,),
       seeds=2,
     )
     worth.append(plan.evaluate(request, 2).efficiency)
@@ -169,8 +169,7 @@ def chosen(gbps, latency_ms=0.0, codecs=("bf16",), down="f32", islands=2):
   )
   there = resources.Fleet(sites)
   made = resources.divide(there, islands)
-  options = exchange.Options(codecs, down)
-  return exchange.choose(there, made, model.make(1e9), options)
+  return exchange.choose(there, made, model.make(1e9), codecs, down)
 
 
 def test_wide_links_keep_the_default_period():
@@ -211,7 +210,7 @@ def test_latency_beyond_a_quarter_of_the_longest_period_is_refused():
 def test_single_site_needs_no_link():
   alone = resources.Fleet((resources.Site("here", (FAST,), link_gbps=0.001),))
   islands = resources.divide(alone, 2)
-  choice = exchange.choose(alone, islands, model.make(1e9), exchange.Options())
+  choice = exchange.choose(alone, islands, model.make(1e9))
   assert isinstance(choice, exchange.Exchange)
   assert (choice.load, choice.every) == (0, 24)
 
@@ -221,7 +220,7 @@ def test_syncer_stands_where_the_wide_link_is():
   store = resources.Site("store", link_gbps=50)
   there = resources.Fleet((*fleet(FAST, FAST, FAST, gbps=2).sites, store))
   islands = resources.divide(there, 3)
-  choice = exchange.choose(there, islands, model.make(1e9), exchange.Options())
+  choice = exchange.choose(there, islands, model.make(1e9))
   assert choice.syncer_site == 3
 
 

@@ -31,9 +31,11 @@ def main(argv: Sequence[str]) -> int:
       args.from_run,
       seeds=_seeds(args),
       measured_from=args.measured_from,
-      quorum=_given(argv, "quorum", args.quorum),
-      grace=_given(argv, "grace", args.grace),
-      every=_given(argv, "every", args.every),
+      changes={
+        name: getattr(args, name)
+        for name in _OF_REALITY[:3]
+        if name in _written(argv)
+      },
     )
     told = reality.text(facts)
   elif args.sweep is not None:
@@ -106,11 +108,10 @@ def _check_task(args: argparse.Namespace, argv: Sequence[str]) -> None:
     "give --from_run too",
   )
   if args.from_run is not None:
-    names = [a.partition("=")[0] for a in argv if a.startswith("--")]
-    for name in names:
+    for name in _written(argv):
       errors.require(
-        name.removeprefix("--") in _OF_REALITY,
-        name,
+        name in _OF_REALITY,
+        f"--{name}",
         "the rest of the fleet is that of --from_run, so it would be ignored",
         f"ask about {', '.join(_OF_REALITY[:3])}, or leave it out",
       )
@@ -136,10 +137,9 @@ def _sweep(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
   return {"sweep": args.sweep, "rows": rows}
 
 
-def _given(argv: Sequence[str], flag: str, value: Any) -> Any:
-  """The value of a flag that was written, else None."""
-  written = any(a == f"--{flag}" or a.startswith(f"--{flag}=") for a in argv)
-  return value if written else None
+def _written(argv: Sequence[str]) -> list[str]:
+  """Names of the flags that were written."""
+  return [a[2:].partition("=")[0] for a in argv if a.startswith("--")]
 
 
 def _sweep_text(facts: Mapping[str, Any]) -> str:

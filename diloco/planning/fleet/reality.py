@@ -28,9 +28,7 @@ def compare(
   *,
   seeds: Sequence[int],
   measured_from: str | os.PathLike[str] | None = None,
-  quorum: int | None = None,
-  grace: str | None = None,
-  every: int | None = None,
+  changes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
   """Predicts a run next to what it was, and what changes would have made of it.
 
@@ -39,9 +37,7 @@ def compare(
     seeds: of the predictions.
     measured_from: another run on the same machine and fleet, whose times and
       delays are taken; without, the run's own.
-    quorum: another K to ask about.
-    grace: another grace to ask about.
-    every: another H to ask about.
+    changes: fields of `config.sync` to ask about, such as another quorum.
 
   Raises:
     UserError: there is no such run, it trained nothing, or the changed
@@ -68,18 +64,13 @@ def compare(
   merged = facts["predicted"]["contributors_per_merge"]["mean"]
   if merged is not None and run.contributors is not None:
     facts["contributors_error"] = merged - run.contributors
-  changes = {
-    name: value
-    for name, value in (("quorum", quorum), ("grace", grace), ("every", every))
-    if value is not None
-  }
   if changes:
     values = run.config.to_dict()
     values["sync"] |= changes
     values["faults"] = ()
     config = config_lib.from_mapping(values)
     facts["what_if"] = {
-      "given": changes,
+      "given": dict(changes),
       "predicted": predict(run, config, seeds),
     }
   return facts

@@ -88,10 +88,8 @@ def _variants(
       changed = dataclasses.replace(request, fleet=resources.Fleet(sites))
       yield name, changed, count
     for codec in ("bf16", "int4"):
-      options = dataclasses.replace(request.options, down_codec=codec)
-      if codec != request.options.down_codec:
-        changed = dataclasses.replace(request, options=options)
-        yield f"new versions sent in {codec}", changed, count
+      changed = dataclasses.replace(request, down_codec=codec)
+      yield f"new versions sent in {codec}", changed, count
   yield (
     "1 GB more on every chip",
     _with_slices(

@@ -30,6 +30,7 @@ _GRACE_STEPS = 0.5  # slack that the adaptive grace window can spend
 # What a codec adds to ln L. Streaming DiLoCo saw nothing in four bits, others
 # up to 0.09 %. Fewer bits cost too much to be offered.
 CODEC_LOSS = {"f32": 0.0, "bf16": 0.0, "int8": 0.0, "int4": 0.0009}
+CODECS = tuple(sorted(CODEC_LOSS, key=lambda c: workload.CODEC_BITS[c]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +53,6 @@ class Exchange:
   def load(self) -> float:
     """Of the busiest link."""
     return max(site.load for site in self.traffic)
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What may be chosen from.
-
-  Attributes:
-    codecs: of outer gradients.
-    down_codec: of new versions.
-  """
-
-  codecs: tuple[str, ...] = tuple(
-    sorted(CODEC_LOSS, key=lambda c: workload.CODEC_BITS[c])
-  )
-  down_codec: str = "f32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +93,19 @@ def choose(
   fleet: resources.Fleet,
   islands: Sequence[resources.Island],
   model: model_lib.Model,
-  options: Options,
+  codecs: Sequence[str] = CODECS,
+  down_codec: str = "f32",
 ) -> Exchange | Shortage:
-  """The best choice, or why there is none."""
+  """The best choice, or why there is none.
+
+  Codecs are of outer gradients, to choose from; `down_codec` of new versions.
+  """
   star = links(fleet, islands, model)
   best: tuple[tuple[float, ...], Exchange] | None = None
   nearest: Exchange | None = None
-  for site, codec in itertools.product(range(len(star)), options.codecs):
+  for site, codec in itertools.product(range(len(star)), codecs):
     for every in PERIODS:
-      choice = _best_fragments(star, site, codec, model, options, every)
+      choice = _best_fragments(star, site, codec, model, down_codec, every)
       if fits(choice.load, choice.overlap_steps, choice.every):
         loss = CODEC_LOSS[codec] + efficiency.period_loss(choice.every).mean
         bits = workload.CODEC_BITS[codec]
@@ -136,7 +126,7 @@ def _best_fragments(
   site: int,
   codec: str,
   model: model_lib.Model,
-  options: Options,
+  down_codec: str,
   every: int,
 ) -> Exchange:
   found = []
@@ -148,7 +138,7 @@ def _best_fragments(
       every=every,
       num_fragments=fragments,
       up_bits=workload.CODEC_BITS[codec],
-      down_bits=workload.CODEC_BITS[options.down_codec],
+      down_bits=workload.CODEC_BITS[down_codec],
     )
     traffic = decoupled.traffic(sync, star, site)
     slowest = max(

@@ -37,10 +37,8 @@ class Request:
 
   fleet: resources.Fleet  # what there is
   model: model_lib.Model  # what is trained
-  # Of the exchange.
-  options: exchange.Options = dataclasses.field(
-    default_factory=exchange.Options
-  )
+  codecs: tuple[str, ...] = exchange.CODECS  # to choose from
+  down_codec: str = "f32"  # of new versions
   islands: int = 0  # M if it is given, else 0
   # Of a chip, in place of the fleet's; None: the fleet's.
   price_per_hour: float | None = None
@@ -105,7 +103,9 @@ def evaluate(request: Request, num_islands: int) -> Prospect | Misfit:
       most / sequences,
       "give a larger batch or fewer chips",
     )
-  found = exchange.choose(request.fleet, islands, model, request.options)
+  found = exchange.choose(
+    request.fleet, islands, model, request.codecs, request.down_codec
+  )
   choice = found.choice if isinstance(found, exchange.Shortage) else found
   held = tuple(memory.of_island(model, one, choice) for one in islands)
   misfit = _too_big(request, islands, held)

@@ -129,9 +129,10 @@ def test_run_is_predicted_within_three_points(run_dir):
 
 
 def test_what_if_changes_the_rounds_and_not_the_run(run_dir):
-  facts = reality.compare(run_dir, seeds=(0,), quorum=2, grace="0")
+  changes = {"quorum": 2, "grace": "0"}
+  facts = reality.compare(run_dir, seeds=(0,), changes=changes)
   other = facts["what_if"]
-  assert other["given"] == {"quorum": 2, "grace": "0"}
+  assert other["given"] == changes
   assert other["predicted"]["contributors_per_merge"]["mean"] == 2
   assert facts["predicted"]["contributors_per_merge"]["mean"] < 2
   assert other["predicted"]["wall_secs"]["mean"] == pytest.approx(
@@ -144,7 +145,7 @@ def test_what_if_changes_the_rounds_and_not_the_run(run_dir):
 )
 def test_what_cannot_be_is_refused(run_dir, change, why):
   with pytest.raises(errors.UserError, match=why):
-    reality.compare(run_dir, seeds=(0,), **change)
+    reality.compare(run_dir, seeds=(0,), changes=change)
 
 
 def test_directory_without_training_is_refused(tmp_path):
