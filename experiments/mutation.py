@@ -15,6 +15,7 @@ before any of it was tried measures how many wrong lines still live.
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -27,14 +28,16 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import tomllib
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 ROOT = pathlib.Path(__file__).parent.parent
 LIST = ROOT / "experiments" / "mutants.toml"
 _COPIED = ("diloco", "experiments", "tests", "docs", "pyproject.toml")
 _STAGE_SECS = 600.0
+_POLL_SECS = 0.2
 _SCHEDULES = 500
 STAGES = ("module", "package", "schedules")
 
@@ -126,13 +129,20 @@ def _end_with_tool() -> None:
   os.killpg(0, signal.SIGKILL)
 
 
+_over = threading.Event()  # whether the tool is to end, and all it has started
+
+
 def _fails(command: Sequence[str], tree: pathlib.Path) -> bool:
   context = multiprocessing.get_context("forkserver")
   process = context.Process(target=_perform, args=(command, tree))
   process.start()
-  process.join(_STAGE_SECS)
+  end = time.monotonic() + _STAGE_SECS
+  while process.is_alive() and time.monotonic() < end and not _over.is_set():
+    process.join(_POLL_SECS)
   if process.is_alive() and process.pid:
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it leads no group yet
+      os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
   return process.exitcode != 0
 
@@ -185,6 +195,21 @@ def _sound_stages(
   return [list(command) for command in sorted(commands)]
 
 
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+  """Has what is under way end with whatever ends the tool."""
+  try:
+    yield
+  except BaseException:
+    _over.set()
+    raise
+
+
+def _terminate(number: int, _: object) -> None:
+  signal.signal(number, signal.SIG_IGN)  # it is cleaned up after
+  sys.exit(128 + number)
+
+
 def run(
   mutants: Sequence[Mutant], jobs: int, stages: Container[str] = STAGES
 ) -> dict[str, object]:
@@ -214,7 +239,8 @@ def run(
       print(f"{found or 'ALIVE':9} {mutant.name}", file=sys.stderr, flush=True)
       return found
 
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+    _over.clear()
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool, _ending():
       broken = [c for c in pool.map(sound, _sound_stages(mutants, stages)) if c]
       if broken:
         raise RuntimeError(f"the sound tree fails: {'; '.join(broken)}")
@@ -239,6 +265,7 @@ def main() -> int:
     "--mutants", type=pathlib.Path, default=LIST, help="another list"
   )
   args = parser.parse_args()
+  signal.signal(signal.SIGTERM, _terminate)
   mutants = [
     m for m in load(args.mutants) if args.only in m.name or args.only in m.file
   ]

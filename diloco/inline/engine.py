@@ -49,7 +49,7 @@ class MortalThreads(workers.Threads):
   """
 
   def __init__(self, prefix: str):
-    self._prefix = prefix  # of the names of its threads
+    self.prefix = prefix  # of the names of its threads
     self._dead = threading.Event()
     self._ends: list[Callable[[], None]] = []
     self._releases: list[Callable[[], None]] = []
@@ -118,7 +118,7 @@ class MortalThreads(workers.Threads):
     return made
 
   def _named(self, name: str) -> str:
-    return f"{self._prefix}/{name}"
+    return f"{self.prefix}/{name}"
 
 
 class Role:
@@ -128,7 +128,6 @@ class Role:
     self,
     threads: MortalThreads,
     log: pathlib.Path,
-    name: str,
     body: Callable[[], None],
   ):
     """Starts it; `body` returns once it has left in order."""
@@ -137,7 +136,10 @@ class Role:
     self._body = body
     self._cause: str | None = None
     self._killed_secs = 0.0
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    _LOGS.paths[threads.prefix] = log
+    self._thread = threading.Thread(
+      target=self._run, name=f"{threads.prefix}/main", daemon=True
+    )
     self._thread.start()
 
   def _run(self) -> None:
@@ -153,6 +155,7 @@ class Role:
     finally:
       if cause != "exit 0":
         self._threads.end()
+      _LOGS.paths.pop(self._threads.prefix, None)
       self._cause = cause
 
   @property
@@ -211,7 +214,6 @@ class Engine(base.Engine):
     incarnation = launch.facts["incarnation"]
     prefix = f"{self._run_dir.name}:{launch.role}.{incarnation}"
     threads = MortalThreads(prefix)
-    _LOGS.paths[prefix] = launch.log
 
     def body() -> None:
       if "slice" in launch.facts:
@@ -221,7 +223,7 @@ class Engine(base.Engine):
           self._run_dir, launch.role, incarnation, threads, self._store
         )
 
-    role = Role(threads, launch.log, f"{prefix}/main", body)
+    role = Role(threads, launch.log, body)
     self._roles = [r for r in self._roles if r.cause_of_death() is None]
     self._roles.append(role)
     return role
@@ -275,7 +277,8 @@ class _Logs(logging.Handler):
   """Puts what is logged in a role's threads into its log, as a process does.
 
   Attributes:
-    paths: of logs, by what the names of the threads begin with.
+    paths: of logs of those who live, by what the names of their threads begin
+      with.
   """
 
   def __init__(self) -> None:

@@ -1,5 +1,10 @@
 """The list of mutants fits the code, and the harness sees what it should."""
 
+import os
+import signal
+import sys
+import tempfile
+
 import pytest
 
 from experiments import mutation
@@ -40,3 +45,36 @@ def test_wrong_line_is_killed_and_an_equal_one_lives(tmp_path):
   assert mutation.killer(wrong, tree, only) == "module"
   assert mutation.killer(equal, tree, only) is None
   assert (tree / near["file"]).read_text() == source
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+  """Where the tool makes its folder; it copies nothing there."""
+  for name in ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE"):
+    monkeypatch.setenv(name, "1")
+  monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+  monkeypatch.setattr(mutation, "copy_tree", lambda tree: tree)
+  monkeypatch.setattr(sys, "argv", ["mutation", f"--only={MUTANTS[0].name}"])
+  before = signal.getsignal(signal.SIGTERM)
+  yield lambda: list(tmp_path.iterdir())
+  signal.signal(signal.SIGTERM, before)
+  mutation._over.clear()
+
+
+def test_tests_that_fail_without_any_mutant_kill_none(folders, monkeypatch):
+  monkeypatch.setattr(mutation, "_fails", lambda command, tree: "-x" in command)
+  with pytest.raises(RuntimeError, match=r"the sound tree fails: pytest -x"):
+    mutation.main()
+  assert not folders()
+
+
+def test_tool_that_is_terminated_leaves_no_folder(folders, monkeypatch):
+  def fails(command, tree):
+    assert folders()
+    os.kill(os.getpid(), signal.SIGTERM)
+    return not mutation._over.wait(20)
+
+  monkeypatch.setattr(mutation, "_fails", fails)
+  with pytest.raises(SystemExit, match="143"):
+    mutation.main()
+  assert not folders()

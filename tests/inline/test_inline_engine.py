@@ -198,16 +198,18 @@ def test_role_that_hangs_counts_as_gone_and_does_nothing_more(
     while True:
       mortal.check()
 
-  role = engine.Role(mortal, tmp_path / "log", "run:island-0.1/main", body)
+  role = engine.Role(mortal, tmp_path / "log", body)
   assert hanging.wait(20)
   assert role.cause_of_death() is None and not role.wait(0.0)
   role.signal(9)
   while role.cause_of_death() is None:
     pass
   assert role.cause_of_death() == "SIGKILL" and not ended
+  assert "run:island-0.1" in engine._LOGS.paths
   go_on.set()
   assert role.wait(20)
   assert done == [] and ended == ["released"]
+  assert "run:island-0.1" not in engine._LOGS.paths
 
 
 def test_killed_role_whose_threads_hang_takes_no_channel_from_the_next(
@@ -264,7 +266,7 @@ def test_whatever_ends_a_role_it_is_no_right_end(tmp_path):
   def body():
     raise SystemExit(0)
 
-  role = engine.Role(engine.MortalThreads("x"), tmp_path / "log", "x", body)
+  role = engine.Role(engine.MortalThreads("x"), tmp_path / "log", body)
   assert role.wait(20) and role.cause_of_death() == "exit 1"
 
 
