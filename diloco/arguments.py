@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
   """Refuses in one line; takes no shortened names; shows examples."""
 
   def __init__(self, prog: str, description: str, examples: Sequence[str] = ()):
-    """Args: the command's name, what it does, and whole command lines."""
+    """Examples are whole command lines."""
     self.examples = tuple(examples)
     super().__init__(
       prog=prog,

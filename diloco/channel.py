@@ -85,12 +85,7 @@ class Server:
   """
 
   def __init__(self, port: int, host: str = _LOOPBACK):
-    """Listens.
-
-    Args:
-      port: 0 lets the system choose.
-      host: address of this machine; by default its own processes alone can
-        connect.
+    """Listens at an address of this machine, by default for it alone.
 
     Raises:
       UserError: the port is taken.
@@ -108,9 +103,7 @@ class Server:
   def announce(self, run_dir: str | os.PathLike[str], facts: Message) -> None:
     """Writes where to connect, readable by this user alone.
 
-    Args:
-      run_dir: directory of the run.
-      facts: further fields of the file, such as the controller's pid.
+    The file has further `facts`, such as the controller's pid.
     """
     path = address_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -293,13 +293,7 @@ class RunConfig:
 
 
 def from_mapping(values: Mapping[str, Any]) -> RunConfig:
-  """Builds and validates a configuration.
-
-  Args:
-    values: nested mappings, such as a `ConfigDict`.
-
-  Returns:
-    The typed configuration.
+  """Builds and validates a configuration of nested mappings.
 
   Raises:
     UserError: an unknown field (names the nearest), a wrong type, or values

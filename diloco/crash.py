@@ -129,12 +129,7 @@ _passes: _Passes | None = None
 
 
 def configure(run_dir: str | os.PathLike[str], role: str) -> None:
-  """Says who this process is; called once, at its birth.
-
-  Args:
-    run_dir: directory of the run.
-    role: "controller", "syncer", "standby" or "island-<m>".
-  """
+  """Says who this process is, by its role's name; called once, at its birth."""
   global _passes
   armed, fired = _paths(run_dir)
   _passes = _Passes(armed, fired, role) if armed.exists() else None

@@ -17,7 +17,6 @@ class Facts(dict[str, Any]):
   """Results as plain JSON values, which show themselves as text."""
 
   def __init__(self, facts: Mapping[str, Any], text: str):
-    """Args: the values, and what a person reads."""
     super().__init__(facts)
     self._text = text.rstrip("\n")
 

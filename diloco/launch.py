@@ -1,4 +1,4 @@
-"""Launching a run from absl flags: `diloco train` and `experiments/launch.py`.
+"""Launching a run from absl flags: `diloco train`.
 
 --config=FILE.py[:VARIANT]   a file with get_config() or get_config(variant)
 --config.FIELD=VALUE         overrides one field, set in the file or not
@@ -28,20 +28,6 @@ _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 _FREE = "config.task.options"
 
 
-def define_flags(values: flags.FlagValues) -> None:
-  """Defines --config, --workdir, --json and --quiet."""
-  flags.DEFINE_string(
-    "config", None, "FILE.py[:VARIANT] with get_config.", flag_values=values
-  )
-  flags.DEFINE_string(
-    "workdir", None, "Directory of the run.", flag_values=values
-  )
-  flags.DEFINE_bool(
-    "json", False, "Print summary.json on stdout.", flag_values=values
-  )
-  flags.DEFINE_bool("quiet", False, "Show no live view.", flag_values=values)
-
-
 def main(argv: Sequence[str]) -> int:
   """Parses flags, the program's name left out, and trains.
 
@@ -52,8 +38,11 @@ def main(argv: Sequence[str]) -> int:
     UserError: flags, file, configuration or directory will not do.
   """
   argv = ["diloco train", *argv]
-  values = flags.FlagValues()
-  define_flags(values)
+  values = flags.FlagValues()  # `commands.runs` has their help
+  for name in ("config", "workdir"):
+    flags.DEFINE_string(name, None, "", flag_values=values)
+  for name in ("json", "quiet"):
+    flags.DEFINE_bool(name, False, "", flag_values=values)
   # Which fields can be overridden is known once the file has been loaded.
   values.set_gnu_getopt(True)
   overrides = _parse(values, argv, known_only=True)

@@ -23,7 +23,7 @@ import pathlib
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent import futures
 
 from diloco import errors, process, relay, workers
@@ -57,14 +57,10 @@ class Keeper:
   ):
     """Goes on where an earlier one ended; to enter it starts its thread.
 
-    Args:
-      run_dir: directory of the run.
-      snapshots: its store.
-      check: asked before each write; raises `FencedError` once another
-        controller has the run, and nothing is written from then on.
-      relayed: whether roles may have folders of their own; what they relay is
-        taken into the run directory first.
-      life: of the controller.
+    `check` is asked before each write; it raises `FencedError` once another
+    controller has the run, and nothing is written from then on. Roles that may
+    have folders of their own relay (`relayed`), and what they do is taken into
+    the run directory first. `life` is the controller's.
     """
     self._life = life
     self._check = check
@@ -164,7 +160,7 @@ class Keeper:
       self._collected.update(new)
       self._more = bool(new)
     if not self._known:
-      for name, offset in _pieces(self._store.keys(_ROOT)):
+      for _, name, offset in relay.pieces(self._store.keys(_ROOT)):
         self._pieces[name] = offset  # the last one of each counts
       self._known = True
     metrics = sorted((self._run_dir / recorder.METRICS_DIR).glob("*.jsonl"))
@@ -231,9 +227,6 @@ def local(place: str | os.PathLike[str]) -> pathlib.Path:
 def fetch(url: str) -> pathlib.Path:
   """Brings a run's files from its store; what is there already stays.
 
-  Args:
-    url: of the store.
-
   Returns:
     A directory of this machine's cache, to be read as the run's own.
 
@@ -263,31 +256,20 @@ def fetch(url: str) -> pathlib.Path:
   return folder
 
 
-def seen_secs(snapshots: store.SnapshotStore) -> float:
-  """When a run's controller last told that it lives, by its clock; 0 if never.
+def seen(snapshots: store.SnapshotStore) -> tuple[float, int]:
+  """When by its clock a run's controller told that it lives, and in which life.
+
+  Zeros if none lived, or all have left in order. The tape of one that has not
+  may have no line here yet.
 
   Raises:
     OSError: the store cannot be read.
   """
-  return _seen(snapshots, "wall_secs")
-
-
-def unended_life(snapshots: store.SnapshotStore) -> int:
-  """Which life of a run's controller has not left in order; 0 if none.
-
-  Its tape may have no line here yet.
-
-  Raises:
-    OSError: the store cannot be read.
-  """
-  return int(_seen(snapshots, "life"))
-
-
-def _seen(snapshots: store.SnapshotStore, name: str) -> float:
   try:
-    return float(json.loads(snapshots.get(keys.SEEN) or b"")[name])
+    told = json.loads(snapshots.get(keys.SEEN) or b"")
+    return float(told["wall_secs"]), int(told.get("life", 0))
   except (ValueError, KeyError, TypeError):
-    return 0.0
+    return 0.0, 0
 
 
 def refresher(
@@ -307,7 +289,7 @@ def _bring(
   if config.exists() and _birth(config.read_bytes()) != _birth(read[_WHOLE[0]]):
     for path in folder.glob("*/*.jsonl"):  # of another run at this place
       path.unlink()
-  pieces = sorted(_pieces(listed))
+  pieces = sorted((name, start) for _, name, start in relay.pieces(listed))
   last = dict(pieces)
   wanted = [
     (name, start)
@@ -324,17 +306,8 @@ def _bring(
   for name, text in read.items():
     if text is not None:
       _replace(folder / name, text)
-  origin = {"url": snapshots.url, "seen_secs": seen_secs(snapshots)}
+  origin = {"url": snapshots.url, "seen_secs": seen(snapshots)[0]}
   _replace(folder / process.ORIGIN, json.dumps(origin).encode())
-
-
-def _pieces(keys: Iterable[str]) -> Iterator[tuple[str, int]]:
-  """File and offset of every piece, in order, of keys below the root."""
-  for key in keys:
-    kind, _, rest = key.partition("/")
-    name, _, offset = rest.rpartition("/")
-    if kind == "lines" and offset.isdecimal() and recorder.is_record(name):
-      yield name, int(offset)
 
 
 def _birth(config: bytes | None) -> object:

@@ -29,15 +29,6 @@ from typing import Any
 
 from diloco import errors, typed
 
-METHODS = (
-  "decoupled",
-  "diloco",
-  "streaming",
-  "eager",
-  "async_local_sgd",
-  "data_parallel",
-  "elastic_data_parallel",
-)
 # Those of which all slices are one island.
 ONE_JOB = ("data_parallel", "elastic_data_parallel")
 
@@ -84,6 +75,7 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {
   },
   **dict.fromkeys(ONE_JOB, _ONE_JOB_FIXED),
 }
+METHODS = tuple(_FIXED)
 # What its paper does, and a configuration may change.
 _USUAL: Mapping[str, Mapping[str, Any]] = {
   "decoupled": {},
@@ -119,9 +111,6 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {
 
 def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
   """A configuration with what its method says and it leaves out.
-
-  Args:
-    values: nested mappings.
 
   Raises:
     UserError: the method is unknown, or a given field contradicts it.

@@ -172,7 +172,7 @@ class _Move(move_lib.Move):
       _claim(self._run_dir)
       self.claimed = True
     _copy_files(self._found.url, self._run_dir)
-    if _is_whole(self._run_dir, logbook.unended_life(self._snapshots)):
+    if _is_whole(self._run_dir, logbook.seen(self._snapshots)[1]):
       return None
     return _told_cuts(self._found, self._run_dir, self._cut)
 
@@ -248,7 +248,7 @@ def _copy_files(url: str, run_dir: pathlib.Path) -> None:
 def _is_whole(run_dir: pathlib.Path, unended: int) -> bool:
   """Whether the tapes hold all: the last session ended in order.
 
-  One may have begun and died before it kept a line; see `unended_life`.
+  One may have begun and died before it kept a line; see `logbook.seen`.
   """
   lives, ended = {0, unended}, set()
   for line in reader.stream(run_dir, only_role="controller").events:

@@ -117,11 +117,8 @@ def write_config(
 ) -> None:
   """Writes a run's config.json and its copy, each whole or not at all.
 
-  Args:
-    config: the run's configuration.
-    run_dir: directory of the run.
-    drawn: the directory's id; empty keeps the one it has, or draws one.
-    run: what the run is known by, if it was begun elsewhere.
+  `drawn` is the directory's id; empty keeps the one it has, or draws one. `run`
+  is what the run is known by, if it was begun elsewhere.
   """
   run_dir.mkdir(parents=True, exist_ok=True)
   fields = config.to_dict()
@@ -180,12 +177,9 @@ def read_config(
 ) -> config_lib.RunConfig:
   """Reads the configuration a run was started with.
 
-  One that was deleted is read from its copy in the run's store.
-
-  Args:
-    run_dir: directory of the run.
-    or_copy: take the copy too if the file is damaged or was changed by hand.
-      For roles: a run that is on goes on as it began.
+  One that was deleted is read from its copy in the run's store; with `or_copy`
+  one that is damaged or was changed by hand as well. That is for roles: a run
+  that is on goes on as it began.
 
   Raises:
     UserError: there is none, it cannot be read, it was changed by hand, or
@@ -283,10 +277,8 @@ def check_task(
 ) -> None:
   """Executes no code just because a directory from elsewhere names it.
 
-  Args:
-    config: read from the directory.
-    run_dir: directory of the run.
-    named: the task the user says it has, if any, and after a comma its loop.
+  `named` is the task that the user says it has, if any, and after a comma its
+  loop.
 
   Raises:
     UserError: its task is a module of somebody's, the run was not started in
@@ -315,10 +307,10 @@ def was_begun_in(run_dir: str | os.PathLike[str]) -> bool:
   return bool(said) and said == directory_id(run_dir)
 
 
-def print_error(error: object) -> None:
+def print_error(error: object, file: TextIO | None = None) -> None:
   """Tells the user what went wrong, on one line whatever the error holds."""
   line = " ".join(str(error).splitlines())
-  print(f"error: {line}", file=sys.stderr)
+  print(f"error: {line}", file=file or sys.stderr)
 
 
 def origin(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -349,7 +341,7 @@ def end_with(error: Exception, log: TextIO) -> int:
   elif not isinstance(error, errors.UserError | errors.PlainError):
     traceback.print_exception(error, file=log)
     line = errors.with_place(error)
-  print(f"error: {' '.join(line.splitlines())}", file=log)
+  print_error(line, log)
   match error:
     case errors.EndedStreamError():
       return EXIT_NO_DATA
@@ -373,12 +365,9 @@ def leave(code: int) -> None:
 def store_url(
   run_dir: str | os.PathLike[str], config: config_lib.RunConfig | None = None
 ) -> str:
-  """URL of a run's snapshot store.
+  """URL of a run's snapshot store, by default as the directory has it, if so.
 
-  Args:
-    run_dir: directory of the run.
-    config: its configuration; by default the one in the directory, if any. Of
-      a copy from a store, that store counts.
+  Of a copy from a store, that store counts.
   """
   if copied := origin(run_dir):
     return str(copied["url"])

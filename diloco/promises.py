@@ -278,9 +278,7 @@ def taken_too_late(
 ) -> Iterator[Finding]:
   """Writes on a condition that held before, as one client alone finds them.
 
-  Args:
-    snapshots: the store.
-    key: of a record that is written, and deleted in the end.
+  The record at `key` is written, and deleted in the end.
   """
   unsafe = "use a store with conditional writes"
   snapshots.write(key, records.Lease("probe", 0, 0))

@@ -58,7 +58,6 @@ class Relay:
     role: str,
     incarnation: int,
   ):
-    """Args: the life's folder, the run's store, the role, which life it is."""
     self._folder = folder
     self._store = snapshots
     self._life = f"{role}-{incarnation:04d}"
@@ -124,12 +123,7 @@ def permit_key(role: str, incarnation: int) -> str:
 def relayed(
   run_dir: pathlib.Path, role: str, incarnation: int
 ) -> Iterator[Callable[[], None]]:
-  """Relays what a role records, if its folder is not the run's directory.
-
-  Args:
-    run_dir: what the role takes for it.
-    role: its name.
-    incarnation: which life of it this is.
+  """Relays what a role records, if `run_dir` is a folder of its own.
 
   Yields:
     `Relay.flush`; nothing to be done where the directory is the run's.
@@ -191,25 +185,17 @@ def collect(
 
   What is there already is not written again, however an earlier call ended.
 
-  Args:
-    run_dir: the run's.
-    snapshots: its store.
-    known: keys that were taken before.
-
   Returns:
-    Keys, below the store's root, that are there now and were not known.
+    Keys, below the store's root, that are there now and were not `known`.
 
   Raises:
     OSError: the store or the directory fails.
   """
-  new = []
-  for key in snapshots.keys(_ROOT):
-    _, _, rest = key.partition("/")
-    name, _, offset = rest.rpartition("/")
-    whole = f"{_ROOT}/{key}"
-    ours = recorder.is_record(name) and offset.isdecimal()
-    if ours and whole not in known:
-      new.append((whole, name, int(offset)))
+  new = [
+    (f"{_ROOT}/{key}", name, start)
+    for key, name, start in pieces(snapshots.keys(_ROOT))
+    if f"{_ROOT}/{key}" not in known
+  ]
   taken = []
   with futures.ThreadPoolExecutor(snapshots.width) as pool:
     read = pool.map(snapshots.get, [piece[0] for piece in new])
@@ -217,6 +203,14 @@ def collect(
       if data and _append(run_dir / name, data, start):
         taken.append(key)
   return taken
+
+
+def pieces(keys: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+  """Which keys are `<owner>/<file>/<offset>`; each with file and offset."""
+  for key in keys:
+    name, _, offset = key.partition("/")[2].rpartition("/")
+    if offset.isdecimal() and recorder.is_record(name):
+      yield key, name, int(offset)
 
 
 def _append(path: pathlib.Path, data: bytes, start: int) -> bool:

@@ -26,8 +26,8 @@ from diloco import (
 )
 from diloco import config as config_lib
 from diloco.controller import controller as controller_lib
+from diloco.controller import move, resources, restorer, roles, tenure
 from diloco.controller import outcome as outcome_lib
-from diloco.controller import resources, restorer, roles, tenure
 from diloco.controller.engines import base, cluster
 from diloco.controller.engines import process as process_engine
 from diloco.controller.engines import ray as ray_engine
@@ -329,12 +329,7 @@ def preflight(
 
 
 def _check_store(url: str, run_dir: pathlib.Path) -> None:
-  """Refuses a store of the user's that is out of reach, unsafe, or another's.
-
-  Args:
-    url: of the store.
-    run_dir: directory of the run, which may be in the store already.
-  """
+  """Refuses a store of the user's out of reach, unsafe, or of another run."""
   locations.check(url)
   what = f"config.store = {url!r}"
   try:
@@ -426,9 +421,7 @@ def _check_directory(
     )
   old = process.read_config(run_dir)
   if liveness.controller_alive(run_dir):
-    raise errors.UserError(
-      what, "a controller of this run is alive", "stop it first"
-    )
+    raise move.alive(what)
   config_changes.check_resumable(old, config)
 
 

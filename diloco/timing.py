@@ -230,11 +230,8 @@ def settle(
 ) -> Timing:
   """Measures the store and writes the session's timing into it.
 
-  Args:
-    snapshots: the run's store.
-    config: the run's configuration.
-    anew: measure even if the timing that is there fits the configuration;
-      roles that live on know only that one.
+  Not if one is there that fits the configuration, unless it is to be `anew`:
+  roles that live on know only that one.
 
   Raises:
     UserError: the store is too slow, or the configuration contradicts itself.

@@ -169,15 +169,19 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is int and type(value) in (float, str):
       with contextlib.suppress(ValueError):
         value = whole(value)
-    if type(value) is int and abs(value) <= _MAX_INT and hint in (int, float):
+    if _is_number(value) and hint in (float, type(value)):
       return hint(value)
-    if hint is float and type(value) is float and math.isfinite(value):
-      return value
     if hint in (bool, str) and type(value) is hint:
       return value
   raise errors.UserError(
     f"{where} = {show(value)}", f"it must be {expected}", _remedy(where, value)
   )
+
+
+def _is_number(value: Any) -> bool:
+  if type(value) is int:
+    return abs(value) <= _MAX_INT
+  return type(value) is float and math.isfinite(value)
 
 
 def _remedy(where: str, value: Any) -> str:
@@ -203,11 +207,7 @@ def _convert_json(value: Any, where: str, depth: int) -> Any:
   if isinstance(value, list | tuple) and depth < _MAX_DEPTH:
     items = enumerate(value)
     return [_convert_json(v, f"{where}[{i}]", depth + 1) for i, v in items]
-  if value is None or type(value) in (bool, str):
-    return value
-  if type(value) is int and abs(value) <= _MAX_INT:
-    return value
-  if type(value) is float and math.isfinite(value):
+  if value is None or type(value) in (bool, str) or _is_number(value):
     return value
   raise errors.UserError(
     f"{where} = {show(value)}",

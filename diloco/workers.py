@@ -47,12 +47,7 @@ class Worker:
   """
 
   def __init__(self, name: str, work: Callable[[], None]):
-    """Starts the thread.
-
-    Args:
-      name: of the thread, for people.
-      work: what it does; to return is its right end.
-    """
+    """Starts the thread, whose right end is that `work` returns."""
     self._name = name
     self._failure: BaseException | None = None
     self._thread = threading.Thread(
@@ -107,14 +102,10 @@ class Loop:
     *,
     at_once: bool = False,
   ):
-    """Prepares the thread; `start` starts it.
+    """Prepares the thread; `start` starts it; see `operations.perform`.
 
-    Args:
-      name: of the thread, for people.
-      script: what it does.
-      execute: does one operation; see `operations.perform`.
-      at_once: whether `close` ends the script at its next operation; otherwise
-        it does at its next pause.
+    `close` ends the script at its next pause, or with `at_once` at its next
+    operation.
     """
     self.changed = threading.Condition()
     self._name = name
@@ -137,12 +128,7 @@ class Loop:
   def wait_for(self, done: Callable[[], bool], timeout_secs: float) -> bool:
     """Waits for what the thread does, as long as it lives.
 
-    Args:
-      done: asked under the lock.
-      timeout_secs: how long at most.
-
-    Returns:
-      Whether it is done.
+    Says whether it is `done`, which is asked under the lock.
     """
     with self.changed:
       self.changed.wait_for(lambda: self._ended or done(), timeout_secs)
@@ -212,13 +198,9 @@ class Pulse:
   """
 
   def __init__(self, beat: Callable[[], None], every_secs: float, name: str):
-    """Starts beating.
+    """Starts beating, on a thread of its own.
 
-    Args:
-      beat: called on the pulse's own thread; one that raises is logged, and
-        the next is due as ever.
-      every_secs: time between beats.
-      name: of the thread.
+    A beat that raises is logged, and the next is due as ever.
     """
     self._beat = beat
     self._every_secs = every_secs
@@ -323,26 +305,14 @@ class Retry:
     pauses_secs: tuple[float, float],
     expected: tuple[type[Exception], ...] = (OSError,),
   ):
-    """Has not failed yet.
-
-    Args:
-      pauses_secs: the first and the longest.
-      expected: errors that are waited out for ever.
-    """
+    """Has not failed yet; pauses are given by the first and the longest."""
     self._pauses_secs = pauses_secs
     self._expected = expected
     self._failures = self._unexpected = 0
     self.due = 0.0  # not to be tried before, on the caller's clock
 
   def failed(self, error: Exception, now: float = 0.0) -> float:
-    """Counts a failure.
-
-    Args:
-      error: what went wrong.
-      now: seconds on the clock of `due`.
-
-    Returns:
-      Seconds to wait.
+    """Counts a failure at `now`, by the clock of `due`; gives seconds to wait.
 
     Raises:
       Exception: `error`, for it was not expected and keeps coming back.

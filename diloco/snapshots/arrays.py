@@ -156,7 +156,7 @@ class Read:
     chunks: np.ndarray = np.empty((0, 0), np.uint8),
     sums: np.ndarray = np.empty(0, np.uint8),
   ):
-    """Args: what is read of `chunks`, a row each, and of their checksums."""
+    """Reads `chunks`, a row each, and their checksums."""
     self._futures = futures
     self._beat = beat
     self._chunks = chunks

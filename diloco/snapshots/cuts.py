@@ -40,7 +40,7 @@ _UNLISTED = 16  # cuts that a stale listing may lack, at most
 def numbers() -> operations.Procedure[list[int]]:
   """All cuts there are records of, in order."""
   names = yield operations.Names("cuts")
-  return sorted(int(name) for name in names if keys.is_cut_name(name))
+  return sorted(int(name) for name in names if name.isdecimal())
 
 
 def all_numbers(taken: int) -> operations.Procedure[list[int]]:

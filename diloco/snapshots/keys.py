@@ -169,11 +169,6 @@ def cut_part_name(island: int) -> str:
   return f"island-{island:04d}"
 
 
-def is_cut_name(name: str) -> bool:
-  """Whether a name below `cuts/` can be a cut."""
-  return name.isdecimal()
-
-
 def payload_version(payload: str) -> int:
   """The version a global payload was written as; see `global_prefix`.
 

@@ -55,14 +55,12 @@ class Layout(NamedTuple):
 
     Two writers then never share a chunk, and no write has to read first.
 
+    They hold at most `MAX_CHUNK_BYTES` where an axis can be divided that far.
+
     Args:
       shape: global shape; `()` is a scalar.
       dtype: one of `_DTYPES`, by name or as a numpy dtype.
       shard_shape: shape of the piece one device holds; default: all of it.
-
-    Returns:
-      The layout; its chunks hold at most `MAX_CHUNK_BYTES` where an axis can
-      be divided that far.
 
     Raises:
       ValueError: for another dtype, an empty axis or shards that do not tile.

@@ -34,7 +34,6 @@ class Counter:
   """Counts the requests to one kind of store from now on."""
 
   def __init__(self, url: str, clock: Callable[[], float] = time.monotonic):
-    """Args: where the store is; monotonic seconds."""
     self._scheme = scheme = urllib.parse.urlsplit(url).scheme
     self._place = f"/tensorstore/kvstore/{_DRIVERS.get(scheme, scheme)}/"
     self._clock = clock
