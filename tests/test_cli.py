@@ -343,11 +343,11 @@ BAD_INPUT = {
   ),
   "chaos without faults": (
     ["chaos", "--workdir=new", "--trials=0"],
-    ["--trials=0"],
+    ["--trials: '0'", "of at least 1"],
   ),
   "chaos without faults in a run": (
     ["chaos", "--workdir=new", "--faults_per_run=0"],
-    ["--faults_per_run=0", "1 or more"],
+    ["--faults_per_run: '0'", "of at least 1"],
   ),
   "simulated protocol of no number": (
     ["simulate-protocol", "--seed=x"],

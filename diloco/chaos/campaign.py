@@ -104,19 +104,9 @@ class Campaign:
     """Plans; starts nothing. Clears what a killed campaign left here.
 
     Raises:
-      UserError: the directory is in use, or an argument cannot be; there is no
-        Ray cluster with room for its runs.
+      UserError: the directory is in use, or there is no such kind; there is
+        no Ray cluster with room for its runs.
     """
-    if trials < 1:
-      raise errors.UserError(
-        f"--trials={trials}", "it counts faults", "give 1 or more"
-      )
-    if per_run < 1:
-      raise errors.UserError(
-        f"--faults_per_run={per_run}",
-        "a run without faults shows nothing",
-        "give 1 or more",
-      )
     if workdir.is_dir():
       clear_dead(workdir.absolute())
     if workdir.exists() and (workdir.is_file() or any(workdir.iterdir())):

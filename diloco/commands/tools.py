@@ -137,13 +137,15 @@ CHECK: tuple[entry.Command, ...] = (
         type=pathlib.Path,
         required=True,
       ),
-      entry.flag("--trials=N", "faults in all", type=int, default=40),
+      entry.flag(
+        "--trials=N", "faults in all", type=arguments.whole(1), default=40
+      ),
       entry.flag("--seed=N", "of the plan", type=int, default=0),
       entry.flag("--kinds=A,B", "of faults; default: all"),
       entry.flag(
         "--faults_per_run=N",
         "faults in one run, before the next one begins",
-        type=int,
+        type=arguments.whole(1),
         default=12,
       ),
       entry.flag(

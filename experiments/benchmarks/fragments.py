@@ -91,9 +91,8 @@ def run(
     Medians over fragments: `bytes_per_sec`, `ratio` of each station with its
     `spread`; `memory` of both processes.
   """
-  plan = partition.partition(
-    model(num_layers, width, vocabulary), num_fragments, split=True
-  )
+  leaves = model(num_layers, width, vocabulary)
+  plan = partition.partition(leaves, num_fragments, split=True)
   sizes = [4 * sum(t.size for t in tensors) for tensors in plan.fragments]
   with tempfile.TemporaryDirectory(prefix="diloco-bench-") as directory:
     root = pathlib.Path(directory)
@@ -106,7 +105,7 @@ def run(
       with mock.patch.dict(os.environ, process.SYNCER_ENV):
         syncer.submit(_syncer, root, plan).result()
       with mock.patch.dict(os.environ, process.ISLAND_ENV):
-        island.submit(_island, root, plan).result()
+        island.submit(_island, root, plan, leaves).result()
       found: list[Secs] = []
       for fragment in range(num_fragments):
         secs = island.submit(publish, fragment).result()
@@ -163,7 +162,11 @@ def _timed(secs: Secs, name: str, work: Callable[[], T]) -> T:
   return result
 
 
-def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
+def _island(
+  root: pathlib.Path,
+  plan: partition.FragmentPlan,
+  leaves: list[partition.Tensor],
+) -> None:
   """Makes the model and writes its version 0."""
   import jax
   import jax.numpy as jnp
@@ -173,18 +176,9 @@ def _island(root: pathlib.Path, plan: partition.FragmentPlan) -> None:
 
   baseline = merge_bench.status_bytes("VmRSS")
   rng = np.random.default_rng(0)
-  shapes: dict[str, tuple[int, ...]] = {}
-  for tensor in (t for tensors in plan.fragments for t in tensors):
-    part, shape = tensor.part, list(tensor.shape)
-    if part is not None:
-      before = shapes.get(part.leaf)
-      shape[part.axis] += part.start
-      if before is not None:
-        shape[part.axis] = max(shape[part.axis], before[part.axis])
-    shapes[tensor.leaf] = tuple(shape)
   params = {
-    leaf: jnp.array(rng.standard_normal(shape, dtype=np.float32))
-    for leaf, shape in shapes.items()
+    leaf.name: jnp.array(rng.standard_normal(leaf.shape, dtype=np.float32))
+    for leaf in leaves
   }
   codec = codec_lib.of(_CODEC)
   swaps = swap.Swap(plan, params, "carry", 0.0, packing.Encoding(codec))

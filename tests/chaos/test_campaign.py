@@ -144,12 +144,10 @@ def test_configuration_is_valid_and_grows_with_the_faults():
   assert large > 4 * small
 
 
-def test_directory_in_use_and_no_trials_are_refused(tmp_path):
+def test_directory_in_use_is_refused(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(errors.UserError, match="directory of its own"):
     campaign.Campaign(tmp_path, 4, 0)
-  with pytest.raises(errors.UserError, match="--trials=0"):
-    campaign.Campaign(tmp_path / "c", 0, 0)
 
 
 def test_command_says_by_its_exit_code_whether_it_passed(

@@ -155,10 +155,7 @@ def scenario(args: argparse.Namespace) -> scenario_lib.Scenario:
     ),
     links=traffic.Links(**_values(args, traffic.Links), lockstep=args.lockstep),
     elastic=args.elastic,
-    min_share=args.min_share,
-    days=args.days,
-    windows=args.windows,
-    window_steps=args.window_steps,
+    **_values(args, scenario_lib.Scenario),
   )
 
 
