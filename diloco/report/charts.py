@@ -103,7 +103,6 @@ class Charts:
   """All charts of one run."""
 
   def __init__(self, view: view_lib.RunView):
-    """Args: the run."""
     self._view = view
     self._clock = clock_lib.RunClock(view)
     self._colours = {

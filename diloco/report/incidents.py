@@ -9,7 +9,6 @@ the incident is set against the median of all its gaps.
 import bisect
 import dataclasses
 import math
-import re
 
 import numpy as np
 
@@ -24,7 +23,6 @@ _AFTER_MEDIANS = 10
 _ATTRIBUTED_SECS = 120.0  # a death so long after a fault is its effect
 
 _LEADER, _STANDBY = "syncer", "standby"
-_ISLAND = re.compile(r"island[-: ]?(\d+)|(\d+)")
 
 
 @dataclasses.dataclass
@@ -34,7 +32,6 @@ class Incident:
   wall_secs: float  # when it was recorded
   kind: str  # of the fault, or "died"
   target: str  # the role it hit
-  island: int | None  # its number if it is an island
   injected: bool  # whether the run did it to itself on purpose
   at_tokens: int  # tokens trained by all islands then
   cause: str = ""  # of the death that followed, if one did
@@ -44,6 +41,12 @@ class Incident:
   back_secs: float | None = None
   # By surviving island, its longest gap around it over its median gap.
   gap_over_median: dict[int, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def island(self) -> int | None:
+    """The target's number if it is an island."""
+    role, _, number = self.target.partition("-")
+    return int(number) if role == "island" and number.isdecimal() else None
 
   @property
   def worst_gap(self) -> float | None:
@@ -56,9 +59,8 @@ def find(view: view_lib.RunView) -> list[Incident]:
   found = [
     Incident(
       line["wall_secs"],
-      str(line["kind"]),
-      str(line["target"]),
-      _island_number(line["target"]),
+      line["kind"],
+      line["target"],
       injected=True,
       at_tokens=line.get("at_tokens") or 0,
     )
@@ -66,19 +68,19 @@ def find(view: view_lib.RunView) -> list[Incident]:
   ]
   waiting = list(found)
   for line in view.deaths:
-    wall, cause = line["wall_secs"], str(line.get("cause", ""))
-    died = line["event"] == events.ISLAND_DIED
-    seat = _LEADER if line.get("led", True) else _STANDBY
-    target = f"island-{line['island']}" if died else seat
-    island = line["island"] if died else None
+    wall, target = line["wall_secs"], _STANDBY
+    if line["event"] == events.ISLAND_DIED:
+      target = f"island-{line['island']}"
+    elif line.get("led", True):
+      target = _LEADER
     fault = _cause_of(wall, target, waiting)
     if fault is None:
       tokens = int(view.tokens_at(np.array([wall]))[0])
-      fault = Incident(wall, "died", target, island, False, tokens)
+      fault = Incident(wall, "died", target, False, tokens)
       found.append(fault)
     else:
       waiting.remove(fault)
-    fault.cause = cause
+    fault.cause = str(line.get("cause", ""))
   found.sort(key=lambda incident: incident.wall_secs)
   clock = clock_lib.RunClock(view)
   backs: dict[tuple[str, bool], list[float]] = {}  # one role may die often
@@ -94,18 +96,13 @@ def find(view: view_lib.RunView) -> list[Incident]:
   return found
 
 
-def _island_number(target: object) -> int | None:
-  match = _ISLAND.fullmatch(str(target))
-  return int(match[1] or match[2]) if match else None
-
-
 def _cause_of(
   wall: float, target: str, faults: list[Incident]
 ) -> Incident | None:
   """Returns the fault a death is the effect of."""
   for fault in faults:
-    hit = fault.target if fault.island is None else f"island-{fault.island}"
-    if hit == target and 0 <= wall - fault.wall_secs < _ATTRIBUTED_SECS:
+    late = wall - fault.wall_secs
+    if fault.target == target and 0 <= late < _ATTRIBUTED_SECS:
       return fault
   return None
 

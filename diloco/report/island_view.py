@@ -78,7 +78,6 @@ class IslandView:
   """State and figures of one island."""
 
   def __init__(self, island: int):
-    """Knows nothing but its number yet."""
     self.island = island
     self.kind = "?"
     self.topology = ""

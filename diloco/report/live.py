@@ -143,7 +143,7 @@ class LiveView:
 
   def _kept(self) -> None:
     try:
-      totals.keep(self._run_dir, self._reading)
+      totals.keep(self._reading)
     except Exception as error:  # they are kept another time
       logger.warning("totals_not_kept error=%s", errors.one_line(error))
 

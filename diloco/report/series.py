@@ -36,12 +36,10 @@ class Series:
     if not len(self) or self.columns["count"][-1] >= self.stride:
       for name, column in self.columns.items():
         column.append(values[name])
-      if len(self) >= self.limit and self.stride == 1:
-        self._halve()
-      return
-    for name, column in self.columns.items():
-      column[-1] = _join(self.joins[name], column[-1], values[name])
-    if len(self) >= self.limit and column[-1] >= self.stride:
+    else:
+      for name, column in self.columns.items():
+        column[-1] = _join(self.joins[name], column[-1], values[name])
+    if len(self) >= self.limit and self.columns["count"][-1] >= self.stride:
       self._halve()
 
   def _halve(self) -> None:

@@ -34,7 +34,7 @@ def load(
   """Reads a run, from where it was read to, and balances its books."""
   reading = totals.catch_up(run_dir, reading)
   past = reading.whole_history()
-  totals.keep(run_dir, reading)
+  totals.keep(reading)
   view = reading.view
   if not liveness.controller_alive(run_dir):
     view.sessions.abandoned()

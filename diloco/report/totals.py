@@ -130,22 +130,21 @@ def catch_up(
   if reading is None or reading.torn:
     reading = begin(run_dir)
   reading.read_on()
-  keep(run_dir, reading)
+  keep(reading)
   return reading
 
 
-def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
+def keep(reading: Reading) -> None:
   """Leaves the view behind if much was read since it was left last."""
   read = reading.follower.num_bytes
   if not reading.is_due:
     return
   reading.due_bytes = _due(read)
-  root = pathlib.Path(run_dir)
-  body = "\n".join(_lines(root, reading))
+  body = "\n".join(_lines(reading))
   head = json.dumps({"code": _CODE, "crc32": zlib.crc32(body.encode())})
   content = f"{head}\n{body}"
   reading.due_bytes = _due(read, len(content))
-  path = root / recorder.TAPE_DIR / FILE_NAME
+  path = reading.run_dir / recorder.TAPE_DIR / FILE_NAME
   temporary = path.with_suffix(".tmp")  # two at once would be seen as damage
   try:
     temporary.write_text(content)
@@ -154,16 +153,17 @@ def keep(run_dir: str | os.PathLike[str], reading: Reading) -> None:
     temporary.unlink(missing_ok=True)
 
 
-def _lines(root: pathlib.Path, reading: Reading) -> Iterator[str]:
+def _lines(reading: Reading) -> Iterator[str]:
   """What is kept; a line for each fragment, for no thread runs beside one."""
   position, past = reading.follower.position, copy.copy(reading.past)
   fragments = {} if past is None else past.fragments
   if past is not None:
     past.fragments = {}
+  tails = {n: _tail(reading.run_dir / n, p[0]) for n, p in position.items()}
   yield json.dumps(
     {
       "position": position,
-      "tails": {name: _tail(root / name, p[0]) for name, p in position.items()},
+      "tails": tails,
       "view": _encoded(reading.view),
       "past": _encoded(past),
     }

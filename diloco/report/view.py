@@ -93,9 +93,8 @@ class Merges:
 class RunView:
   """Everything a report or a live view shows, but the ledger."""
 
-  def __init__(self, config: dict[str, Any] | None = None):
-    """Starts empty; `config` is the run's, as plain values."""
-    self.config = config or {}
+  def __init__(self) -> None:
+    self.config: dict[str, Any] = {}  # the run's, as plain values
     self.method = ""
     self.sessions = sessions_lib.Sessions()
     self.initial_islands = 0  # those the run was started with

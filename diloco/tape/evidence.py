@@ -202,7 +202,6 @@ class StepLog:
   """What is wrong with the steps that an island logged."""
 
   def __init__(self) -> None:
-    """Starts before the first line."""
     self.newest = 0  # incarnation
     self.first: dict[int, int] = {}  # by incarnation, steps
     self.latest: dict[int, int] = {}

@@ -34,7 +34,6 @@ class History:
   """
 
   def __init__(self) -> None:
-    """Knows nothing yet."""
     self.lives: dict[int, dict[int, evidence.Life]] = {}
     self.fragments: dict[tuple[int, int], evidence.FragmentHistory] = {}
     self.logs: dict[int, evidence.StepLog] = {}

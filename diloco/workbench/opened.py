@@ -277,7 +277,6 @@ class Shown:
   """A run at one moment: a line, and in a notebook a table."""
 
   def __init__(self, facts: Mapping[str, str]):
-    """Takes what it shows, by name."""
     self._facts = facts
 
   def __repr__(self) -> str:

@@ -154,7 +154,7 @@ def test_look_that_was_cut_short_is_not_kept(small, tmp_path, monkeypatch):
     patch.setattr(view_lib.RunView, "update", interrupted)
     reading.read_on()
   reading.read_on()  # as who closes the view does
-  totals.keep(tmp_path, reading)
+  totals.keep(reading)
   assert not (tmp_path / "tape" / totals.FILE_NAME).exists()
   anew = totals.catch_up(tmp_path, reading)
   assert anew is not reading and not anew.torn

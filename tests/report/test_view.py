@@ -427,7 +427,8 @@ def test_tokens_at_counts_all_islands():
 
 
 def test_losses_on_samples_of_different_sizes_are_lines_apart():
-  view = view_lib.RunView({"task": {"name": "language_model"}})
+  view = view_lib.RunView()
+  view.config = {"task": {"name": "language_model"}}
   for at, tokens, loss in [(1, 512, 3.9), (2, 512, 3.0), (3, 8192, 4.36)]:
     view.global_evals.append(view_lib.Eval(at, 0, loss, tokens))
   chart = charts.Charts(view).loss_by_time()
@@ -458,7 +459,9 @@ def test_scalars_of_the_last_step_are_shown():
   ],
 )
 def test_gain_of_the_outer_optimizer(config, gain):
-  found = view_lib.RunView(config).outer_gain
+  view = view_lib.RunView()
+  view.config = config
+  found = view.outer_gain
   assert found == (gain and pytest.approx(gain))
 
 
