@@ -63,7 +63,7 @@ class FleetConfig:
 
 
 MergeMethod = Literal["rda", "mean", "iso", "median", "trimmed_mean"]
-StalenessKind = Literal["exponential", "hyperbolic", "cosine", "none"]
+StalenessKind = Literal["exponential", "hyperbolic", "none"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,6 @@ class SyncConfig:
   merge_embeddings: Literal["rda", "mean", "median", "trimmed_mean"] = "mean"
   merge_trim: float = 0.25  # weight left out at either end by "trimmed_mean"
   merge_clip: float = 0.0  # times the median norm of a round, at most; 0: any
-  merge_align: bool = False  # correct contributions by the outer momentum
 
   @property
   def fixed_grace_secs(self) -> float | None:

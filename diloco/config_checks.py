@@ -45,13 +45,6 @@ def check(config: config_lib.RunConfig) -> None:
 def _check_sync_with_outer(config: config_lib.RunConfig) -> None:
   sync, outer = config.sync, config.outer
   errors.require(
-    not sync.merge_align or bool(outer.buffers),
-    "config.sync.merge_align = True",
-    "contributions are corrected by the outer momentum, and"
-    f" config.outer.momentum = {outer.momentum} leaves none",
-    "set config.outer.momentum above 0, or merge_align to False",
-  )
-  errors.require(
     sync.adoption != "eager" or outer.optimizer != "delayed_nesterov",
     "config.sync.adoption = 'eager'",
     "an island cannot make its share of the outer steps of"
@@ -352,7 +345,7 @@ def _check_sync(config: config_lib.RunConfig) -> None:
     "lower config.sync.overlap_steps or raise config.sync.every",
   )
   errors.require(
-    sync.staleness_kind not in ("exponential", "cosine")
+    sync.staleness_kind != "exponential"
     or sync.staleness_decay**sync.max_staleness > _LEAST_WEIGHT,
     f"config.sync.staleness_decay = {sync.staleness_decay}",
     f"to the power of config.sync.max_staleness = {sync.max_staleness} nothing"

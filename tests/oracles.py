@@ -7,13 +7,11 @@ import numpy as np
 import scipy.stats
 
 
-def weight(tokens, steps, staleness, kind, decay, most=4):
+def weight(tokens, steps, staleness, kind, decay):
   """Quantity times quality times the decay."""
   damping = {
     "exponential": decay**staleness,
     "hyperbolic": 1 / (1 + (1 / decay - 1) * staleness),
-    "cosine": decay**staleness
-    * np.cos(np.pi / 2 * staleness / (most + 1)) ** 2,
     "none": 1,
   }
   return tokens**2 / steps * damping[kind]
@@ -54,25 +52,6 @@ def clipped(vectors, times):
     v * longest / n if n > longest else v
     for v, n in zip(vectors, norms, strict=True)
   ]
-
-
-def heloco(delta, momentum, c_ok=0.2, k_s=0.5, k_d=1.0, kappa=3.0, most=0.5):
-  """Correction of one tensor by the momentum, arXiv 2606.00271."""
-  delta, momentum = np.float64(delta), np.float64(momentum)
-  size, reference = np.linalg.norm(delta), np.linalg.norm(momentum)
-  if not size or not reference:
-    return delta
-  u, v = delta / size, momentum / reference
-  cosine = np.vdot(u, v)
-  confidence = size / (size + kappa * reference)
-  if cosine >= c_ok:
-    return delta
-  if cosine < 0:
-    beta = min(k_s * -cosine * confidence, most)
-    return delta - beta * cosine * size * v
-  turn = min(k_d * (1 - cosine) * confidence, 1)
-  mixed = (1 - turn) * u + turn * v
-  return size * mixed / np.linalg.norm(mixed)
 
 
 def outer_steps(kind, gradients, *, rate, mu=0.0, n=1, c=0.0):

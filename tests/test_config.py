@@ -116,12 +116,6 @@ REFUSALS = {
     "config.outer.momentum = 0.9",
     "leave config.outer.count_absent out",
   ),
-  "correction by a momentum that is not there": (
-    {"sync": {"merge_align": True}},
-    "config.sync.merge_align = True",
-    "config.outer.momentum = 0.0 leaves none",
-    "set config.outer.momentum above 0",
-  ),
   "embeddings have no spectrum": (
     {"sync": {"merge_embeddings": "iso"}},
     "config.sync.merge_embeddings = 'iso'",
@@ -136,18 +130,6 @@ REFUSALS = {
   ),
   "weights that vanish": (
     {"sync": {"staleness_decay": 1e-150, "max_staleness": 3}},
-    "config.sync.staleness_decay = 1e-150",
-    "to the power of config.sync.max_staleness = 3 nothing of it is left",
-    "raise staleness_decay or lower max_staleness",
-  ),
-  "weights that vanish by a cosine too": (
-    {
-      "sync": {
-        "staleness_decay": 1e-150,
-        "max_staleness": 3,
-        "staleness_kind": "cosine",
-      }
-    },
     "config.sync.staleness_decay = 1e-150",
     "to the power of config.sync.max_staleness = 3 nothing of it is left",
     "raise staleness_decay or lower max_staleness",

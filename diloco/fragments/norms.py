@@ -27,11 +27,6 @@ def square(block: np.ndarray) -> float:
   return float(wide.sum())
 
 
-def product(first: np.ndarray, second: np.ndarray) -> float:
-  """Sum of products of two flat float32 blocks, in float64."""
-  return float(np.multiply(first, second, dtype=np.float64).sum())
-
-
 def sum_of_squares(values: np.ndarray) -> float:
   """Of an array of any shape and float type, block by block.
 

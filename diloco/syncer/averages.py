@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from diloco.syncer import correction, sources
-
 # Of the weights, around the middle: what a median is the mean of. Where two
 # contributions meet there, it is halfway between them.
 _MIDDLE = 1e-7
@@ -40,26 +38,15 @@ class Mix(NamedTuple):
   """How contributions enter a merge."""
 
   shares: Sequence[float]  # [M], weights that sum to 1
-  bends: Sequence[correction.Bend]  # [M], what each is made to before
-  # Theirs, and then the momentum if they lean on it.
-  tensors: Sequence[sources.Source]
-
-  @property
-  def leans(self) -> bool:
-    """Whether the last tensor is the momentum."""
-    return len(self.tensors) > len(self.bends)
+  scales: Sequence[float]  # [M], what each is shortened to before
 
   def lengths(self, norms: Sequence[float]) -> list[float]:
     """Norms of what enters, from those of the contributions."""
-    return [b.length(n) for b, n in zip(self.bends, norms, strict=True)]
+    return [s * n for s, n in zip(self.scales, norms, strict=True)]
 
   def linear(self, parts: Sequence[float]) -> Combine:
     """Sums contributions with coefficients."""
-    mixed = [p * b.scale for p, b in zip(parts, self.bends, strict=True)]
-    if self.leans:
-      pairs = zip(parts, self.bends, strict=True)
-      mixed.append(sum(p * b.lean for p, b in pairs))
-    factors = np.asarray(mixed, np.float32)
+    factors = np.multiply(parts, self.scales).astype(np.float32)
 
     def combine(
       blocks: Blocks, target: np.ndarray, scratch: np.ndarray
@@ -76,8 +63,7 @@ class Mix(NamedTuple):
   def trimmed(self, trim: float) -> Combine:
     """Means between the quantiles `trim` and 1 - trim, by coordinate."""
     low, parts = min(trim, 0.5 - _MIDDLE), np.array(self.shares)[:, None]
-    scales = np.array([[b.scale] for b in self.bends], np.float32)
-    leans = np.array([[b.lean] for b in self.bends], np.float32)
+    scales = np.array(self.scales, np.float32)[:, None]
 
     def combine(
       blocks: Blocks, target: np.ndarray, scratch: np.ndarray
@@ -85,9 +71,7 @@ class Mix(NamedTuple):
       mean = scratch[: target.size]
       for start in range(0, target.size, _PIECE):
         piece = slice(start, start + _PIECE)
-        values = np.stack([b[piece] for b in blocks[: len(scales)]]) * scales
-        if self.leans:
-          values += leans * blocks[-1][piece]
+        values = np.stack([b[piece] for b in blocks]) * scales
         mean[piece] = (parts * values).sum(axis=0)
         kept = _weights_below(values, self.shares)
         above = np.minimum(kept + parts, 1 - low)

@@ -8,8 +8,7 @@ The result is the same to the bit however a contribution is stored
 (`diloco.syncer.passes`).
 
 References: Decoupled DiLoCo, arXiv 2604.21428 (radial-directional averaging);
-DiLoCo, arXiv 2311.08105 (weighted mean). `averages` and `correction` have the
-others.
+DiLoCo, arXiv 2311.08105 (weighted mean). `averages` has the others.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ import numpy as np
 
 from diloco import config
 from diloco.fragments import norms
-from diloco.syncer import (
-  averages,
-  correction,
-  outer_optimizer,
-  passes,
-  sources,
-)
+from diloco.syncer import averages, outer_optimizer, passes, sources
 
 Method = config.MergeMethod
 
@@ -63,7 +56,6 @@ class Rules(NamedTuple):
   embeddings: Method = "mean"
   clip: float = 0.0
   trim: float = 0.25
-  align: bool = False
   one_by_one: bool = False  # each contribution is a merge, in their order
 
 
@@ -163,8 +155,7 @@ class Merger:
     arrival: int,
   ) -> Result:
     flat = [buffer.reshape(-1) for buffer in buffers]
-    towards = flat[0] if flat and self.rules.align else None
-    outcome, scale = self._combine(contributions, method, towards)
+    outcome, scale = self._combine(contributions, method)
     if method == "iso" and theta.ndim == 2 and min(theta.shape) > 1:
       matrix = self._workspace[: theta.size].reshape(theta.shape)
       outcome = outcome._replace(norm=averages.flatten(matrix))
@@ -172,15 +163,12 @@ class Merger:
     return outcome
 
   def _combine(
-    self,
-    contributions: Sequence[Input],
-    method: Method,
-    towards: np.ndarray | None,
+    self, contributions: Sequence[Input], method: Method
   ) -> tuple[Result, float]:
     """Fills the accumulator up to a factor, and returns that too."""
     total_weight = sum(c.weight for c in contributions)
     shares = [c.weight / total_weight for c in contributions]
-    mix = self._mix(contributions, shares, towards)
+    mix = averages.Mix(shares, [c.scale for c in contributions])
     agreement = None
     if method == "rda":
       lengths = mix.lengths([c.norm for c in contributions])
@@ -190,7 +178,7 @@ class Merger:
         share * (radius / norm) if norm > _SHORTEST else 0.0
         for share, norm in zip(shares, lengths, strict=True)
       ]
-      sums = self._accumulate(contributions, mix, mix.linear(directions))
+      sums = self._accumulate(contributions, mix.linear(directions))
       agreement = sums.length / radius if radius > _SHORTEST else 1.0
       if agreement >= CANCELLATION:
         radius = _dot(shares, mix.lengths(sums.norms))
@@ -200,7 +188,7 @@ class Merger:
     combine = mix.linear(shares)
     if method in ("median", "trimmed_mean"):
       combine = mix.trimmed(0.5 if method == "median" else self.rules.trim)
-    sums = self._accumulate(contributions, mix, combine)
+    sums = self._accumulate(contributions, combine)
     lengths = mix.lengths(sums.norms)
     if agreement is None:
       radius = _dot(shares, lengths)
@@ -210,34 +198,9 @@ class Merger:
     cosine = _cosine(agreement, sums.norms, shares)
     return Result(sums.length, agreement, cosine), 1.0
 
-  def _mix(
-    self,
-    contributions: Sequence[Input],
-    shares: Sequence[float],
-    towards: np.ndarray | None,
-  ) -> averages.Mix:
-    """What contributions are made to first: shortened, or corrected too.
-
-    A sum of outer gradients that fades by mu is 1 / (1 - mu) times their moving
-    average, by which they are corrected.
-    """
-    tensors = [c.source for c in contributions]
-    if towards is None:
-      bends = [correction.Bend(c.scale) for c in contributions]
-      return averages.Mix(shares, bends, tensors)
-    mean = 1.0 if self.outer.optimizer == "ema" else 1 - self.outer.momentum
-    tensors.append(sources.MemorySource(towards))
-    *dots, square = passes.dots(tensors)
-    bends = [
-      correction.correct(c.norm, mean * dot, mean**2 * square, c.scale)
-      for c, dot in zip(contributions, dots, strict=True)
-    ]
-    return averages.Mix(shares, [b.of_sum(mean) for b in bends], tensors)
-
   def _accumulate(
     self,
     contributions: Sequence[Input],
-    mix: averages.Mix,
     combine: averages.Combine,
   ) -> _Sums:
     """One pass: what `combine` makes into the accumulator, and all norms."""
@@ -248,9 +211,10 @@ class Merger:
     total = self._workspace[:size]
     squares = np.zeros((-(-size // passes.BLOCK), count + 2))
     scratch = np.empty(passes.BLOCK, np.float32)
-    for n, blocks in enumerate(passes.lockstep(mix.tensors)):
+    tensors = [c.source for c in contributions]
+    for n, blocks in enumerate(passes.lockstep(tensors)):
       target = total[n * passes.BLOCK : (n + 1) * passes.BLOCK]
-      squares[n, :count] = [norms.square(b) for b in blocks[:count]]
+      squares[n, :count] = [norms.square(b) for b in blocks]
       common = combine(blocks, target, scratch)
       squares[n, count:] = norms.square(target)
       if common is not target:

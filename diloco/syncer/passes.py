@@ -39,17 +39,6 @@ class ContributionError(RuntimeError):
     self.reasons = dict(reasons)  # by place of the contribution in the call
 
 
-def dots(tensors: Sequence[sources.Source]) -> list[float]:
-  """Products of each tensor with the last one; raises as `lockstep`."""
-  sums = np.array(
-    [
-      [norms.product(block, blocks[-1]) for block in blocks]
-      for blocks in lockstep(tensors)
-    ]
-  )
-  return [float(column.sum()) for column in sums.T]
-
-
 def lockstep(
   contributions: Sequence[sources.Source],
 ) -> Iterator[tuple[np.ndarray, ...]]:

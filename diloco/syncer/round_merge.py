@@ -74,7 +74,6 @@ class RoundMerger:
       sync.merge_embeddings,
       sync.merge_clip,
       sync.merge_trim,
-      sync.merge_align,
       one_by_one=config.method == "async_local_sgd",
     )
     down = str(codec.of(sync.down_codec, sync.codec_block))

@@ -4,23 +4,19 @@
 
     exponential  damping(s) = decay^s
     hyperbolic   damping(s) = 1 / (1 + lambda s), lambda = 1 / decay - 1
-    cosine       damping(s) = decay^s (1 + cos(pi s / (max_staleness + 1))) / 2
     none         damping(s) = 1
 
 Quantity (tokens) times quality (tokens per step, the batch), damped by the
 number s of global versions the contribution is behind. The decay is what one
-version costs, so that ways of damping compare; but the cosine takes more, and
-is zero for the first contribution that is refused.
+version costs, so that ways of damping compare.
 
 Reference: Decoupled DiLoCo, arXiv 2604.21428; the staleness factor follows
-Asynchronous Local-SGD, arXiv 2401.09135, and with the cosine Cosine-Gated
-Adam-Decay, arXiv 2605.09126, of which the outer Adam is not built.
+Asynchronous Local-SGD, arXiv 2401.09135.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from diloco import config
 
@@ -50,9 +46,5 @@ class Weighting:
         return self.decay**staleness
       case "hyperbolic":
         return 1 / (1 + (1 / self.decay - 1) * staleness)
-      case "cosine":
-        share = staleness / (self.max_staleness + 1)
-        gate = (1 + math.cos(math.pi * share)) / 2
-        return gate * self.decay**staleness
       case "none":
         return 1.0

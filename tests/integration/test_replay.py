@@ -70,7 +70,7 @@ def run(tmp_path_factory):
     total_tokens=real_run.ENDLESS,
     sync={
       **{"num_fragments": 4, "every": 8, "split_tensors": True},
-      **{"merge": "trimmed_mean", "merge_clip": 1.1, "merge_align": True},
+      **{"merge": "trimmed_mean", "merge_clip": 1.1},
       "staleness_kind": "hyperbolic",
       **{"codec": "int4", "codec_rounding": "stochastic"},
       **{"error_feedback": True, "down_codec": "int4"},

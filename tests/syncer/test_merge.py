@@ -272,50 +272,6 @@ def test_shortened_contributions_merge_as_shorter_ones(method):
   assert found.cosine == pytest.approx(outcome.cosine, abs=1e-5)
 
 
-@hypothesis.settings(max_examples=60, deadline=None)
-@hypothesis.given(
-  method=st.sampled_from(METHODS),
-  kind=st.sampled_from(["nesterov", "ema"]),
-  # Not where the formula leaps: at 0 and 0.2.
-  cosines=st.lists(
-    st.sampled_from([-0.9, -0.3, -0.01, 0.01, 0.19, 0.21, 0.9]),
-    min_size=1,
-    max_size=4,
-  ),
-  length=st.floats(0.01, 10),
-  scale=st.sampled_from([1.0, 0.5]),
-)
-def test_corrected_contributions_are_those_of_the_paper(
-  method, kind, cosines, length, scale
-):
-  towards, *aside = np.linalg.qr(vectors_of(1, (30, 5))[0])[0].T
-  aligned = [
-    c * towards + (1 - c * c) ** 0.5 * a
-    for c, a in zip(cosines, aside, strict=False)
-  ]
-  vectors = [(v * (1 + i)).astype(np.float32) for i, v in enumerate(aligned)]
-  weights = [1.0 + i for i in range(len(vectors))]
-  outer = outer_optimizer.OuterOptimizer(1.0, 0.75, optimizer=kind)
-  average = towards * length
-  buffer = average if kind == "ema" else average / (1 - 0.75)
-  buffer = np.array(buffer, np.float32).reshape(5, 6)
-  theta, before = np.zeros((5, 6), np.float32), buffer.copy()
-  inputs = [
-    merge.Input(sources.MemorySource(v), w, norm_of(v), scale)
-    for v, w in zip(vectors, weights, strict=True)
-  ]
-  merger = merge.Merger(outer, rules=merge.Rules(align=True))
-  outcome = merger.apply(inputs, method, theta, [buffer])
-  right = [oracles.heloco(scale * v, average) for v in vectors]
-  found = buffer.astype(np.float64) - 0.75 * before  # what came in
-  found /= 1 - 0.75 if kind == "ema" else 1
-  expected = oracles.merge(right, weights, method, shape=(5, 6))
-  np.testing.assert_allclose(found.ravel(), expected, atol=1e-4 * length + 1e-5)
-  assert outcome.norm == pytest.approx(
-    np.linalg.norm(expected), rel=1e-4, abs=1e-5
-  )
-
-
 def test_opposite_directions_fall_back_to_the_mean():
   vector = vectors_of(1, 1000)[0]
   vectors = [vector, np.float32(-3) * vector]
@@ -455,7 +411,7 @@ def test_storage_changes_no_bit(tmp_path, method):
   results = set()
   for tensors in ([sources.MemorySource(v) for v in vectors], stored):
     theta, momentum = np.ones((2, *shape), np.float32)
-    merge.Merger(NESTEROV, merge.Rules(align=True)).apply(
+    merge.Merger(NESTEROV).apply(
       [merge.Input(s, 1.0 + i, norms[i]) for i, s in enumerate(tensors)],
       method,
       theta,

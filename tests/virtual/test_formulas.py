@@ -50,7 +50,6 @@ class Formulas:
   rate: float = 1.0
   mu: float = 0.0  # of Nesterov's momentum
   decay: Callable[[int], float] = lambda stale: 1.0
-  align: bool = False
   up: Callable[..., Any] = as_is  # what a codec keeps
   owes: bool = False  # and what it leaves is sent later
   down: Callable[..., Any] = as_is  # (version, the one before)
@@ -188,8 +187,6 @@ def computed(folder, num_islands, formulas):
       steps = told["step"] - first
       tokens = steps * loops.Task.tokens_per_batch
       weights.append(tokens**2 / steps * formulas.decay(before - base))
-      if formulas.align:
-        grad = oracles.heloco(grad, (1 - formulas.mu) * momenta[p])
       grads.append(grad)
     shape = grads[0].shape
     grad = oracles.merge(grads, weights, formulas.merge, shape=shape)
@@ -262,14 +259,6 @@ RUNS = {
       | {"codec": "int4", "codec_block": 8, "error_feedback": True}
     },
     Formulas("overwrite", rate=0.4, mu=0.9, up=int4, owes=True),
-  ),
-  "corrected by the momentum": (
-    "streaming",
-    {
-      "sync": AT_ONCE["sync"] | {"merge_align": True},
-      "outer": {"learning_rate": 0.7, "momentum": 0.6},
-    },
-    Formulas("overwrite", rate=0.7, mu=0.6, align=True),
   ),
   "flattened spectrum": (
     "streaming",
