@@ -29,10 +29,7 @@ _FREE = "config.task.options"
 
 
 def main(argv: Sequence[str]) -> int:
-  """Parses flags, the program's name left out, and trains.
-
-  Returns:
-    The exit code.
+  """Trains as flags say, the program's name left out; returns the exit code.
 
   Raises:
     UserError: flags, file, configuration or directory will not do.

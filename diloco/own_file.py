@@ -17,10 +17,7 @@ from diloco import errors
 
 @contextlib.contextmanager
 def execute(what: str, path: str) -> Iterator[types.ModuleType]:
-  """Executes a file; what is called of it meanwhile is its own code too.
-
-  Yields:
-    The module.
+  """Executes a file; what is called of the module meanwhile is its own code.
 
   Raises:
     UserError: there is no such file, or it fails.
@@ -63,11 +60,7 @@ def _describe(error: BaseException, path: str) -> str:
 
 
 def load(what: str, place: str) -> Callable[..., Any]:
-  """Loads a function of the user's.
-
-  Args:
-    what: it is for, in errors.
-    place: "FILE.py:NAME" or "package.module:NAME".
+  """Loads a function of the user's, "FILE.py:NAME" or "package.module:NAME".
 
   Raises:
     UserError: there is no such file, module or function, or the file fails.

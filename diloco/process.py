@@ -328,12 +328,9 @@ def origin(run_dir: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def end_with(error: Exception, log: TextIO) -> int:
-  """Writes down why a role ends, its last line for people.
+  """Writes down why a role ends, its last line for people; gives its exit code.
 
   The controller tells a mistake of the configuration or the task by that line.
-
-  Returns:
-    The role's exit code.
   """
   line = str(error)
   if isinstance(error, errors.OwnCodeError):

@@ -94,9 +94,6 @@ def build(kind: type[T], values: Any, where: str) -> T:
     values: nested mappings, or dataclasses.
     where: what `values` is called in messages.
 
-  Returns:
-    The dataclass.
-
   Raises:
     UserError: a field is unknown or missing, or its value has another type.
   """

@@ -67,16 +67,7 @@ class Fleet:
     self.islands = self.names.islands
     self.seats = self.names.seats
     self.supervisor = supervisor.Supervisor(
-      supervisor.Policy(
-        restart_base_secs=config.controller.restart_base_secs,
-        restart_max_secs=config.controller.restart_max_secs,
-        max_restarts=config.controller.max_restarts,
-        start_secs=times.start_secs,
-        hang_secs=times.hang_secs,
-        deposed_secs=times.deposed_secs,
-        settle_steps=config.sync.every,
-      ),
-      list(self.names.all),
+      config.controller, times, config.sync.every, self.names.all
     )
     self.programs = program.Queues(first_seq)
     self.orders: list[orders.Order] = []
@@ -176,10 +167,9 @@ class Fleet:
         self.supervisor.deposed(other, self.now)
 
   def buried(self, death: orders.Died) -> bool:
-    """Takes a death in, which is on the record if nobody told it to end.
+    """Takes a death in, which is on the record if nobody asked for it.
 
-    Returns:
-      Whether it is one that nobody asked for.
+    Says whether it is.
     """
     role = death.role
     led = role == self.leader

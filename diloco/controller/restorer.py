@@ -113,13 +113,7 @@ class Restorer:
     self._known = known
 
   def prepare(self, wanted: str | None) -> restore.Restored | None:
-    """Sets the run back to a cut if asked to, or if it must be.
-
-    Args:
-      wanted: "last", the number of a cut, or None.
-
-    Returns:
-      What was restored, if anything.
+    """Sets the run back to a cut if it must be, or to the `wanted` one.
 
     Raises:
       UserError: no cut will do. Nothing has been changed.
@@ -134,10 +128,7 @@ class Restorer:
       ) from error
 
   def set_back(self) -> bool:
-    """Sets a damaged run back, for a session that is on.
-
-    Returns:
-      Whether it was damaged.
+    """Sets a damaged run back, for a session that is on; says whether it was.
 
     Raises:
       UserError: no cut will do. Nothing has been changed.

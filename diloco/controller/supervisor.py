@@ -11,31 +11,14 @@ with the next merge: who always dies at the same step gets nowhere.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
+from diloco import config as config_lib
+from diloco import timing
 from diloco.controller import orders
 
 State = Literal["waiting", "starting", "running", "given_up", "stopped"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-  """Times in seconds."""
-
-  restart_base_secs: float
-  restart_max_secs: float
-  max_restarts: int
-  start_secs: float  # from start to ready
-  hang_secs: float  # without a sign of life, or without progress
-  deposed_secs: float  # without a sign of life, once another leads
-  settle_steps: int  # of an island; more than it trains again after a death
-
-  def delay_secs(self, deaths: int) -> float:
-    """Pause before the next start after `deaths` in a row."""
-    if deaths <= 0:
-      return 0.0
-    doubled = self.restart_base_secs * 2 ** min(deaths - 1, 30)
-    return min(doubled, self.restart_max_secs)
 
 
 @dataclasses.dataclass
@@ -57,9 +40,20 @@ class _Role:
 class Supervisor:
   """State of all roles of a run."""
 
-  def __init__(self, policy: Policy, roles: list[str]):
-    """All roles are due to start at once."""
-    self._policy = policy
+  def __init__(
+    self,
+    chosen: config_lib.ControllerConfig,
+    times: timing.Timing,
+    settle_steps: int,
+    roles: Sequence[str],
+  ):
+    """All roles are due to start at once.
+
+    An island trains fewer than `settle_steps` again after a death.
+    """
+    self._chosen = chosen
+    self._times = times
+    self._settle_steps = settle_steps
     self._roles = {role: _Role() for role in roles}
     self._looked: float | None = None  # when orders were last asked for
 
@@ -75,14 +69,10 @@ class Supervisor:
     entry.refusals = 0
 
   def refused(self, role: str, now: float) -> float:
-    """The role could not be started, which is no death of it.
-
-    Returns:
-      Seconds until it is tried again.
-    """
+    """The role could not be started, which is no death; gives its back-off."""
     entry = self._roles[role]
     entry.refusals += 1
-    delay_secs = self._policy.delay_secs(entry.refusals)
+    delay_secs = self._delay_secs(entry.refusals)
     entry.due = now + delay_secs
     return delay_secs
 
@@ -103,12 +93,8 @@ class Supervisor:
   ) -> None:
     """The role said how far it is.
 
-    Args:
-      role: whose main thread it is.
-      now: in seconds.
-      progress: a count that moves while the thread does; only that it
-        changes matters.
-      extra_secs: how long the thread may stand still now, beyond `hang_secs`.
+    `progress` is a count that moves while its main thread does, which may stand
+    still now for `extra_secs` beyond `hang_secs`.
     """
     entry = self._roles[role]
     if progress != entry.progress:
@@ -134,7 +120,7 @@ class Supervisor:
     """An island has trained up to `step`."""
     entry = self._roles[role]
     entry.step = step
-    if step >= entry.hurdle + self._policy.settle_steps:
+    if step >= entry.hurdle + self._settle_steps:
       self.settled(role)
 
   def died(self, role: str, now: float) -> tuple[int, float] | None:
@@ -149,12 +135,17 @@ class Supervisor:
       return None
     entry.hurdle = max(entry.step, entry.hurdle)
     entry.deaths += 1
-    if entry.deaths > self._policy.max_restarts:
+    if entry.deaths > self._chosen.max_restarts:
       entry.state = "given_up"
       return None
-    delay_secs = self._policy.delay_secs(entry.deaths)
+    delay_secs = self._delay_secs(entry.deaths)
     entry.state, entry.due = "waiting", now + delay_secs
     return entry.deaths, delay_secs
+
+  def _delay_secs(self, deaths: int) -> float:
+    """Pause before the next start after so many in a row."""
+    doubled = self._chosen.restart_base_secs * 2 ** min(deaths - 1, 30)
+    return min(doubled, self._chosen.restart_max_secs)
 
   def stopping(self, role: str) -> None:
     """The role was told to stop; its end is no death."""
@@ -178,7 +169,7 @@ class Supervisor:
       waited = now - entry.began
       if entry.state == "waiting" and now >= entry.due:
         due.append(orders.Start(role))
-      elif entry.state == "starting" and waited > self._policy.start_secs:
+      elif entry.state == "starting" and waited > self._times.start_secs:
         due.append(orders.Kill(role, f"not ready after {waited:.0f} s"))
       elif entry.state == "running" and (cause := self._hangs(entry, now)):
         due.append(orders.Kill(role, cause))
@@ -192,7 +183,7 @@ class Supervisor:
     """
     away = 0.0 if self._looked is None else now - self._looked
     self._looked = now
-    if away > self._policy.hang_secs / 2:
+    if away > self._times.hang_secs / 2:
       for entry in self._roles.values():
         entry.began = min(entry.began + away, now)
         entry.heard = min(entry.heard + away, now)
@@ -203,14 +194,14 @@ class Supervisor:
   def _hangs(self, entry: _Role, now: float) -> str:
     """Why a running role must be killed; empty if it need not be."""
     still, silent = now - entry.moved, now - entry.heard
-    limit_secs = self._policy.hang_secs
+    limit_secs = self._times.hang_secs
     if entry.progress is not None and still > limit_secs + entry.extra_secs:
       return f"no progress for {still:.0f} s"
     if silent > limit_secs:
       return f"no sign of life for {silent:.0f} s"
     if entry.deposed is None:
       return ""
-    if silent > self._policy.deposed_secs:
+    if silent > self._times.deposed_secs:
       return f"deposed, and no sign of life for {silent:.1f} s"
     # It lives, but a store that answers others has not told it for long.
     if now - entry.deposed > limit_secs:

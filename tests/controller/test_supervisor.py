@@ -6,20 +6,21 @@ from diloco import config as config_lib
 from diloco import timing
 from diloco.controller import orders, supervisor
 
-POLICY = supervisor.Policy(
+CHOSEN = config_lib.ControllerConfig(
+  takeover_secs=1.5,
   restart_base_secs=0.5,
   restart_max_secs=3.0,
   max_restarts=2,
   start_secs=10.0,
   hang_secs=5.0,
-  deposed_secs=1.5,
-  settle_steps=8,
 )
 
 
 @pytest.fixture
 def roles():
-  return supervisor.Supervisor(POLICY, ["syncer", "island-0"])
+  times = timing.derive(CHOSEN, 0.0)
+  assert times.deposed_secs == 1.5
+  return supervisor.Supervisor(CHOSEN, times, 8, ["syncer", "island-0"])
 
 
 def run(roles, role, now):
@@ -35,10 +36,12 @@ def orders_of(roles, role, now):
 
 @pytest.mark.parametrize(
   ("deaths", "delay_secs"),
-  [(0, 0.0), (1, 0.5), (2, 1.0), (3, 2.0), (4, 3.0), (5, 3.0), (10**6, 3.0)],
+  [(1, 0.5), (2, 1.0), (3, 2.0), (4, 3.0), (5, 3.0), (2000, 3.0)],
 )
-def test_back_off_doubles_up_to_its_limit(deaths, delay_secs):
-  assert POLICY.delay_secs(deaths) == delay_secs
+def test_back_off_doubles_up_to_its_limit(roles, deaths, delay_secs):
+  for _ in range(deaths - 1):
+    roles.refused("syncer", 0.0)
+  assert roles.refused("syncer", 0.0) == delay_secs
 
 
 def test_all_start_at_once(roles):
@@ -62,7 +65,7 @@ def test_role_starts_again_after_its_back_off_and_others_go_on(roles):
 def test_role_is_given_up_after_its_restarts(roles):
   for deaths in (1, 2):
     run(roles, "island-0", 0.0)
-    assert roles.died("island-0", 0.0) == (deaths, POLICY.delay_secs(deaths))
+    assert roles.died("island-0", 0.0) == (deaths, 0.5 * deaths)
   run(roles, "island-0", 0.0)
   assert roles.died("island-0", 0.0) is None
   assert roles.state("island-0") == "given_up"
@@ -272,7 +275,11 @@ def test_ready_revives_nobody(roles):
 
 
 def test_role_that_falls_silent_is_killed_even_when_idle():
-  state = supervisor.Supervisor(POLICY_FOR_SILENCE, ["syncer"])
+  chosen = config_lib.ControllerConfig(
+    takeover_secs=3.0, start_secs=20.0, hang_secs=10.0
+  )
+  times = timing.derive(chosen, 0.0)
+  state = supervisor.Supervisor(chosen, times, 8, ["syncer"])
   state.started("syncer", 0.0)
   state.ready("syncer", 1.0)
   state.heard("syncer", 50.0)
@@ -281,19 +288,8 @@ def test_role_that_falls_silent_is_killed_even_when_idle():
   assert isinstance(order, orders.Kill) and "sign of life" in order.cause
 
 
-POLICY_FOR_SILENCE = supervisor.Policy(
-  restart_base_secs=1.0,
-  restart_max_secs=8.0,
-  max_restarts=3,
-  start_secs=20.0,
-  hang_secs=10.0,
-  deposed_secs=3.0,
-  settle_steps=8,
-)
-
-
 def test_deaths_before_a_role_did_its_work_are_forgotten(roles):
-  for _ in range(3 * POLICY.max_restarts):
+  for _ in range(3 * CHOSEN.max_restarts):
     run(roles, "syncer", 0.0)
     roles.settled("syncer")
     assert roles.died("syncer", 0.0) == (1, 0.5)

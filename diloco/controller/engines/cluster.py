@@ -33,13 +33,10 @@ def load() -> Any:
 
 
 def connect(address: str) -> bool:
-  """Connects this process, unless its owner has done so.
+  """Connects this process, unless its owner has done so; says whether it did.
 
-  Args:
-    address: "HOST:PORT"; "" for RAY_ADDRESS, or else what runs here ("auto").
-
-  Returns:
-    Whether it was not connected before.
+  An `address` is "HOST:PORT"; "" for RAY_ADDRESS, or else what runs here
+  ("auto").
 
   Raises:
     UserError: no cluster can be reached.
