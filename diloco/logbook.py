@@ -58,9 +58,9 @@ class Keeper:
     """Goes on where an earlier one ended; to enter it starts its thread.
 
     `check` is asked before each write; it raises `FencedError` once another
-    controller has the run, and nothing is written from then on. Roles that may
-    have folders of their own relay (`relayed`), and what they do is taken into
-    the run directory first. `life` is the controller's.
+    controller has the run, and nothing is written from then on. Where roles may
+    have folders of their own, what they relay is taken into the run directory
+    first. `life` is the controller's.
     """
     self._life = life
     self._check = check

@@ -362,7 +362,7 @@ def leave(code: int) -> None:
 def store_url(
   run_dir: str | os.PathLike[str], config: config_lib.RunConfig | None = None
 ) -> str:
-  """URL of a run's snapshot store, by default as the directory has it, if so.
+  """URL of a run's snapshot store, by `config` or else by what is in `run_dir`.
 
   Of a copy from a store, that store counts.
   """

@@ -113,7 +113,7 @@ class Restorer:
     self._known = known
 
   def prepare(self, wanted: str | None) -> restore.Restored | None:
-    """Sets the run back to a cut if it must be, or to the `wanted` one.
+    """Sets the run back to the cut `wanted`, or if it must be; gives how.
 
     Raises:
       UserError: no cut will do. Nothing has been changed.

@@ -32,10 +32,10 @@ Layout = layouts.Layout
 _CORRUPT_STATUSES = frozenset(
   ["DATA_LOSS", "FAILED_PRECONDITION", "INVALID_ARGUMENT", "NOT_FOUND"]
 )
+_MAX_NAME = 255  # bytes of a folder's name, on most file systems
 # Bytes of a chunk from which on its checksum is taken by instructions that
 # processors have for it. TensorStore's packages are built without them, and
 # there it is more than half of what reading costs.
-_MAX_NAME = 255  # bytes of a folder's name, on most file systems
 _LARGE = 1 << 19
 _STRICT = {
   "fill_missing_data_reads": False,

@@ -217,17 +217,12 @@ def _is_deposed(part: records.CutHeads) -> operations.Procedure[bool]:
   that is lost or damaged tells nothing: then the heads do, which every leader
   fences before it moves one.
   """
-  try:
-    lease, _ = yield operations.Read(keys.SYNCER_LEASE, records.Lease)
-    if lease is not None:
-      return bool(lease.token > part.token)
-  except errors.CorruptSnapshotError:
-    pass
+  lease, _ = yield from operations.sound(keys.SYNCER_LEASE, records.Lease)
+  if lease is not None:
+    return bool(lease.token > part.token)
   for fields in part.heads:
-    try:
-      head, _ = yield operations.read_head(fields["fragment"])
-    except errors.CorruptSnapshotError:
-      continue
+    key = keys.head_key(fields["fragment"])
+    head, _ = yield from operations.sound(key, records.Head)
     if head is not None and head.token > part.token:
       return True
   return False

@@ -119,10 +119,7 @@ def draw(key: str, above: int) -> operations.Procedure[int]:
   It is above those known to be taken; 0 when somebody else drew meanwhile.
   """
   place = drawn_key(key)
-  try:
-    drawn, generation = yield operations.Read(place, records.DrawnToken)
-  except errors.CorruptSnapshotError as error:
-    drawn, generation = None, error.generation
+  drawn, generation = yield from operations.sound(place, records.DrawnToken)
   token = max(above, drawn.token if drawn else 0) + 1
   mine = records.DrawnToken(token)
   drew = yield operations.CompareAndSet(place, mine, generation)
