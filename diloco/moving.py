@@ -174,7 +174,16 @@ class _Move(move_lib.Move):
     _copy_files(self._found.url, self._run_dir)
     if _is_whole(self._run_dir, logbook.seen(self._snapshots)[1]):
       return None
-    return _told_cuts(self._found, self._run_dir, self._cut)
+    told = {
+      line["cut"]
+      for line in reader.stream(self._run_dir, only_role="controller").events
+      if line["event"] == events.CUT_COMPLETED
+    }
+    if self._cut not in (None, restorer.LAST):
+      told &= {int(str(self._cut))}
+    if not told:
+      raise self.torn("they tell of no such cut")
+    return sorted(told, reverse=True)
 
   def take(self) -> operations.Script[int]:
     """See base."""
@@ -218,7 +227,13 @@ class _Move(move_lib.Move):
 
   def torn(self, why: str) -> errors.UserError:
     """See base."""
-    return _torn(self._found, why)
+    return errors.UserError(
+      self.what,
+      "it did not end in order, so the last seconds of its tapes are lost with"
+      f" its directory, and it cannot be set back to before that: {why}",
+      "go on with it where it was begun, or start anew; 'diloco export' takes"
+      " its parameters",
+    )
 
 
 def _claim(run_dir: pathlib.Path) -> None:
@@ -256,36 +271,6 @@ def _is_whole(run_dir: pathlib.Path, unended: int) -> bool:
     if line["event"] == events.RUN_FINISHED:
       ended.add(line["incarnation"])
   return max(lives) in ended
-
-
-def _told_cuts(
-  found: Found, run_dir: pathlib.Path, cut: str | None
-) -> list[int]:
-  """Cuts that the tapes tell of, newest first, or the one asked for.
-
-  Raises:
-    UserError: there is none. It has deposed nobody, who may only be stopped.
-  """
-  told = {
-    line["cut"]
-    for line in reader.stream(run_dir, only_role="controller").events
-    if line["event"] == events.CUT_COMPLETED
-  }
-  if cut not in (None, restorer.LAST):
-    told &= {int(str(cut))}
-  if not told:
-    raise _torn(found, "they tell of no such cut")
-  return sorted(told, reverse=True)
-
-
-def _torn(found: Found, why: str) -> errors.UserError:
-  return errors.UserError(
-    found.what,
-    "it did not end in order, so the last seconds of its tapes are lost with"
-    f" its directory, and it cannot be set back to before that: {why}",
-    "go on with it where it was begun, or start anew; 'diloco export' takes"
-    " its parameters",
-  )
 
 
 def _unresolved(run_dir: pathlib.Path) -> dict[str, evidence.Contribution]:
