@@ -109,6 +109,10 @@ class Comparison:
   groups: tuple[Group, ...]  # in the order of the directories
   notes: tuple[str, ...]  # what is to be said besides
 
+  def has_shares(self, key: str) -> bool:
+    """Whether `differences` of a figure can be relative, for every group."""
+    return all(_by_seed(self.groups[0].entries, key).values())
+
   def differences(
     self, key: str, *, relative: bool = False
   ) -> list[Interval | None]:

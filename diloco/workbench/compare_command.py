@@ -64,7 +64,7 @@ def cells(
 
   First the fields in which groups differ, then how many runs, then figures, at
   `most` so many; of the dearest one the difference to the first group too, seed
-  by seed.
+  by seed: all as shares of the first, or all as they are where that has a 0.
   """
   shown = comparison.shown[:most]
   names = frozen.short_names(comparison.fields)
@@ -82,15 +82,13 @@ def cells(
     rows.append(row)
   if len(rows) > 1 and shown:
     key, place = shown[0], len(fields) + 2
-    relative = all(
-      entry.results.get(key) for entry in comparison.groups[0].entries
-    )
+    relative = comparison.has_shares(key)
     show = _share if relative else compare.SHOWN[key][1]
     column = [figures.DASH] + [
       "no seed in common" if found is None else _told(found, show, "+")
       for found in comparison.differences(key, relative=relative)
     ]
-    heads.insert(place, "against the first")
+    heads.insert(place, "against the first" if relative else "minus the first")
     for row, cell in zip(rows, column, strict=True):
       row.insert(place, cell)
   return heads, rows

@@ -202,6 +202,23 @@ def test_table_is_never_folded_and_tells_paired_shares(six, capsys):
   assert "2.1 ± 0.2484" in first
 
 
+def test_differences_of_a_table_are_shares_unless_one_would_be_of_0(
+  six, capsys
+):
+  losses = [None, 2.1, 2.0, 1.9, 2.1, 1.9]  # the first run has diverged
+  for head, zero, told in (
+    ("against the first", 2.0, "-2.50 % ± "),
+    ("minus the first", 0.0, "+0.95 ± "),
+  ):
+    losses[2] = zero
+    for run_dir, loss in zip(six, losses, strict=True):
+      set_loss(run_dir, loss)
+    _, out, _ = run(capsys, *six)
+    assert head in out and told in out
+  for run_dir, loss in zip(six, (2.0, 2.1, 2.2, 1.9, 2.1, 2.0), strict=True):
+    set_loss(run_dir, loss)
+
+
 def test_narrow_terminal_has_a_paragraph_for_each_group(
   six, capsys, monkeypatch
 ):
