@@ -213,20 +213,16 @@ def show(found: Sequence[dict[str, Any]]) -> str:
   return figures.columns([heads, *map(_row, found)], right=range(1, 5))
 
 
-def _alive(roles: dict[str, str] | None) -> str:
-  if roles is None:
-    return figures.DASH
-  return f"{list(roles.values()).count(roster.ALIVE)} of {len(roles)}"
-
-
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
-  when = figures.DASH
+  alive = when = figures.DASH
+  if (roles := one["roles"]) is not None:
+    alive = f"{[*roles.values()].count(roster.ALIVE)} of {len(roles)}"
   if one["wall_secs"] is not None:
     moment = datetime.datetime.fromtimestamp(one["wall_secs"])
     when = f"{moment:%Y-%m-%d %H:%M}"
   return (
     one["status"],
-    _alive(one["roles"]),
+    alive,
     figures.count(one["tokens"]),
     figures.count(one["tokens_budget"]),
     figures.number(figures.bits(one["final_eval_loss"]), 4),

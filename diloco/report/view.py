@@ -176,14 +176,11 @@ class RunView:
         self._island(island).log(line)
       elif handler := handlers.get(line["event"]):
         handler(line)
-      self._heard(line["wall_secs"])
+      self.last_wall_secs = max(self.last_wall_secs, line["wall_secs"])
+      self.sessions.heard(line["wall_secs"])
     self.made_from |= record.sound
     for problem in record.problems:
       self._broken[problem.path] = str(problem)
-
-  def _heard(self, wall_secs: float) -> None:
-    self.last_wall_secs = max(self.last_wall_secs, wall_secs)
-    self.sessions.heard(wall_secs)
 
   def _island(self, island: int) -> island_view.IslandView:
     if island not in self.islands:
