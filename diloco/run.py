@@ -336,13 +336,12 @@ def _check_store(url: str, run_dir: pathlib.Path) -> None:
     broken = promises.broken(url)
     snapshots = store.SnapshotStore(url)
     known = process.holds_run(run_dir)
+    home = snapshots.perform(move.home())
     held = not known and (
       snapshots.read_plan() is not None
-      or (bool(tenure.home(snapshots)) and not tenure.is_unused(snapshots))
+      or (bool(home) and not tenure.is_unused(snapshots))
     )
-    moved = known and tenure.home(snapshots) not in (
-      *("", process.run_id(run_dir)),
-    )
+    moved = known and home not in ("", process.run_id(run_dir))
   except (OSError, errors.CorruptSnapshotError) as error:
     why = errors.of_store(error)
     raise errors.UserError(

@@ -35,7 +35,7 @@ from diloco import (
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.commands import table
-from diloco.controller import tenure
+from diloco.controller import move
 from diloco.fragments import partition
 from diloco.islands import bootstrap, inner_step
 from diloco.report import liveness, summary
@@ -649,7 +649,7 @@ def test_run_that_was_killed_before_it_began_begins(
   assert cli.main(train(*unbegun.args)) == 2
   assert "it will not do" in capsys.readouterr().err
   assert process.read_config(unbegun.dir).seed == 0
-  assert tenure.home(unbegun.store) == process.run_id(unbegun.dir)
+  assert unbegun.store.perform(move.home()) == process.run_id(unbegun.dir)
   assert unbegun.store.read(keys.EPOCH, records.Epoch).token == 5
 
 

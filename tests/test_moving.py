@@ -117,7 +117,7 @@ def test_run_that_ended_in_order_goes_on_as_it_was(tmp_path):
   assert lost.heads() == before and not lost.events("restored")
   config = process.read_config(lost.new)
   assert config.store == lost.url
-  assert tenure.home(lost.store) == process.run_id(lost.new)
+  assert lost.store.perform(move.home()) == process.run_id(lost.new)
 
 
 def test_run_that_did_not_goes_back_to_the_newest_cut_its_tapes_tell(tmp_path):
@@ -197,11 +197,13 @@ def test_move_that_is_interrupted_leaves_the_run_where_it_was(
     raise KeyboardInterrupt
 
   lost = Lost(tmp_path).tell_cut().gone()
-  home = tenure.home(lost.store)
+  home = lost.store.perform(move.home())
   monkeypatch.setattr(moving.restorer.Restorer, "prepare", interrupt)
   with pytest.raises(KeyboardInterrupt):
     lost.resume()
-  assert home and tenure.home(lost.store) == home and not lost.new.exists()
+  assert (
+    home and lost.store.perform(move.home()) == home and not lost.new.exists()
+  )
 
 
 def test_move_that_is_interrupted_once_it_has_settled_has_moved(
@@ -217,7 +219,7 @@ def test_move_that_is_interrupted_once_it_has_settled_has_moved(
   monkeypatch.setattr(moving._Move, "settle", interrupt)
   with pytest.raises(KeyboardInterrupt):
     lost.resume()
-  assert tenure.home(lost.store) == process.run_id(lost.new)
+  assert lost.store.perform(move.home()) == process.run_id(lost.new)
   with lost.controlled(lost.new):
     pass  # it goes on there
 
@@ -321,7 +323,7 @@ def test_of_two_who_take_a_run_over_one_does(tmp_path, monkeypatch):
     monkeypatch.setattr(move.Move, "_refuse_living", and_then)
     assert "a controller of this run is alive" in lost.refusal()
   assert not lost.new.exists()
-  assert tenure.home(lost.store) == "other"
+  assert lost.store.perform(move.home()) == "other"
 
 
 @pytest.mark.parametrize("lives", [True, False])

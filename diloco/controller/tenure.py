@@ -270,15 +270,6 @@ def say(text: str) -> None:
   print(text, file=sys.stderr)
 
 
-def home(snapshots: store.SnapshotStore) -> str:
-  """Id of the directory that a run is in; empty if none is known.
-
-  Raises:
-    OSError: the store cannot be read.
-  """
-  return operations.perform(move.home(), snapshots.execute)
-
-
 def execute(snapshots: store.SnapshotStore, operation: Any) -> Any:
   """Does one operation, or pause, before there is a session."""
   if isinstance(operation, float):

@@ -178,7 +178,7 @@ def test_run_that_is_in_another_directory_is_not_taken(snapshots):
   before = held(snapshots)
   with pytest.raises(errors.UserError, match="goes on in another directory"):
     take(snapshots, home="of a copy")
-  assert held(snapshots) == before and tenure.home(snapshots) == HOME
+  assert held(snapshots) == before and snapshots.perform(move.home()) == HOME
 
 
 def test_run_that_begins_and_dies_as_it_is_looked_at_is_not_taken(snapshots):
@@ -198,7 +198,7 @@ def test_run_that_begins_and_dies_as_it_is_looked_at_is_not_taken(snapshots):
     take(unused=unused)
   assert held(snapshots) == before
   with take(unused=lambda: True):
-    assert tenure.home(snapshots) == "another"
+    assert snapshots.perform(move.home()) == "another"
 
 
 @pytest.mark.parametrize(("owner", "secs"), [("", 3.0), ("other", 8.0)])
@@ -435,7 +435,7 @@ def test_start_that_fails_leaves_a_new_run_to_whatever_directory(
     patched.setattr(snapshots, "execute", fail)
     with pytest.raises(errors.StoreError):
       take(snapshots)
-  assert tenure.home(snapshots) == ""
+  assert snapshots.perform(move.home()) == ""
   with take(snapshots, home="another"):
     pass
 
