@@ -75,6 +75,12 @@ def _free_cores(number: int) -> list[int]:
     found.append(core)
     if len(found) == number:
       return found
+  logging.getLogger(__name__).warning(
+    "cores_shared wanted=%d free=%d why=%r",
+    number,
+    len(found),
+    "points of others, maybe of other users, have the rest; bound to none",
+  )
   while _claims:
     _claims.pop().close()
   return []

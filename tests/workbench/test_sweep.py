@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -156,6 +157,18 @@ def test_what_a_point_starts_is_not_taken_for_it(tmp_path, monkeypatch):
 
 def _label():
   return os.environ.get(process.ROLE, "none")
+
+
+def test_point_says_that_others_have_its_cores(monkeypatch, caplog):
+  core = 10**6 + os.getpid()  # that no other test takes
+  monkeypatch.setattr(worker.os, "sched_getaffinity", lambda _: {core})
+  monkeypatch.setattr(worker, "_claims", [])
+  with socket.socket(socket.AF_UNIX) as other:
+    other.bind(f"\0diloco-core-{core}")
+    assert worker._free_cores(1) == [] == worker._claims
+  assert "wanted=1 free=0" in caplog.text and "other users" in caplog.text
+  assert worker._free_cores(1) == [core]
+  worker._claims.pop().close()
 
 
 def test_failed_point_is_told_and_retried_alone(capsys, tmp_path):
