@@ -14,7 +14,6 @@ What is named here is loaded once it is used.
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
   from diloco.tasks.model import Model
   from diloco.workbench.opened import Run
   from diloco.workbench.session import Session, start
-
-# Before NumPy is loaded: on another number of cores it would have another
-# number of threads, and a decomposition other bits.
-for _library in ("OPENBLAS", "MKL"):
-  os.environ.setdefault(f"{_library}_NUM_THREADS", "1")
 
 __version__ = "0.1.0"
 __all__ = [

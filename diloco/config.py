@@ -62,7 +62,7 @@ class FleetConfig:
     return range(before, before + self.slices[slice_index].num_devices)
 
 
-MergeMethod = Literal["rda", "mean", "iso", "median", "trimmed_mean"]
+MergeMethod = Literal["rda", "mean", "median", "trimmed_mean"]
 StalenessKind = Literal["exponential", "hyperbolic", "none"]
 
 

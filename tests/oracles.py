@@ -17,7 +17,7 @@ def weight(tokens, steps, staleness, kind, decay):
   return tokens**2 / steps * damping[kind]
 
 
-def merge(vectors, weights, method, *, shape=None):
+def merge(vectors, weights, method):
   """The formulas as the papers have them; weights are whole numbers."""
   vectors = [np.asarray(v, np.float64).ravel() for v in vectors]
   shares = np.asarray(weights, np.float64) / sum(weights)
@@ -30,12 +30,6 @@ def merge(vectors, weights, method, *, shape=None):
     direction = sum(w * u for w, u in zip(shares, units, strict=True))
     length = np.linalg.norm(direction)
     return mean if length < 1e-3 else shares @ norms * direction / length
-  if method == "iso":
-    matrix = mean.reshape(shape or vectors[0].shape)
-    if matrix.ndim != 2:
-      return mean
-    left, values, right = np.linalg.svd(matrix, full_matrices=False)
-    return (values.mean() * left @ right).ravel()
   # A whole weight is as many islands; four of each, so that none is cut.
   many = np.repeat(vectors, 4 * np.array(weights, int), axis=0)
   if method == "median":

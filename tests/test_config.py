@@ -116,12 +116,6 @@ REFUSALS = {
     "config.outer.momentum = 0.9",
     "leave config.outer.count_absent out",
   ),
-  "embeddings have no spectrum": (
-    {"sync": {"merge_embeddings": "iso"}},
-    "config.sync.merge_embeddings = 'iso'",
-    "one of rda, mean, median, trimmed_mean",
-    "change config.sync.merge_embeddings",
-  ),
   "more trimmed than there is": (
     {"sync": {"merge_trim": 0.6}},
     "config.sync.merge_trim = 0.6",

@@ -3,18 +3,14 @@
     trimmed_mean  by coordinate, over what lies between the quantiles `trim` and
                   1 - trim of the contributions' weights
     median        the same between two quantiles beside 1/2
-    iso           the weighted mean, whose singular values then all become their
-                  mean: U diag(s) V^T to mean(s) U V^T
 
-References: Yin et al., "Byzantine-robust distributed learning: towards optimal
-statistical rates", arXiv 1803.01498 (median, trimmed mean); IsoLoCo, arXiv
-2607.03011.
+Reference: Yin et al., "Byzantine-robust distributed learning: towards optimal
+statistical rates", arXiv 1803.01498.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -97,10 +93,3 @@ def _weights_below(values: np.ndarray, shares: Sequence[float]) -> np.ndarray:
     below[i] += np.multiply(swapped, shares[j], out=moved)
     below[j] -= np.multiply(swapped, shares[i], out=moved)
   return below
-
-
-def flatten(matrix: np.ndarray) -> float:
-  """Sets all singular values to their mean, in place; returns the new norm."""
-  left, values, right = np.linalg.svd(matrix, full_matrices=False)
-  np.matmul(left * values.mean(), right, out=matrix)
-  return float(values.mean()) * math.sqrt(values.size)

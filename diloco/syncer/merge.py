@@ -117,8 +117,8 @@ class Merger:
 
     Symbols: v is an outer gradient, w its weight, phi(x) = x / ||x|| and
     phi(0) = 0. If the directions cancel (see `CANCELLATION`), "rda" becomes
-    the weighted mean. So is "iso", but of tensors with two axes. One by one
-    there are as many steps as contributions, and the norm is that of them all.
+    the weighted mean. One by one there are as many steps as contributions, and
+    the norm is that of them all.
 
     Args:
       contributions: at least one, with a weight above 0 among them.
@@ -156,9 +156,6 @@ class Merger:
   ) -> Result:
     flat = [buffer.reshape(-1) for buffer in buffers]
     outcome, scale = self._combine(contributions, method)
-    if method == "iso" and theta.ndim == 2 and min(theta.shape) > 1:
-      matrix = self._workspace[: theta.size].reshape(theta.shape)
-      outcome = outcome._replace(norm=averages.flatten(matrix))
     self._step(theta.reshape(-1), flat, np.float32(scale), arrival)
     return outcome
 

@@ -3,8 +3,7 @@
 All blocks have one size, each is summed in one order, and sums over blocks run
 in block order in float64. So no way of storing a tensor changes a bit; another
 kind of processor may still round otherwise. BLAS sees only rows too short for
-it to share among threads of its own, and matrices that are decomposed, for
-which it has one thread (`diloco/__init__.py`).
+it to share among threads of its own.
 """
 
 from __future__ import annotations

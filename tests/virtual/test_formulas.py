@@ -188,9 +188,8 @@ def computed(folder, num_islands, formulas):
       tokens = steps * loops.Task.tokens_per_batch
       weights.append(tokens**2 / steps * formulas.decay(before - base))
       grads.append(grad)
-    shape = grads[0].shape
-    grad = oracles.merge(grads, weights, formulas.merge, shape=shape)
-    grad = grad.reshape(shape)
+    grad = oracles.merge(grads, weights, formulas.merge)
+    grad = grad.reshape(grads[0].shape)
     momenta[p] = formulas.mu * momenta[p] + grad
     rate = formulas.rate
     if not formulas.mu:  # who is not in it counts as if it had sent zeros
@@ -259,11 +258,6 @@ RUNS = {
       | {"codec": "int4", "codec_block": 8, "error_feedback": True}
     },
     Formulas("overwrite", rate=0.4, mu=0.9, up=int4, owes=True),
-  ),
-  "flattened spectrum": (
-    "streaming",
-    {"sync": AT_ONCE["sync"] | {"merge": "iso"}},
-    Formulas("overwrite", "iso", rate=0.4, mu=0.9),
   ),
 }
 
