@@ -215,13 +215,17 @@ def read_config(
 
 
 def _of_fields(fields: Mapping[str, Any]) -> config_lib.RunConfig:
-  """A run's configuration of what a version wrote that may lack fields.
+  """A run's configuration of what a version wrote that had other fields.
 
   A field that came later means by default what was done before it came; but for
-  one, and a run goes on as it was begun.
+  one, and a run goes on as it was begun. One that is gone may say that what it
+  was for was not asked for.
   """
-  whole = {"outer": {}, **fields}
+  whole = {"outer": {}, "sync": {}, **fields}
   whole["outer"] = {"count_absent": False, **whole["outer"]}
+  if whole["sync"].get("merge_align") is False:
+    whole["sync"] = {**whole["sync"]}
+    del whole["sync"]["merge_align"]
   return config_lib.from_mapping(whole)
 
 

@@ -158,6 +158,10 @@ def _begun_without(folder, leaf):
   for each in groups:
     group = group[each]
   group.pop(name)
+  _begun_with(folder, fields)
+
+
+def _begun_with(folder, fields):
   content = {"format": process.FORMAT, "config": fields}
   content["crc32"] = process._checksum(fields)
   (folder / "config.json").write_text(json.dumps(content))
@@ -174,6 +178,17 @@ def test_run_begun_before_a_field_came_goes_on_by_its_default(tmp_path, leaf):
   with pytest.raises(errors.UserError, match="go on by 'diloco resume'"):
     config_changes.check_resumable(old, new)
   config_changes.check_resumable(old, old)
+
+
+def test_run_begun_with_a_field_that_is_gone_goes_on_if_it_was_off(tmp_path):
+  fields = config_lib.from_mapping({}).to_dict()
+  fields["sync"]["merge_align"] = False
+  _begun_with(tmp_path, fields)
+  assert process.read_config(tmp_path) == config_lib.from_mapping({})
+  fields["sync"]["merge_align"] = True
+  _begun_with(tmp_path, fields)
+  with pytest.raises(errors.UserError, match="sync.merge_align: there is no"):
+    process.read_config(tmp_path)
 
 
 def caused(cause, error=None):
