@@ -305,6 +305,25 @@ def from_mapping(values: Mapping[str, Any]) -> RunConfig:
   return config
 
 
+def of_run(fields: Mapping[str, Any]) -> RunConfig:
+  """The configuration of a run, which a version with other fields wrote.
+
+  A field that came later means by default what was done before it came; but for
+  one, and a run goes on as it was begun. One that is gone may say that what it
+  was for was not asked for.
+
+  Raises:
+    UserError: as `from_mapping`.
+  """
+  whole = {**fields, "outer": fields.get("outer") or {}}
+  if isinstance(whole["outer"], Mapping):
+    whole["outer"] = {"count_absent": False, **whole["outer"]}
+  sync = fields.get("sync")
+  if isinstance(sync, Mapping) and sync.get("merge_align") is False:
+    whole["sync"] = {k: v for k, v in sync.items() if k != "merge_align"}
+  return from_mapping(whole)
+
+
 def _with_absent_islands(config: RunConfig) -> RunConfig:
   """Says whether absent islands count, if nobody has."""
   if config.outer.count_absent is not None:

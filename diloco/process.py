@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from diloco import config as config_lib
@@ -198,10 +198,10 @@ def read_config(
       )
     if content["crc32"] != _checksum(content["config"]):
       raise _changed(run_dir, content["config"], held)
-    return _of_fields(content["config"])
+    return config_lib.of_run(content["config"])
   except UNREADABLE as error:
     if held is not None and (or_copy or isinstance(error, FileNotFoundError)):
-      return _of_fields(held)
+      return config_lib.of_run(held)
     if isinstance(error, errors.UserError):
       raise
     remedy = "name the directory of a run, or start one with 'diloco train'"
@@ -212,21 +212,6 @@ def read_config(
       f"its config.json cannot be read ({error})",
       remedy,
     ) from error
-
-
-def _of_fields(fields: Mapping[str, Any]) -> config_lib.RunConfig:
-  """A run's configuration of what a version wrote that had other fields.
-
-  A field that came later means by default what was done before it came; but for
-  one, and a run goes on as it was begun. One that is gone may say that what it
-  was for was not asked for.
-  """
-  whole = {"outer": {}, "sync": {}, **fields}
-  whole["outer"] = {"count_absent": False, **whole["outer"]}
-  if whole["sync"].get("merge_align") is False:
-    whole["sync"] = {**whole["sync"]}
-    del whole["sync"]["merge_align"]
-  return config_lib.from_mapping(whole)
 
 
 def _intact(path: pathlib.Path) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ def measure(run_dir: str | os.PathLike[str]) -> Run:
     raise errors.UserError(
       f"--from_run={run_dir}", "no island has trained in it", "name a run"
     )
-  config = config_lib.from_mapping(view.config)
+  config = config_lib.of_run(view.config)
   clock = clock_lib.RunClock(view)
   found = [_island(i, clock) for i in islands if i is not None and i.num_steps]
   known = [i for i in islands if i is not None]
