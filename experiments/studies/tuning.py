@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 41 runs of 3 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 45 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 
@@ -81,7 +81,7 @@ def get_sweep() -> list[hyper.Point]:
 def _near() -> list[hyper.Point]:
   """Muon: do islands come nearer that exchange more often?"""
   settings = ((4, 4, 3), (2, 8, 6), (8, 2, 6), (8, 2, 3))
-  return [
+  points: list[hyper.Point] = [
     {
       "name": f"muon.m{islands}.rows-{rows}.every-{every}",
       **base.MUON,
@@ -94,6 +94,21 @@ def _near() -> list[hyper.Point]:
       "sync.num_fragments": every,
     }
     for islands, rows, every in settings
+  ]
+  around = {
+    "outer-0.75": {"outer.learning_rate": 0.75},
+    "outer-1.3": {"outer.learning_rate": 1.3},
+    "muonmomentum-0.98": {"task.options.muon_momentum": 0.98},
+    "diloco": {
+      "method": "diloco",
+      "sync.num_fragments": 1,
+      "outer.learning_rate": 1.0,
+      "outer.momentum": 0.0,
+    },
+  }
+  return points + [
+    points[0] | fields | {"name": f"{points[0]['name']}.{name}"}
+    for name, fields in around.items()
   ]
 
 
