@@ -95,7 +95,7 @@ def _near() -> list[hyper.Point]:
     }
     for islands, rows, every in settings
   ]
-  around = {
+  around: dict[str, hyper.Point] = {
     "outer-0.75": {"outer.learning_rate": 0.75},
     "outer-1.3": {"outer.learning_rate": 1.3},
     "muonmomentum-0.98": {"task.options.muon_momentum": 0.98},
