@@ -130,7 +130,7 @@ def _checked(
     good = low < value if above else low <= value <= high
     if not good or not math.isfinite(value):
       rule = f"must be {what} {'above' if above else 'of at least'} {low:g}"
-      told = high < (_MOST if value <= _MOST else math.inf)
+      told = high < _MOST or value > high
       rule += f" and at most {high}" if told else ""
       raise argparse.ArgumentTypeError(f"{text!r} {rule}")
     return value

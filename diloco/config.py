@@ -310,7 +310,8 @@ def of_run(fields: Mapping[str, Any]) -> RunConfig:
 
   A field that came later means by default what was done before it came; but for
   one, and a run goes on as it was begun. One that is gone may say that what it
-  was for was not asked for.
+  was for was not asked for. What nothing came of, and was once not refused, is
+  left out.
 
   Raises:
     UserError: as `from_mapping`.
@@ -321,6 +322,13 @@ def of_run(fields: Mapping[str, Any]) -> RunConfig:
   sync = fields.get("sync")
   if isinstance(sync, Mapping) and sync.get("merge_align") is False:
     whole["sync"] = {k: v for k, v in sync.items() if k != "merge_align"}
+  virtual, idle = fields.get("virtual"), set[str]()
+  if fields.get("engine") != "virtual":
+    idle = {"latency_secs", "bytes_per_sec", "reconfigure_secs"}
+  elif fields.get("method") != "elastic_data_parallel":
+    idle = {"reconfigure_secs"}
+  if isinstance(virtual, Mapping):
+    whole["virtual"] = {k: v for k, v in virtual.items() if k not in idle}
   return from_mapping(whole)
 
 

@@ -187,8 +187,33 @@ def test_run_begun_with_a_field_that_is_gone_goes_on_if_it_was_off(tmp_path):
   assert process.read_config(tmp_path) == config_lib.from_mapping({})
   fields["sync"]["merge_align"] = True
   _begun_with(tmp_path, fields)
-  with pytest.raises(errors.UserError, match="sync.merge_align: there is no"):
+  with pytest.raises(errors.UserError, match=r"sync\.merge_align: there is"):
     process.read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("engine", "method", "kept"),
+  [
+    ("process", "decoupled", {}),
+    ("virtual", "data_parallel", {"latency_secs": 0.1, "bytes_per_sec": 0.3}),
+    (
+      *("virtual", "elastic_data_parallel"),
+      {"latency_secs": 0.1, "bytes_per_sec": 0.3, "reconfigure_secs": 0.2},
+    ),
+  ],
+)
+def test_run_begun_with_what_nothing_came_of_can_be_read(
+  tmp_path, engine, method, kept
+):
+  fleet = {"slices": [{}, {}], "pace_step_secs": 0.1}
+  fields = config_lib.from_mapping(
+    {"engine": engine, "method": method, "fleet": fleet}
+  ).to_dict()
+  links = {"latency_secs": 0.1, "bytes_per_sec": 0.3, "reconfigure_secs": 0.2}
+  fields["virtual"] |= links | {"repair_secs": 7.0}
+  _begun_with(tmp_path, fields)
+  found = process.read_config(tmp_path).virtual
+  assert found == config_lib.VirtualConfig(**kept, repair_secs=7.0)
 
 
 def caused(cause, error=None):

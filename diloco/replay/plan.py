@@ -209,7 +209,8 @@ def _initials(record: reader.Record) -> Iterator[script.Initial]:
   for line in record.events:
     if line["event"] != events.STARTED:
       continue
-    told = zip(line["initial_by"], line["base_digests"], strict=True)
+    with _whole(f"the tape of {line['role']}"):
+      told = list(zip(line["initial_by"], line["base_digests"], strict=True))
     for fragment, (life, digest) in enumerate(told):
       if life is not None:
         version = script.VersionId(fragment, 0)

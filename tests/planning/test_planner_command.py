@@ -146,6 +146,7 @@ def test_trade_off_is_drawn(capsys, tmp_path, name):
     (["--wan_gbps=0"], "'0' must be a number above 0"),
     (["--cost_per_chip_hour=-2"], "'-2' must be a number of at least 0"),
     (["--seeds=1"], "'1' must be a whole number of at least 2"),
+    (["--islands=two"], "'two' must be a whole number of at least 1; see"),
     (["--seeds=1e30"], "of at least 2 and at most 10000"),
     (["--params=1e300"], "nothing is of this size"),
     (["--mfu=1e-310"], "nothing is of this size"),

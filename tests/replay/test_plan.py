@@ -232,6 +232,10 @@ def without(tape, event, field):
   [
     (lambda: RunTape(), "nothing to compare"),
     (lambda: without(two_islands(), "started", "cores"), "field 'cores'"),
+    (
+      lambda: without(two_islands(), "started", "initial_by"),
+      "the tape of island-0: .* field 'initial_by'",
+    ),
     (lambda: without(two_islands(), "merged", "digest"), "field 'digest'"),
     (lambda: _elastic_of_before(), "field 'scheduled'"),
     (
