@@ -4,8 +4,9 @@ Question: does the learning rate that works for M = 2 work for M = 16, with
 either merge? Nobody has published this ablation.
 
 Command: `diloco sweep --sweep=experiments/studies/merges.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 54 runs of 2 to 3 minutes of one core.
-Variants: `:medium`, `:smoke`. Expected: not known.
+then `diloco compare DIR`. Cost: 72 runs of 3 to 4 minutes of one core.
+Variants: `:medium`, `:smoke`. Expected: radial-directional merging wants one
+learning rate for all M, the mean a higher one the larger M is.
 """
 
 import ml_collections
@@ -22,12 +23,12 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 
 def get_sweep() -> list[hyper.Point]:
-  """Two merges, three M, three learning rates, three seeds."""
+  """Two merges, three M, four learning rates, three seeds."""
   return base.named(
     hyper.product(
       hyper.sweep("seed", base.CONFIRMING_SEEDS[:3]),  # a whole table by each
-      hyper.sweep("fleet.slices", [base.slices(m) for m in (2, 8, 16)]),
+      hyper.sweep("fleet.slices", [base.slices(m) for m in (2, 16, 8)]),
       hyper.sweep("sync.merge", ["rda", "mean"]),
-      hyper.sweep("task.options.learning_rate", [0.002, 0.004, 0.008]),
+      hyper.sweep("task.options.learning_rate", [0.002, 0.004, 0.008, 0.016]),
     )
   )

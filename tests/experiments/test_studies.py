@@ -1,3 +1,4 @@
+import html
 import pathlib
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from diloco import config as config_lib
 from diloco import hyper
 from diloco.workbench import frozen
-from experiments.studies import base
+from experiments.studies import base, figures
 
 STUDIES = sorted(
   path
@@ -48,3 +49,40 @@ def test_method_may_be_swept(tmp_path):
   found = [config_lib.from_mapping(p.config) for p in sweep.points]
   assert [c.sync.quorum for c in found] == [3, 1, 3]
   assert [c.fleet.islands for c in found] == [3, 1, 3]
+
+
+_PAGE = """
+## Studies of learning: one
+
+  | arm | seed 1 | against `x` | goal |
+  | --- | --- | --- | --- |
+  | plain | 1.0 | **+2.18 %** [+1.90, +2.46] | +0.3 % |
+  | the same, `often` | 1.0 | **-0.12 %** [-0.62, +0.38] | - |
+  | another | 1.0 | +0.5 % | - |
+
+## Something else
+
+| arm | lost |
+| --- | --- |
+| foreign | **+1.00 %** [+0.50, +1.50] |
+"""
+
+
+def test_costs_are_those_that_tables_of_studies_tell_with_an_interval():
+  assert figures.costs(_PAGE) == [
+    figures.Cost("one", "plain", 2.18, 1.9, 2.46, 0.3),
+    figures.Cost("one", "plain, often", -0.12, -0.62, 0.38, None),
+  ]
+
+
+def test_picture_of_the_studies_is_of_the_tables_there_are(tmp_path):
+  text = figures.RESULTS.read_text()
+  figures.draw(text, tmp_path / "anew.svg")
+  anew, drawn = (
+    html.unescape(path.read_text())
+    for path in (tmp_path / "anew.svg", figures.PICTURE)
+  )
+  names = [cost.arm for cost in figures.costs(text)]
+  names += [*figures.curves(text), *(name for name, _ in figures.changes(text))]
+  assert [name for name in names if name not in anew] == []
+  assert [name for name in names if name not in drawn] == []
