@@ -130,7 +130,7 @@ def _draw_curves(
   axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
   axes.set_xlabel("learning rate, one seed")
   axes.set_ylabel("held-out nats a byte")
-  axes.legend(frameon=False, loc="center right")
+  axes.legend(frameon=False, loc="center right", bbox_to_anchor=(1, 0.4))
 
 
 def _draw_changes(
