@@ -88,7 +88,10 @@ def words(kind: type) -> dict[str, str]:
 
 def amount(text: str) -> float:
   """A number whose range whoever takes it tells, and whose size is one."""
-  value = float(text)
+  try:
+    value = float(text)
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"{text!r} must be a number") from None
   if math.isfinite(value) and not errors.is_amount(value):
     raise argparse.ArgumentTypeError(f"{text!r}: {errors.NO_AMOUNT}")
   return value

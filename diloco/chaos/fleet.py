@@ -51,7 +51,8 @@ class Fleet:
   def syncers(self) -> tuple[str | None, list[str]]:
     """The leading syncer, if it lives, and those that wait."""
     found = liveness.living_roles(self.run_dir)
-    seats = [role for role in found if not role.startswith("island-")]
+    others = "island-", "evaluator"
+    seats = [role for role in found if not role.startswith(others)]
     leader = None
     if self._leases:
       role, incarnation = self._leases[max(self._leases)]

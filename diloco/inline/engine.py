@@ -15,6 +15,7 @@ hears of roles through channels, as ever.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import pathlib
@@ -202,6 +203,7 @@ class Engine(base.Engine):
     self._task = task
     self._places = devices.of_client(config.fleet, jax.devices())
     self._store = store.SnapshotStore(process.store_url(run_dir, config))
+    self._number = next(_numbers)
     self._roles: list[Role] = []
     self._likes: dict[tuple[jax.Device, ...], trainer.Trainer] = {}
     self._lock = threading.Lock()
@@ -212,7 +214,9 @@ class Engine(base.Engine):
     """Starts a role and returns at once."""
     launch.log.parent.mkdir(parents=True, exist_ok=True)
     incarnation = launch.facts["incarnation"]
-    prefix = f"{self._run_dir.name}:{launch.role}.{incarnation}"
+    # Two runs may have directories of one name.
+    run = f"{self._run_dir.name}-{self._number}"
+    prefix = f"{run}:{launch.role}.{incarnation}"
     threads = MortalThreads(prefix)
 
     def body() -> None:
@@ -298,3 +302,4 @@ class _Logs(logging.Handler):
 
 
 _LOGS = _Logs()
+_numbers = itertools.count()  # of engines in this process

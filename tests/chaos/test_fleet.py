@@ -15,11 +15,12 @@ _SLEEPER = "import sys, time; print(flush=True); time.sleep(600)"
 
 @pytest.fixture
 def sleepers(tmp_path):
-  """Two syncers and an island, by what their commands say."""
+  """Two syncers, an island and an evaluator, by what their commands say."""
   told = {
     "syncer": ["--role", "syncer"],
     "standby": ["--role", "standby"],
     "island-0": ["--island", "0"],
+    "evaluator": [],
   }
   common = ["--run_dir", str(tmp_path), "--incarnation", "2"]
   roles = {
@@ -74,7 +75,7 @@ def test_signal_reaches_a_role_and_the_dead_are_known(fleet, sleepers):
   assert fleet.signal("island-0", signal.SIGKILL)
   assert sleepers["island-0"].wait() == -signal.SIGKILL
   assert not fleet.signal("island-0", signal.SIGKILL)
-  assert set(fleet.living()) == {"syncer", "standby"}
+  assert set(fleet.living()) == {"syncer", "standby", "evaluator"}
   assert fleet.resolve("island-0") is None
 
 

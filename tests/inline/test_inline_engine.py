@@ -1,6 +1,7 @@
 """Roles as threads of one process: what only they can do wrong."""
 
 import json
+import logging
 import random
 import threading
 import time
@@ -12,6 +13,7 @@ from diloco import channel, cli, errors, heartbeat, process, workers
 from diloco import config as config_lib
 from diloco import run as run_lib
 from diloco.controller import controller as controller_lib
+from diloco.controller.engines import base
 from diloco.inline import engine
 from diloco.islands import island, programs
 from diloco.replay import replayer as replay
@@ -268,6 +270,29 @@ def test_whatever_ends_a_role_it_is_no_right_end(tmp_path):
 
   role = engine.Role(engine.MortalThreads("x"), tmp_path / "log", body)
   assert role.wait(20) and role.cause_of_death() == "exit 1"
+
+
+def test_runs_in_directories_of_one_name_keep_their_logs_apart(
+  tmp_path, monkeypatch
+):
+  both = threading.Barrier(2)
+
+  def live(run_dir, *_):
+    both.wait(20)
+    logging.getLogger("diloco.test").warning("in %s", run_dir.parent.name)
+    both.wait(20)
+
+  monkeypatch.setattr(syncer_main, "live", live)
+  config = config_lib.from_mapping(make_config(1))
+  logs, roles = [], []
+  for place in ("one", "two"):
+    run_dir = tmp_path / place / "run"
+    logs.append(run_dir / "logs" / "syncer.log")
+    facts = {"incarnation": 1}
+    launch = base.Launch("syncer", "", (), logs[-1], facts=facts)
+    roles.append(engine.Engine(run_dir, config, object()).start(launch))
+  assert all(role.wait(20) for role in roles)
+  assert [log.read_text().split()[-1] for log in logs] == ["one", "two"]
 
 
 def test_controller_that_fails_takes_its_roles_along(tmp_path, monkeypatch):

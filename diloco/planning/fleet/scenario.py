@@ -112,16 +112,24 @@ class Scenario:
 
 
 def check_length(scenario: Scenario) -> None:
-  """Refuses a horizon in which nothing is expected to fail."""
+  """Refuses a horizon in which nothing is expected to fail or to merge."""
   expected = scenario.expected_failures
-  if expected >= 1 or not _can_fail(scenario.failures):
-    return
-  longer = f"{scenario.days / expected:.3g}" if expected else "more"
-  raise errors.UserError(
-    f"days = {scenario.days:g}",
-    f"too short for any failure: {expected:.2g} expected",
-    f"simulate {longer} days or more, or set mtbi_years to 0 for no failures",
-  )
+  if expected < 1 and _can_fail(scenario.failures):
+    longer = f"{scenario.days / expected:.3g}" if expected else "more"
+    raise errors.UserError(
+      f"days = {scenario.days:g}",
+      f"too short for any failure: {expected:.2g} expected",
+      f"simulate {longer} days or more, or set mtbi_years to 0 for no failures",
+    )
+  every = scenario.sync.every
+  days = every * scenario.times.step_secs / fleet_lib.SECS_PER_DAY
+  if days > scenario.days and scenario.windows and scenario.islands > 1:
+    raise errors.UserError(
+      f"every = {every}",
+      f"islands would publish every {days:.3g} days, and {scenario.days:g} are"
+      " simulated",
+      "take fewer steps or more days",
+    )
 
 
 def _can_fail(model: failures_lib.FailureModel) -> bool:

@@ -259,3 +259,13 @@ def test_interval_leaves_out_what_is_not_known():
 def test_too_short_a_time_is_refused(days):
   with pytest.raises(errors.UserError, match="too short for any failure"):
     scenario.check_length(change(days=days))
+
+
+def test_steps_between_publications_that_never_pass_are_refused():
+  def asked(**fields):
+    sync = dataclasses.replace(SMALL.sync, every=10**15)
+    scenario.check_length(change(sync=sync, **fields))
+
+  with pytest.raises(errors.UserError, match="islands would publish every"):
+    asked()
+  asked(windows=0)  # no rounds are followed
