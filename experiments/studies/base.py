@@ -23,6 +23,11 @@ MUON = {
 }
 ONE_JOB = {"method": "data_parallel", "sync.num_fragments": 1}
 TOGETHER = {"sync.quorum": 4, "sync.grace": "0", "sync.follow": False}  # K = M
+# What a field is called in a point's name, if not by its own.
+_WORDS = {
+  "outer.learning_rate": "outer",
+  "programs.checkpoint_every_steps": "saved",
+}
 
 # Width, depth and tokens; `small` has 265 k parameters, `medium` 886 k.
 _SIZES = {
@@ -115,14 +120,15 @@ def named(points: list[hyper.Point]) -> list[hyper.Point]:
     for field, value in point.items():
       if field == "method":
         words.insert(0, value)
-      elif field == "outer.learning_rate":
-        words.append(f"outer-{value}")
+      elif field == "virtual.trace":
+        words.append("trace")
       elif field == "fleet.slices":
         slowest = min(s.get("relative_speed", 1.0) for s in value)
         words.insert(0, f"m{len(value)}")
         words += [f"slowest-{slowest}"] if slowest < 1 else []
       else:
-        words.append(f"{field.rpartition('.')[2]}-{value}")
+        word = _WORDS.get(field, field.rpartition(".")[2])
+        words.append(f"{word}-{value}")
     found.append({"name": ".".join(words).replace("_", "")} | point)
   return found
 

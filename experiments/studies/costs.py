@@ -6,7 +6,8 @@ loss at equal tokens when
 
 - islands are dead for 12 % of the time (mean life 44 s, mean repair 6 s of
   virtual time), against one data-parallel job under deaths of the same rate,
-  and against one that goes on with the slices that are left;
+  and against one that goes on with the slices that are left; and what each of
+  the three has learned in the same virtual time, under one trace of deaths;
 - two islands are slower, to 0.82 or 0.25 of the others, and a round waits for
   all of them, for one and the grace window, or for one;
 - outer gradients travel as int8, int4 or int2 with error feedback or without,
@@ -14,13 +15,15 @@ loss at equal tokens when
 - the merge is radial-directional in place of the mean?
 
 Command: `diloco sweep --sweep=experiments/studies/costs.py --workdir=DIR`, then
-`diloco compare DIR`. Cost: 85 runs of 4 to 7 minutes of one core. Variants:
-`:medium` (886 k parameters), `:smoke`. Expected: int4 within 0.1 % (Streaming
-DiLoCo, arXiv 2501.18512) and int2 within 1 %; with failures within the interval
-of the run without, and goodput of quorum 1 with the loss of the full one (88 %
-goodput, mean benchmark 64.1 against 64.4, arXiv 2604.21428).
+`diloco compare DIR`. Cost: 100 runs of 4 to 7 minutes of one core. Variants:
+`:medium` (886 k parameters; not what has equal time), `:smoke`. Expected: int4
+within 0.1 % (Streaming DiLoCo, arXiv 2501.18512) and int2 within 1 %; with
+failures within the interval of the run without, and goodput of quorum 1 with
+the loss of the full one (88 % goodput, mean benchmark 64.1 against 64.4, arXiv
+2604.21428).
 """
 
+import pathlib
 from typing import Any
 
 import ml_collections
@@ -29,10 +32,14 @@ from diloco import hyper
 from experiments.studies import base
 
 _FEEDBACK = {"sync.error_feedback": True}
-_DYING = {
-  "virtual.mtbi_secs": 44.0,
-  # Or one job, which has no peers to ask, would lose its optimizer each time.
-  "programs.checkpoint_every_steps": 50,
+# Or one job, which has no peers to ask, would lose its optimizer each time.
+_SAVED = {"programs.checkpoint_every_steps": 50}
+_DYING = {"virtual.mtbi_secs": 44.0, **_SAVED}
+# By diloco simulate --islands=4 --chips=4 --mtbi_years=1.4e-6 --days=0.012
+# --repair_scale_secs=12.8 --draw=experiments/studies/deaths.csv
+_TRACE = {
+  "virtual.trace": str(pathlib.Path(__file__).with_name("deaths.csv")),
+  **_SAVED,
 }
 
 
@@ -52,6 +59,14 @@ def get_sweep() -> list[hyper.Point]:
     base.ONE_JOB | _DYING,
     base.ONE_JOB | _DYING | {"method": "elastic_data_parallel"},
   ]
+  # Tokens are those that each has when islands have merged all, after 321 s.
+  clock: list[hyper.Point] = [
+    _TRACE,
+    base.ONE_JOB | _TRACE | {"total_tokens": 2_690_000},
+    base.ONE_JOB
+    | _TRACE
+    | {"method": "elastic_data_parallel", "total_tokens": 4_190_000},
+  ]
   after: list[hyper.Point] = [
     {"sync.codec": "f32"},
     {"sync.codec": "int4", **_FEEDBACK, "sync.down_codec": "int4"},
@@ -70,7 +85,8 @@ def get_sweep() -> list[hyper.Point]:
   return base.named(
     hyper.chain(
       *(
-        hyper.product(seeds, [base.MUON], arms) for arms in (first, after, last)
+        hyper.product(seeds, [base.MUON], arms)
+        for arms in (first, clock, after, last)
       )
     )
   )
