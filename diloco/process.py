@@ -39,20 +39,18 @@ EXIT_NO_DATA = 4  # of a role: its data are over
 # In the environment of a role's process: whose it is, for a later controller.
 ROLE = "DILOCO_ROLE"
 
-# XLA on a CPU takes its temporaries from malloc and frees them in every step.
-# By default glibc gives such blocks back to the system each time, and the page
-# faults cost a third of the step; so an island keeps them. Read at start-up
-# only, hence an environment; one that is already set wins.
-ISLAND_ENV = {
+# XLA on a CPU takes temporaries from malloc and frees them in every step, as
+# a syncer does with the tensors that it merges. By default glibc gives such
+# blocks back to the system each time, as it does, whatever it is told, with
+# those that the 64 MB of a thread's own arena have no room for. The page faults
+# cost a third of the step; so roles have one arena, and keep what they take.
+# Read at start-up only, hence an environment; one that is already set wins.
+MALLOC_ENV = {
   "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
   "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
   "MALLOC_TOP_PAD_": str(1 << 26),
+  "MALLOC_ARENA_MAX": "1",
 }
-# So does a syncer, whose merges take tensors and give them back. These are too
-# large for the arenas that glibc gives to threads, and several arenas would
-# keep more: with one, a merge takes up to a third less processor time, and no
-# memory more.
-SYNCER_ENV = {**ISLAND_ENV, "MALLOC_ARENA_MAX": "1"}
 
 
 # Parameters of mallopt(3), by the variables that stand for them.
@@ -60,6 +58,7 @@ _MALLOPT = {
   -1: "MALLOC_TRIM_THRESHOLD_",
   -2: "MALLOC_TOP_PAD_",
   -3: "MALLOC_MMAP_THRESHOLD_",
+  -8: "MALLOC_ARENA_MAX",
 }
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 _LARGEST_INT = (1 << 31) - 1
@@ -68,12 +67,13 @@ _LARGEST_INT = (1 << 31) - 1
 def keep_memory() -> None:
   """Has the C library keep what XLA takes and frees in every step.
 
-  For a process that was not born with `ISLAND_ENV`.
+  For a process that was not born with `MALLOC_ENV`, before JAX has devices:
+  threads that have taken memory keep their arenas.
   """
   with contextlib.suppress(OSError, AttributeError):
     mallopt = ctypes.CDLL(None).mallopt
     for parameter, name in _MALLOPT.items():
-      mallopt(parameter, min(int(ISLAND_ENV[name]), _LARGEST_INT))
+      mallopt(parameter, min(int(MALLOC_ENV[name]), _LARGEST_INT))
 
 
 def directory_id(run_dir: str | os.PathLike[str]) -> str:

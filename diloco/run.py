@@ -106,6 +106,8 @@ def conduct(
   """
   config = config_lib.from_mapping(values)
   run_dir = errors.directory("workdir", workdir).absolute()
+  if config.engine in ("inline", "virtual"):
+    process.keep_memory()  # before what follows has JAX begin
   if config.engine == "virtual":
     compilation.in_one_thread()
   task, plan, given = preflight(config, run_dir)

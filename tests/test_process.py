@@ -4,6 +4,8 @@ import io
 import json
 import os
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -261,3 +263,44 @@ def test_what_a_callback_raises_is_told_by_its_own_words():
   process.end_with(caught.value, log)
   last = log.getvalue().splitlines()[-1]
   assert last.startswith("error: JaxRuntimeError: ") and "for 2.0 (" in last
+
+
+# A step whose temporaries are more than a thread's own arena has room for.
+_FAULTS = """
+import resource, sys
+from diloco import process
+if sys.argv[1:] == ["call"]:
+  process.keep_memory()
+import jax
+import jax.numpy as jnp
+from diloco.tasks import language_model
+
+model = language_model.LanguageModel(
+  language_model.LanguageModelConfig(num_layers=2, batch_size=16)
+)
+params = model.init(jax.random.key(0))
+batch = {"tokens": jnp.zeros((16, 129), jnp.int32)}
+program = jax.jit(jax.grad(model.loss, has_aux=True)).lower(params, batch)
+program = program.compile()
+assert program.memory_analysis().temp_size_in_bytes > 64 << 20
+
+def faults():
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+  jax.block_until_ready(program(params, batch))
+  return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(min([faults() for _ in range(6)][1:]))
+"""
+
+
+@pytest.mark.parametrize("way", ["call", "environment"])
+def test_temporaries_of_a_step_are_not_given_back_to_the_system(way):
+  env = os.environ | (process.MALLOC_ENV if way == "environment" else {})
+  told = subprocess.run(
+    [sys.executable, "-c", _FAULTS, way],
+    env=env,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  assert int(told.stdout) < 1000  # of more than 16,384 pages

@@ -205,7 +205,7 @@ class Roles:
       "config": self._digest,
       "version": _VERSION,
     }
-    module, env = "diloco.islands.main", process.ISLAND_ENV
+    module = "diloco.islands.main"
     cores: Sequence[int] = []
     begun: tuple[str, dict[str, Any]]
     if role in self._islands:
@@ -222,11 +222,14 @@ class Roles:
       args += ["--cores", *map(str, cores)]
       begun = events.EVALUATOR_STARTED, {"cores": cores}
     else:
-      module, env = "diloco.syncer.main", process.SYNCER_ENV
+      module = "diloco.syncer.main"
       args += ["--role", role]
       begun = events.SYNCER_STARTED, {"seat": role}
-    log = self.log(role)
-    return base.Launch(role, module, args, log, env, cores, facts), begun
+    launch = base.Launch(
+      *(role, module, args, self.log(role)),
+      *(process.MALLOC_ENV, cores, facts),
+    )
+    return launch, begun
 
   def deaths(self) -> list[orders.Died]:
     """Roles whose process has ended since the last call, each once."""

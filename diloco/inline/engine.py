@@ -208,7 +208,6 @@ class Engine(base.Engine):
     self._likes: dict[tuple[jax.Device, ...], trainer.Trainer] = {}
     self._lock = threading.Lock()
     logging.getLogger("diloco").addHandler(_LOGS)  # adds it once
-    process.keep_memory()
 
   def start(self, launch: base.Launch) -> Role:
     """Starts a role and returns at once."""

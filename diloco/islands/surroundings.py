@@ -34,7 +34,7 @@ _TAKEN = (
   ),
   # Which kernel of a dot product norms are made with, and so a merge's lengths.
   *("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"),
-  *("NPY_DISABLE_CPU_FEATURES", *process.ISLAND_ENV, *devices.VISIBLE),
+  *("NPY_DISABLE_CPU_FEATURES", *process.MALLOC_ENV, *devices.VISIBLE),
 )
 _FLAGS = "XLA_FLAGS"
 THREADS = "NPROC"  # of XLA's pool on a processor; else one for each core

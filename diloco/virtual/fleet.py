@@ -92,7 +92,6 @@ class Fleet:
 
   def run(self) -> outcome_lib.Outcome:
     """Trains until the budget is spent, winds down, keeps the store."""
-    process.keep_memory()
     self.begin()
     try:
       self.train_until(self.config.total_tokens)

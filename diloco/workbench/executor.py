@@ -56,7 +56,7 @@ class Executor(abc.ABC):
         worker.__name__,
         [str(self._workdir), name, json.dumps(taken), os.getcwd()],
         self._log(name),
-        {"JAX_COMPILATION_CACHE_DIR": cache, **process.ISLAND_ENV},
+        {"JAX_COMPILATION_CACHE_DIR": cache, **process.MALLOC_ENV},
         facts={
           **{"incarnation": time.time_ns() // 10**6, "cores": taken},
           "cpus": taken if isinstance(taken, int) else len(taken),

@@ -102,9 +102,8 @@ def run(
       concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as syncer,
     ):
       # As real ones.
-      with mock.patch.dict(os.environ, process.SYNCER_ENV):
+      with mock.patch.dict(os.environ, process.MALLOC_ENV):
         syncer.submit(_syncer, root, plan).result()
-      with mock.patch.dict(os.environ, process.ISLAND_ENV):
         island.submit(_island, root, plan, leaves).result()
       found: list[Secs] = []
       for fragment in range(num_fragments):

@@ -63,7 +63,7 @@ def as_island(work: Callable[..., T], *args: Any) -> T:
   """Calls a function in a process with the environment islands have."""
   spawn = multiprocessing.get_context("spawn")
   with (
-    mock.patch.dict(os.environ, {**process.ISLAND_ENV, **os.environ}),
+    mock.patch.dict(os.environ, {**process.MALLOC_ENV, **os.environ}),
     concurrent.futures.ProcessPoolExecutor(1, spawn) as pool,
   ):
     return pool.submit(work, *args).result()

@@ -47,7 +47,7 @@ class VisionTransformer(nn.Module):
       nn.initializers.normal(1.0),
       (rows * columns, config.d_model),
     )
-    x_BxPxD = patch_BxPxS @ embed_SxD.astype(config.dtype)
+    x_BxPxD = transformer.product(patch_BxPxS, embed_SxD)
     x_BxPxD += position_PxD.astype(config.dtype)
     for index in range(config.num_layers):
       x_BxPxD = transformer.Layer(config, name=f"layer_{index}")(x_BxPxD)
