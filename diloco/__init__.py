@@ -24,7 +24,7 @@ if TYPE_CHECKING:
   from diloco.workbench.opened import Run
   from diloco.workbench.session import Session, start
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
   "FailedRunError",
   "Link",

@@ -5,7 +5,7 @@ K = 1, also with a half and a quarter of H, against one data-parallel job?
 Settings are those that `tuning.py` found.
 
 Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 55 runs of 4 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 60 runs of 4 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`. Expected: published models of
 35 M parameters pay 0.6, 2 and 4 % (arXiv 2503.09799).
 """
@@ -54,7 +54,7 @@ def get_sweep() -> list[hyper.Point]:
       "sync.every": 3,
       "sync.num_fragments": 3,
     }
-    for m in (4, 8)
+    for m in (4, 8, 2)
   ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
   arms = hyper.product(
