@@ -225,11 +225,8 @@ class Roles:
       module = "diloco.syncer.main"
       args += ["--role", role]
       begun = events.SYNCER_STARTED, {"seat": role}
-    launch = base.Launch(
-      *(role, module, args, self.log(role)),
-      *(process.MALLOC_ENV, cores, facts),
-    )
-    return launch, begun
+    log, env = self.log(role), process.MALLOC_ENV
+    return base.Launch(role, module, args, log, env, cores, facts), begun
 
   def deaths(self) -> list[orders.Died]:
     """Roles whose process has ended since the last call, each once."""
