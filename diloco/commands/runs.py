@@ -70,6 +70,8 @@ TRAIN: tuple[entry.Command, ...] = (
       "diloco sweep --workdir=runs/quorum --retry",
       "diloco sweep --sweep=experiments/sweeps/quorum.py --workdir=runs/quorum"
       " --ray=auto",
+      "diloco sweep --sweep=experiments/studies/islands.py --workdir=runs/m"
+      " --only='*seed-1.*'",
     ),
     flags=(
       entry.flag(
@@ -91,6 +93,11 @@ TRAIN: tuple[entry.Command, ...] = (
         "--ray=HOST:PORT",
         "do the points on the nodes of this Ray cluster, all of which see"
         " DIR; 'auto' finds the one that this machine is a node of",
+      ),
+      entry.flag(
+        "--only=PATTERN",
+        "begin those points whose names it fits, in which * is any text;"
+        " others wait",
       ),
       entry.flag("--retry", "do what failed again, and no more"),
       entry.flag("--yes", "even more than 200 points"),

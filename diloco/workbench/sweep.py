@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import fnmatch
 import functools
 import os
 import pathlib
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         f"{args.sweep} is not what it was when this sweep started; its points"
         " stay as they were"
       )
+  only = _only(args, sweep)
   make_executor: Callable[[pathlib.Path], executor_lib.Executor]
   make_executor = functools.partial(executor_lib.Local, cores=cores)
   if args.ray:
@@ -49,9 +51,23 @@ def run(args: argparse.Namespace) -> int:
       frozen.write(workdir, sweep)
     sweep = frozen.read(workdir)
     with contextlib.closing(make_executor(workdir)) as executor:
-      Runner(workdir, sweep, executor).run(retry=args.retry)
+      Runner(workdir, sweep, executor).run(retry=args.retry, only=only)
     rows = table.write(workdir, sweep)
   return _conclude(args, rows)
+
+
+def _only(args: argparse.Namespace, sweep: frozen.Sweep) -> str:
+  """The pattern of the names of points that are to be done."""
+  only: str = args.only or "*"
+  names = [point.name for point in sweep.points]
+  if names and not fnmatch.filter(names, only):
+    raise errors.UserError(
+      f"--only={only}",
+      f"none of the {len(names)} points has such a name; the first is"
+      f" {names[0]}",
+      "give a pattern that the whole name fits, such as '*seed-1*'",
+    )
+  return only
 
 
 def _on_ray(
@@ -118,7 +134,7 @@ def _points(
   args: argparse.Namespace,
 ) -> tuple[list[hyper.Point], frozen.Kind]:
   points, trains = hyper.load(args.sweep.partition(":")[0])
-  if len(points) > _MANY and not args.yes:
+  if len(points) > _MANY and not args.yes and args.only is None:
     told = f"{args.sweep} has {len(points)} points"
     answer = ""
     if sys.stdin.isatty():
@@ -155,15 +171,20 @@ class Runner:
     self._begun = time.monotonic()
     self._tell_at = self._begun + _TELL_SECS
     self._ended = self._left = 0  # points, since this sweep began
+    self._points = len(sweep.points)  # but for those left out
     self._had: dict[str, float] = {}  # shares of points that were done before
 
-  def run(self, *, retry: bool) -> None:
-    """Does all points that are left; with `retry`, those that failed alone.
+  def run(self, *, retry: bool, only: str = "*") -> None:
+    """Does all points that are left.
+
+    Args:
+      retry: those that failed alone.
+      only: pattern of the names of those to begin.
 
     Returns when they are done, or a signal has ended them.
     """
     with process.hearing(self._stop):
-      queue = self._queue(retry=retry)
+      queue = self._queue(retry=retry, only=only)
       while (queue and not self._stops) or self._executor.running():
         while queue and not self._stops and self._begin(queue[0]):
           queue.pop(0)
@@ -177,7 +198,7 @@ class Runner:
           else:
             queue[:0] = [p for p in self._sweep.points if p.name == name]
 
-  def _queue(self, *, retry: bool) -> list[frozen.Point]:
+  def _queue(self, *, retry: bool, only: str = "*") -> list[frozen.Point]:
     """Takes over points that run on, and returns those to begin."""
     points = self._sweep.points
     open_ = {p.name for p in points if self._found(p.name) != "finished"}
@@ -187,12 +208,16 @@ class Runner:
       for point in points
       if point.name in open_ - adopted
       and (self._found(point.name) == "failed") == retry
+      and fnmatch.fnmatchcase(point.name, only)
     ]
+    waits = open_ - adopted - set(fnmatch.filter(open_, only))
+    self._points = len(points) - len(waits)
     self._left = len(adopted) + len(queue)
     self._had = {name: self._share(name) for name in adopted}
     _tell(
       f"{len(points)} points, {len(points) - len(open_)} done,"
       f" {len(adopted)} still running, {len(queue)} to begin"
+      f"{f', {len(waits)} left out' if waits else ''}"
     )
     return queue
 
@@ -246,15 +271,15 @@ class Runner:
     now = time.monotonic()
     # Points run on the same cores, and their tapes grow.
     self._tell_at = now + max(_TELL_SECS, _PAUSES * (now - start))
-    done = self._ended + sum(shares.values()) - sum(self._had.values())
+    did = self._ended + sum(shares.values()) - sum(self._had.values())
     rest = self._left - sum(shares.values())
     # Of less than a tenth of a point nothing follows: it has been starting.
-    secs = (now - self._begun) / done * rest if done > 0.1 else 0.0
+    secs = (now - self._begun) / did * rest if did > 0.1 else 0.0
     left = f", about {figures.secs(secs)}" if secs >= 1.0 else ""
     on = [f"{name} {figures.percent(share)}" for name, share in shares.items()]
-    points = len(self._sweep.points)
+    done = f"[{self._points - self._left}/{self._points}]"
     _tell(
-      f"[{points - self._left}/{points}] {news}{self._left} to go{left}"
+      f"{done} {news}{self._left} to go{left}"
       f"{'' if news else '; ' + ', '.join(on)}"
     )
 
@@ -274,7 +299,8 @@ def _conclude(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> int:
   for row in failed:
     _tell(f"failed: {row['name']}: {row['reason']}")
   done = sum(row["status"] == "finished" for row in rows)
-  hint = "; the same command goes on" if done < len(rows) else ""
+  goes_on = "the same command goes on" + " without --only" * bool(args.only)
+  hint = f"; {goes_on}" if done < len(rows) else ""
   hint = "; --retry does those that failed again" if failed else hint
   _tell(f"{done} of {len(rows)} points done{hint}")
   arguments.answer(args, {"points": rows}, str(args.workdir / "table.csv"))

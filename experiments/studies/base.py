@@ -1,9 +1,10 @@
 """What the studies of learning have in common.
 
 Every point is one run of the byte model on the standard library's text, in
-virtual time on one core. Rules: 20 tokens a parameter and at least 100 rounds a
-fragment; every arm is tuned with as many runs, on a seed that no confirmation
-has; an optimum at the edge of its grid is called unbracketed.
+virtual time on one core; `--only=PATTERN` does some of a study's. Rules: 20
+tokens a parameter and at least 100 rounds a fragment; every arm is tuned with
+as many runs, on a seed that no confirmation has; an optimum at the edge of its
+grid is called unbracketed.
 """
 
 from collections.abc import Sequence

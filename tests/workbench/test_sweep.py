@@ -96,6 +96,27 @@ def test_killed_sweep_goes_on_and_does_no_point_twice(capsys, tmp_path):
   assert outcomes(workdir) == after
 
 
+def test_points_that_are_asked_for_are_done_and_others_wait(capsys, tmp_path):
+  path = write(tmp_path, 'hyper.sweep("days", [1, 2, 3])')
+  workdir = tmp_path / "out"
+  flags = f"--sweep={path}", f"--workdir={workdir}"
+  code, _, err = sweep(capsys, *flags, "--only=days=4*")
+  assert code == 2 and "none of the 3 points has such a name" in err
+  assert "days=1" in err and not workdir.exists()
+
+  code, _, err = sweep(capsys, *flags, "--only=days=[23]")
+  assert code == 0 and "[2/2]" in err
+  assert "3 points, 0 done, 0 still running, 2 to begin, 1 left out" in err
+  assert "2 of 3 points done; the same command goes on without --only" in err
+  first = outcomes(workdir)
+  assert set(first) == {"days=2", "days=3"}
+  assert table(workdir)["status"]["days=1"] == "pending"
+
+  code, _, err = sweep(capsys, *flags)
+  assert code == 0 and "1 to begin" in err and "left out" not in err
+  assert first.items() < outcomes(workdir).items()
+
+
 @pytest.fixture
 def running(tmp_path):
   """A point that is on, its sweep dead or alive, and its process."""
