@@ -27,7 +27,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 def pytest_configure(config):
   """Compiles quickly in this process, and as users do in those it starts."""
-  if _CACHE not in os.environ:
+  if _CACHE not in os.environ and hasattr(config, "cache"):
     os.environ[_CACHE] = str(_cache(config))
   if config.getoption("numprocesses", None):
     return  # workers do the tests
@@ -39,7 +39,7 @@ def pytest_configure(config):
     " --xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
   )
   # This process may have imported JAX before they were in the environment.
-  jax.config.update("jax_compilation_cache_dir", os.environ[_CACHE])
+  jax.config.update("jax_compilation_cache_dir", os.environ.get(_CACHE))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
   jax.devices()  # reads them, once and for all

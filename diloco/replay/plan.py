@@ -114,6 +114,8 @@ def _life(
       answers=tuple(started["answers"]),
       scheduled=started["scheduled" if "present" in started else "step"],
     )
+    told = beginning.versions, beginning.first_steps, beginning.answers
+    list(zip(*told, strict=True))  # or they are not of the same fragments
     operations = tuple(o for line in own for o in _operations(life, line))
   return script.Life(life, settings, beginning, operations)
 
@@ -126,6 +128,10 @@ def _whole(tape: str) -> Iterator[None]:
   except (KeyError, TypeError) as error:
     raise errors.UserError(
       tape, f"a line lacks the field {error}", _REMEDY
+    ) from error
+  except ValueError as error:
+    raise errors.UserError(
+      tape, f"a line does not tell of every fragment: {error}", _REMEDY
     ) from error
 
 
@@ -230,7 +236,9 @@ def _merge(line: Mapping[str, Any]) -> script.Merge:
 def _returns(record: reader.Record) -> Iterator[script.Return]:
   for line in record.events:
     if line["event"] == events.RESTORED:
-      pairs = zip(line["version_from"], line["version_to"], strict=True)
+      with _whole(f"the tape of {line['role']}"):
+        told = line["version_from"], line["version_to"]
+        pairs = list(zip(*told, strict=True))
       for fragment, (old, new) in enumerate(pairs):
         yield script.Return(
           script.VersionId(fragment, new), script.VersionId(fragment, old)

@@ -227,6 +227,13 @@ def without(tape, event, field):
   return tape
 
 
+def shorter(tape, event, field):
+  for line in tape.lines:
+    if line["event"] == event:
+      line[field] = line[field][:-1]
+  return tape
+
+
 @pytest.mark.parametrize(
   ("make", "said"),
   [
@@ -235,6 +242,18 @@ def without(tape, event, field):
     (
       lambda: without(two_islands(), "started", "initial_by"),
       "the tape of island-0: .* field 'initial_by'",
+    ),
+    (
+      lambda: shorter(two_islands(), "started", "base_digests"),
+      "the tape of island-0: .* does not tell of every fragment",
+    ),
+    (
+      lambda: shorter(two_islands(), "started", "answers"),
+      "the tape of island 0.1: .* does not tell of every fragment",
+    ),
+    (
+      lambda: shorter(_set_back(), "restored", "version_to"),
+      "the tape of controller: .* does not tell of every fragment",
     ),
     (lambda: without(two_islands(), "merged", "digest"), "field 'digest'"),
     (lambda: _elastic_of_before(), "field 'scheduled'"),
@@ -255,6 +274,12 @@ def _elastic_of_before():
   """As all were before schedules went by what such a job has trained."""
   tape = RunTape()
   tape.start(A, present=[0, 2])
+  return tape
+
+
+def _set_back():
+  tape = two_islands()
+  tape.restore(old=1, new=3)
   return tape
 
 
