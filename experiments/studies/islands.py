@@ -6,8 +6,9 @@ Settings are those that `tuning.py` found.
 
 Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
 then `diloco compare DIR`. Cost: 60 runs of 4 to 8 minutes of one core.
-Variants: `:medium` (886 k parameters), `:smoke`. Expected: published models of
-35 M parameters pay 0.6, 2 and 4 % (arXiv 2503.09799).
+Variants: `:medium` (886 k parameters, half an hour and more), `:smoke`.
+Expected: published models of 35 M parameters pay 0.6, 2 and 4 % (arXiv
+2503.09799).
 """
 
 import ml_collections
