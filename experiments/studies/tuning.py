@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 45 runs of 3 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 47 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 
@@ -98,6 +98,12 @@ def _near() -> list[hyper.Point]:
   around: dict[str, hyper.Point] = {
     "outer-0.75": {"outer.learning_rate": 0.75},
     "outer-1.3": {"outer.learning_rate": 1.3},
+    "tau-1": {"sync.overlap_steps": 1},
+    "tau-1.every-2": {  # a fragment must be back before it leaves again
+      "sync.overlap_steps": 1,
+      "sync.every": 2,
+      "sync.num_fragments": 2,
+    },
     "muonmomentum-0.98": {"task.options.muon_momentum": 0.98},
     "diloco": {
       "method": "diloco",
