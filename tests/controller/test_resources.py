@@ -157,6 +157,14 @@ def test_spare_goes_to_one_island_and_others_try_what_was_left(lost, expected):
     max_size=16,
   ),
 )
+@hypothesis.example(  # a slice of one that is dead, which another has now
+  4,
+  1,
+  [
+    *(("bind", 0), ("bind", 3), ("lose", 0), ("lose", 3), ("bind", 3)),
+    ("take up", 9),
+  ],
+)
 def test_every_island_has_a_slice_of_its_own_whatever_is_lost(
   islands, spares, steps
 ):
@@ -167,7 +175,8 @@ def test_every_island_has_a_slice_of_its_own_whatever_is_lost(
     if step == "bind":
       place = manager.bind(m)
       started[m] = (*place, list(manager.left))
-    elif step == "lose":
+    elif step == "lose":  # with its process
+      started.pop(m, None)
       before, left = dict(manager._bound), set(manager.left)
       manager.slice_lost(m)
       unbound = islands - len(before)
