@@ -131,7 +131,7 @@ def _whole(tape: str) -> Iterator[None]:
     ) from error
   except ValueError as error:
     raise errors.UserError(
-      tape, f"a line does not tell of every fragment: {error}", _REMEDY
+      tape, f"a line is not whole: {error}", _REMEDY
     ) from error
 
 
