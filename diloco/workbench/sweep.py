@@ -60,7 +60,7 @@ def _only(args: argparse.Namespace, sweep: frozen.Sweep) -> str:
   """The pattern of the names of points that are to be done."""
   only: str = args.only or "*"
   names = [point.name for point in sweep.points]
-  if names and not fnmatch.filter(names, only):
+  if not fnmatch.filter(names, only):
     raise errors.UserError(
       f"--only={only}",
       f"none of the {len(names)} points has such a name; the first is"
@@ -203,21 +203,20 @@ class Runner:
     points = self._sweep.points
     open_ = {p.name for p in points if self._found(p.name) != "finished"}
     adopted = {name for name in open_ if self._executor.adopt(name)}
+    asked = set(fnmatch.filter(open_ - adopted, only))
     queue = [
       point
       for point in points
-      if point.name in open_ - adopted
-      and (self._found(point.name) == "failed") == retry
-      and fnmatch.fnmatchcase(point.name, only)
+      if point.name in asked and (self._found(point.name) == "failed") == retry
     ]
-    waits = open_ - adopted - set(fnmatch.filter(open_, only))
-    self._points = len(points) - len(waits)
+    waits = len(open_ - adopted - asked)
+    self._points = len(points) - waits
     self._left = len(adopted) + len(queue)
     self._had = {name: self._share(name) for name in adopted}
     _tell(
       f"{len(points)} points, {len(points) - len(open_)} done,"
       f" {len(adopted)} still running, {len(queue)} to begin"
-      f"{f', {len(waits)} left out' if waits else ''}"
+      f"{f', {waits} left out' if waits else ''}"
     )
     return queue
 
