@@ -1,11 +1,12 @@
 """Decoupled islands against one synchronous job, at equal tokens.
 
 Question: how much held-out loss do 2, 4 and 8 islands cost, with K = M and with
-K = 1, also with a half and a quarter of H, against one data-parallel job?
-Settings are those that `tuning.py` found.
+K = 1, also with a half and a quarter of H, against one data-parallel job? And
+how much less where islands wait for each other, as DiLoCo's do? Settings are
+those that `tuning.py` found.
 
 Command: `diloco sweep --sweep=experiments/studies/islands.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 60 runs of 4 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 65 runs of 4 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters, half an hour and more), `:smoke`.
 Expected: published models of 35 M parameters pay 0.6, 2 and 4 % (arXiv
 2503.09799).
@@ -57,10 +58,21 @@ def get_sweep() -> list[hyper.Point]:
     }
     for m in (4, 8, 2)
   ]
+  # What of that is for nobody waiting: these do, for each sum of all.
+  waiting = [
+    {
+      "fleet.slices": base.slices(4),
+      "method": "diloco",
+      "sync.every": 3,
+      "sync.num_fragments": 1,
+      "outer.learning_rate": 1.0,
+      "outer.momentum": 0.0,
+    }
+  ]
   seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS)
   arms = hyper.product(
     seeds,
     [base.MUON],
-    hyper.chain(job, eager, islands, counted, often, oftener),
+    hyper.chain(job, eager, islands, counted, often, oftener, waiting),
   )
   return base.named(arms)
