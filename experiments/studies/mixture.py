@@ -6,7 +6,7 @@ many learning rates, on a seed that no confirmation has.
 
 Command: `diloco sweep --sweep=experiments/studies/mixture.py --workdir=DIR`,
 then `diloco compare DIR`. Cost: 16 runs of 4 to 8 minutes of a core.
-Variants: `:medium`, `:smoke`. Expected: 1.5 % (two seeds); published dense
+Variants: `:medium`, `:smoke`. Expected: 1.4 % (five seeds); published dense
 models of 35 M parameters pay 2 % for four (arXiv 2503.09799).
 """
 
