@@ -333,7 +333,8 @@ class Island:
       self._exchange.between_steps()
       self._log.dispatched(self.learner.step, metrics, dispatched_secs)
       self.progress.moved()
-      yield from self._wait_for_answers(interrupted)
+      # The next step takes its time after that wait, and not meanwhile.
+      slot += yield from self._wait_for_answers(interrupted)
       if self._pace.step_secs:
         self._log.finish()
         slot = max(slot + self._pace.next_secs(self.step), self._clock())
@@ -353,15 +354,22 @@ class Island:
 
   def _wait_for_answers(
     self, interrupted: Callable[[], bool]
-  ) -> operations.Script[None]:
-    """As a synchronous method does, if the run is configured to."""
+  ) -> operations.Script[float]:
+    """As a synchronous method does, if the run is configured to.
+
+    Gives the seconds that it took.
+    """
     exchange, clock = self._exchange, self._clock
     if not exchange.core.holds(clock()):
-      return
+      return 0.0
     self._log.pause()
+    begun = clock()  # and the step before is done
     yield from exchange.wait(clock, self.look, interrupted, _POLL_SECS[0])
     if exchange.core.unanswered and not interrupted():
       logger.warning("no_answer step=%d", self.step)
+    waited = clock() - begun
+    self._log.waited(waited)
+    return waited
 
   def look(self) -> None:
     """Adopts what is new and takes part in cuts, while it does no steps."""

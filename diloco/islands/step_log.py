@@ -91,6 +91,7 @@ class StepLog:
     self._tokens_per_step = tokens_per_step
     self._pending: tuple[int, Mapping[str, Any], float] | None = None
     self._finished_secs: float | None = None
+    self._waited_secs = 0.0  # since the last step
     self.step_secs = 0.0  # moving average between two steps; 0: unknown
     self.loss = float("nan")
 
@@ -117,6 +118,9 @@ class StepLog:
       started = max(started, self._finished_secs)
     self._finished_secs = now
     self.loss = metrics["loss"]
+    if self._waited_secs:
+      metrics["waited_secs"] = self._waited_secs
+      self._waited_secs = 0.0
     self._log.record(
       step=step,
       tokens=self._tokens_per_step,
@@ -130,6 +134,10 @@ class StepLog:
     """Something else than steps comes next: no gap is counted over it."""
     self.finish()
     self._finished_secs = None
+
+  def waited(self, secs: float) -> None:
+    """No step could be done for so long, because an answer was missing."""
+    self._waited_secs += secs
 
   def _observe(self, gap_secs: float) -> None:
     if not self.step_secs:

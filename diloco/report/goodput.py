@@ -63,6 +63,7 @@ def goodput(
       lost["slices away"] += busy * (1.0 - life.share)
     allocated += chips * view.sessions.secs_on(_came(view, one))
     lost["stalls"] += chips * one.stall_secs
+    lost["waiting"] += chips * one.waited_secs
     for stretch in one.spans(view.last_wall_secs):
       if stretch.state != "training":
         on_secs = view.sessions.secs_on(stretch.start, stretch.end)

@@ -100,6 +100,7 @@ class IslandView:
     self.started_step = 0
     self.tokens = 0  # of all steps logged
     self.metrics: dict[str, float] = {}  # of the last step
+    self.waited_secs = 0.0  # for answers
     self._beyond_secs = 0.0  # between steps, without compute or pace
     self._recent: collections.deque[RecentStep] = collections.deque(
       maxlen=_LOSS_WINDOW
@@ -174,6 +175,7 @@ class IslandView:
     life.busy_secs += busy
     self.last_step, self.last_wall_secs = line["step"], wall
     self.tokens += tokens
+    self.waited_secs += line.get("waited_secs") or 0.0
     if math.isfinite(gap):  # drawn below its pace, it makes up for another
       self._beyond_secs += gap - busy
     if life.first_step is None:

@@ -41,6 +41,7 @@ _FATES = {
   "useful": "Compute of steps that were kept, or their pace where emulated.",
   "in vain": "Compute of steps that were lost, done again or rolled back.",
   "stalls": "Between two steps, beyond compute and pace.",
+  "waiting": "For answers, without which a synchronous method does not go on.",
   "starting": "From launch to the first step: import, restore, compile.",
   "dead": "From the last step to the next launch.",
   "restarting": "The same after a death.",

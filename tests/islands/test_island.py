@@ -361,9 +361,13 @@ def test_island_whose_wait_is_over_or_interrupted_goes_on(
 @pytest.mark.parametrize("paced", [True, False])
 def test_paced_steps_keep_their_slots_and_make_up_for_none(paced):
   now, did, pauses = [0.0], [], []
+  waits = iter([0.0, 0.0, 0.25, 0.0, 0.0])  # before the first step, after each
 
   def wait_for_answers(interrupted):
     yield from ()
+    secs = next(waits)
+    now[0] += secs
+    return secs
 
   island = types.SimpleNamespace(
     step=0,
@@ -398,9 +402,10 @@ def test_paced_steps_keep_their_slots_and_make_up_for_none(paced):
         answer = {"loss": now[0]}
         now[0] += next(durations)
   assert end.value.value == {"steps": 0, "step": 0, "loss": 1.5}
-  # The third step takes five slots, and the fourth has its own after it.
+  # The second waits for an answer; the third takes five slots, and the fourth
+  # has its own after it.
   assert pauses == ([0.75, 0.5, 0.0, 0.75] if paced else [])
-  begun = [0.0, 1.0, 2.0, 7.0] if paced else [0.0, 0.25, 0.75, 5.75]
+  begun = [0.0, 1.0, 2.25, 7.25] if paced else [0.0, 0.25, 1.0, 6.0]
   one = [["exchange", (4, {"loss": t}, t), "moved"] for t in begun]
   each = [what + ["finish"] * paced for what in one]
   assert did == [*(x for what in each for x in what), "finish"]

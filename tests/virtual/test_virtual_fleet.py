@@ -148,6 +148,30 @@ def test_steps_take_what_the_pace_says_and_wait_for_nobody(tmp_path):
   assert gaps == {"island-0": {0.1}, "island-1": {0.2}}
 
 
+def test_who_waits_for_others_does_no_step_meanwhile(tmp_path):
+  config = make_config(
+    2,
+    speeds=(1.0, 1.0),
+    method="diloco",
+    fleet={"slices": [{}, {}], "pace_step_secs": 0.1},
+    sync={"every": 2, "overlap_steps": 1, "codec": "f32"},
+    virtual={"latency_secs": 0.03},
+  )
+  run(config, tmp_path)
+  log = (tmp_path / "metrics" / "island-0.jsonl").read_text()
+  lines = [json.loads(line) for line in log.splitlines()]
+  ended = [line["wall_secs"] for line in lines]
+  waited = [line.get("waited_secs", 0.0) for line in lines]
+  assert len(lines) > 50
+  for number in range(2, len(lines) - 1, 2):  # a round is before each of them
+    assert waited[number] >= 0.06  # there and back
+    took = ended[number] - ended[number - 2]
+    assert took == pytest.approx(0.2 + waited[number])
+  assert not any(waited[1::2])
+  lost = summary.summarise(tmp_path)["chip_secs"]["lost"]
+  assert lost["waiting"] == pytest.approx(2 * sum(waited), rel=0.05)
+
+
 def test_one_island_that_sends_every_step_is_plain_training(tmp_path):
   config = make_config(
     1,
