@@ -92,17 +92,31 @@ def load_config(
 
   Args:
     place: "FILE.py" or "FILE.py:VARIANT".
-    method: takes the place of its own; it says what some fields are that the
-      file leaves out.
+    method: takes the place of its own, see `methods.exchanged`; it says what
+      some fields are that the file leaves out.
 
   Raises:
     UserError: there is no such file, or it cannot be used.
   """
-  config = read_config(place)
+  config: Mapping[str, Any] = read_config(place)
   if method:
-    config.method = method
+    written = typed.plain(config)
+    config = methods.exchanged(written, method)
   whole = methods.completed(config)
+  if method and (news := _replaced(written, whole)):
+    print(f"config.method = {method!r} has {news}", file=sys.stderr)
   return _filled(typed.build(config_lib.RunConfig, whole, "config"))
+
+
+def _replaced(written: Mapping[str, Any], whole: Mapping[str, Any]) -> str:
+  """Fields that another method has otherwise than the file wrote them."""
+  return ", ".join(
+    f"{group}.{field} = {typed.show(whole[group][field])} for {typed.show(was)}"
+    for group, fields in written.items()
+    if isinstance(fields, Mapping) and group in methods.GROUPS
+    for field, was in fields.items()
+    if whole[group].get(field, was) != was
+  )
 
 
 def read_config(place: str | os.PathLike[str]) -> ml_collections.ConfigDict:

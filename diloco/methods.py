@@ -47,7 +47,7 @@ _ONE_JOB_FIXED: Mapping[str, Any] = {
 }
 # Rounding would make of the job what it is measured against.
 _ONE_JOB_USUAL = {"sync.merge": "mean", "sync.codec": "f32"}
-_GROUPS = ("fleet", "sync", "outer")
+GROUPS = ("fleet", "sync", "outer")
 _FOR_EVER_SECS = 3600.0  # that an answer is waited for, unless it is lost
 _ANY_STALENESS = 1_000_000
 _WAITS = {
@@ -76,6 +76,8 @@ _FIXED: Mapping[str, Mapping[str, Any]] = {
   **dict.fromkeys(ONE_JOB, _ONE_JOB_FIXED),
 }
 METHODS = tuple(_FIXED)
+# The same, of as many as there are islands.
+_BY_FLEET = dict.fromkeys(("diloco", "streaming", "eager"), ("sync.quorum",))
 # What its paper does, and a configuration may change.
 _USUAL: Mapping[str, Mapping[str, Any]] = {
   "decoupled": {},
@@ -127,11 +129,11 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
       f"choose one of {', '.join(METHODS)}",
     )
   found: dict[str, Any] = typed.plain(values)
-  if not all(isinstance(found.setdefault(g, {}), dict) for g in _GROUPS):
+  if not all(isinstance(found.setdefault(g, {}), dict) for g in GROUPS):
     return values
   fixed, usual = dict(_FIXED[method]), dict(_USUAL[method])
-  if method in ("diloco", "streaming", "eager"):
-    fixed["sync.quorum"] = _num_islands(found["fleet"])
+  for name in _BY_FLEET.get(method, ()):
+    fixed[name] = _num_islands(found["fleet"])
   if method == "streaming":
     usual["sync.wait_after"] = found["sync"].get("overlap_steps", 2)
   if method == "eager":
@@ -148,6 +150,29 @@ def completed(values: Mapping[str, Any]) -> Mapping[str, Any]:
       )
   for name, value in (usual | fixed).items():
     _of(found, name, value)
+  return found
+
+
+def exchanged(values: Mapping[str, Any], method: Any) -> dict[str, Any]:
+  """A configuration for another method than it was written for.
+
+  What the other one fixes is left to it: those fields said what the method was.
+
+  Args:
+    values: plain, without what it leaves out.
+    method: that takes the place of its own.
+  """
+  found = {**values, "method": method}
+  if method == values.get("method", METHODS[0]) or method not in METHODS:
+    return found
+  fixed = {*_FIXED[method], *_BY_FLEET.get(method, ())}
+  for group in GROUPS:
+    if isinstance(given := found.get(group), Mapping):
+      found[group] = {
+        name: value
+        for name, value in given.items()
+        if f"{group}.{name}" not in fixed
+      }
   return found
 
 

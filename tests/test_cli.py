@@ -533,6 +533,23 @@ def test_what_flags_leave_out_is_not_taken_for_said(place, flags, counted):
   assert config_lib.from_mapping(config).outer.count_absent is counted
 
 
+def test_flag_of_a_method_takes_what_the_file_had_for_another(place, capsys):
+  text = pathlib.Path("config.py").read_text()
+  written = "overlap_steps=1, quorum=1, adoption='carry'"
+  pathlib.Path("config.py").write_text(text.replace("overlap_steps=1", written))
+  config = config_lib.from_mapping(launch.load_config("config.py", "diloco"))
+  assert config.method == "diloco" and config.sync.adoption == "overwrite"
+  assert config.sync.every == 2
+  told = capsys.readouterr().err
+  assert told.startswith("config.method = 'diloco' has ")
+  assert "sync.adoption = 'overwrite' for 'carry'" in told
+  assert "every" not in told
+  with pytest.raises(errors.UserError, match=r"quorum = 1: config\.method"):
+    values = launch.load_config("config.py", "diloco")
+    launch.override(values, ["--config.sync.quorum=1"])
+    config_lib.from_mapping(values)
+
+
 @pytest.fixture
 def shapes(place):
   """Shapes of the parameters of `config.py`, by name."""

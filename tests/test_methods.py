@@ -59,6 +59,25 @@ def test_fleet_that_is_none_is_refused_by_its_name(method):
     build(method, fleet__slices=3)
 
 
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_what_was_another_methods_does_not_contradict(method):
+  written = {
+    "method": "decoupled",
+    "fleet": {"slices": [{}] * 3, "pace_step_secs": 0.1},
+    "sync": {"num_fragments": 3, "quorum": 2, "follow": True, "every": 9},
+    "engine": "virtual",
+  }
+  config = config_lib.from_mapping(methods.exchanged(written, method))
+  assert config.method == method and config.sync.every == 9
+  kept = method in ("decoupled", "streaming", "eager")
+  assert config.sync.num_fragments == (3 if kept else 1)
+  assert config.sync.follow is (method in ("decoupled", *methods.ONE_JOB))
+  assert written["sync"]["quorum"] == 2
+  if method != "decoupled":  # what it is given for itself counts
+    with pytest.raises(errors.UserError, match=r"config\.sync\.\w+ = "):
+      config_lib.from_mapping({**written, "method": method})
+
+
 def test_method_that_is_none_is_refused():
   with pytest.raises(errors.UserError, match="choose one of decoupled"):
     build("federated")

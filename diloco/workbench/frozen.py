@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from diloco import config as config_lib
-from diloco import errors, hyper, process, typed
+from diloco import errors, hyper, methods, process, typed
 from diloco.planning.fleet import flags
 from diloco.report import summary
 
@@ -117,6 +117,8 @@ def _configs(
   found = []
   for name, point in zip(named, points, strict=True):
     config = copy.deepcopy(base)
+    if "method" in point:
+      config = methods.exchanged(config, point["method"])
     try:
       for field, value in point.items():
         _set(config, field, value)

@@ -46,7 +46,7 @@ def get_config(
     name: of the study.
     size: "small", "medium" or "smoke".
     islands: M.
-    fragments: P; 0 leaves it to the method.
+    fragments: P.
   """
   smoke = size == "smoke"
   width, depth, hidden, tokens = _SIZES["small" if smoke else size]
@@ -73,9 +73,9 @@ def get_config(
   config.fleet = ml_collections.ConfigDict(
     dict(slices=slices(islands), pace_step_secs=0.1, jitter=0.1)
   )
-  config.sync = ml_collections.ConfigDict(dict(every=12))
-  if fragments:
-    config.sync.num_fragments = fragments
+  config.sync = ml_collections.ConfigDict(
+    dict(every=12, num_fragments=fragments)
+  )
   config.programs = ml_collections.ConfigDict(
     dict(
       window_steps=12,

@@ -38,7 +38,9 @@ def test_method_may_be_swept(tmp_path):
     "from diloco import hyper\n"
     "from experiments.studies import base\n\n"
     "def get_config():\n"
-    "  return base.get_config('family', 'smoke', 3, fragments=0)\n\n"
+    "  config = base.get_config('family', 'smoke', 3)\n"
+    "  config.sync.update(quorum=1, grace='adaptive', adoption='carry')\n"
+    "  return config\n\n"
     "def get_sweep():\n"
     "  fragments = [{'sync.num_fragments': 6, 'method': 'streaming'}]\n"
     "  whole = hyper.sweep('method', ['diloco', 'data_parallel'])\n"
@@ -49,6 +51,7 @@ def test_method_may_be_swept(tmp_path):
   found = [config_lib.from_mapping(p.config) for p in sweep.points]
   assert [c.sync.quorum for c in found] == [3, 1, 3]
   assert [c.fleet.islands for c in found] == [3, 1, 3]
+  assert [c.sync.num_fragments for c in found] == [1, 1, 6]
 
 
 _PAGE = """
