@@ -112,7 +112,7 @@ ALLOWED = {
   | {
     *("diloco.islands", "diloco.tasks", "diloco.report", "diloco.controller"),
     *("diloco.hyper", "diloco.planning.fleet", "diloco.run", "diloco.launch"),
-    *("diloco.logbook", "diloco.arguments"),
+    *("diloco.logbook", "diloco.arguments", "diloco.methods"),
   },
 }
 # `run` puts everything together; `cli` and `experiments` stand above it.
