@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 47 runs of 3 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 50 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 
@@ -80,7 +80,7 @@ def get_sweep() -> list[hyper.Point]:
 
 def _near() -> list[hyper.Point]:
   """Muon: do islands come nearer that exchange more often?"""
-  settings = ((4, 4, 3), (2, 8, 6), (8, 2, 6), (8, 2, 3))
+  settings = ((4, 4, 3), (2, 8, 6), (8, 2, 6), (8, 2, 3), (4, 2, 6), (4, 2, 3))
   points: list[hyper.Point] = [
     {
       "name": f"muon.m{islands}.rows-{rows}.every-{every}",
@@ -104,6 +104,7 @@ def _near() -> list[hyper.Point]:
       "sync.every": 2,
       "sync.num_fragments": 2,
     },
+    "muonmomentum-0.9": {"task.options.muon_momentum": 0.9},
     "muonmomentum-0.98": {"task.options.muon_momentum": 0.98},
     "diloco": {
       "method": "diloco",
