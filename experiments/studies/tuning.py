@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 50 runs of 3 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 51 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 
@@ -103,6 +103,11 @@ def _near() -> list[hyper.Point]:
       "sync.overlap_steps": 1,
       "sync.every": 2,
       "sync.num_fragments": 2,
+    },
+    "quorum-1.grace-0": {
+      "sync.quorum": 1,
+      "sync.follow": True,
+      "outer.count_absent": True,
     },
     "muonmomentum-0.9": {"task.options.muon_momentum": 0.9},
     "muonmomentum-0.98": {"task.options.muon_momentum": 0.98},
