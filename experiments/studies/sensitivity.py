@@ -1,11 +1,11 @@
-"""Sensitivity: what depends on H, P, K, staleness, gain and momentum?
+"""Sensitivity: what depends on H, P, tau, K, staleness, gain and momentum?
 
 Question: four islands around the defaults. Which merge, and do islands that are
 not in a round count, by three seeds; then, by one, one setting after another,
 and learning rate and momentum together.
 
 Command: `diloco sweep --sweep=experiments/studies/sensitivity.py
---workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 35 runs of 4 to 5
+--workdir=DIR`, then `diloco compare DIR --html=FILE`. Cost: 38 runs of 2 to 5
 minutes of one core. Variants: `:medium`, `:smoke`. Expected: not measured.
 """
 
@@ -32,6 +32,7 @@ def get_sweep() -> list[hyper.Point]:
       # What is the default is in the grid.
       hyper.sweep("sync.every", [6, 24]),
       hyper.sweep("sync.num_fragments", [1, 3, 12]),
+      hyper.sweep("sync.overlap_steps", [1, 4, 8]),
       hyper.sweep("sync.quorum", [2, 4]),
       hyper.sweep("sync.max_staleness", [0, 8]),
       hyper.sweep("sync.adoption", ["overwrite", "blend"]),
