@@ -7,7 +7,8 @@ loss at equal tokens when
 - islands are dead for 12 % of the time (mean life 44 s, mean repair 6 s of
   virtual time), against one data-parallel job under deaths of the same rate,
   and against one that goes on with the slices that are left; and what each of
-  the three has learned in the same virtual time, under one trace of deaths;
+  the three has learned in the same virtual time, under one trace of deaths
+  (islands with a quarter of H, too);
 - two islands are slower, to 0.82 or 0.25 of the others, and a round waits for
   all of them, for one and the grace window, or for one;
 - outer gradients travel as int8, int4 or int2 with error feedback or without,
@@ -15,7 +16,7 @@ loss at equal tokens when
 - the merge is radial-directional in place of the mean?
 
 Command: `diloco sweep --sweep=experiments/studies/costs.py --workdir=DIR`, then
-`diloco compare DIR`. Cost: 100 runs of 4 to 7 minutes of one core. Variants:
+`diloco compare DIR`. Cost: 105 runs of 4 to 7 minutes of one core. Variants:
 `:medium` (886 k parameters; not what has equal time), `:smoke`. Expected: int4
 within 0.1 % (Streaming DiLoCo, arXiv 2501.18512) and int2 within 1 %; with
 failures within the interval of the run without, and goodput of quorum 1 with
@@ -62,6 +63,7 @@ def get_sweep() -> list[hyper.Point]:
   # Tokens are those that each has when islands have merged all, after 321 s.
   clock: list[hyper.Point] = [
     _TRACE,
+    _TRACE | {"sync.every": 3, "sync.num_fragments": 3},
     base.ONE_JOB | _TRACE | {"total_tokens": 2_690_000},
     base.ONE_JOB
     | _TRACE
