@@ -4,7 +4,7 @@ Question: does the learning rate that works for M = 2 work for M = 16, with
 either merge? Nobody has published this ablation.
 
 Command: `diloco sweep --sweep=experiments/studies/merges.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 72 runs of 3 to 4 minutes of one core.
+then `diloco compare DIR`. Cost: 78 runs of 3 to 4 minutes of one core.
 Variants: `:medium`, `:smoke`. Expected: radial-directional merging wants one
 learning rate for all M, the mean a higher one the larger M is.
 """
@@ -24,11 +24,20 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 def get_sweep() -> list[hyper.Point]:
   """Two merges, three M, four learning rates, three seeds."""
+  seeds = hyper.sweep("seed", base.CONFIRMING_SEEDS[:3])  # a table by each
+  field = "task.options.learning_rate"
   return base.named(
-    hyper.product(
-      hyper.sweep("seed", base.CONFIRMING_SEEDS[:3]),  # a whole table by each
-      hyper.sweep("fleet.slices", [base.slices(m) for m in (2, 16, 8)]),
-      hyper.sweep("sync.merge", ["rda", "mean"]),
-      hyper.sweep("task.options.learning_rate", [0.002, 0.004, 0.008, 0.016]),
+    hyper.chain(
+      hyper.product(
+        seeds,
+        hyper.sweep("fleet.slices", [base.slices(m) for m in (2, 16, 8)]),
+        hyper.sweep("sync.merge", ["rda", "mean"]),
+        hyper.sweep(field, [0.002, 0.004, 0.008, 0.016]),
+      ),
+      hyper.product(  # where the best was at the edge
+        seeds,
+        hyper.sweep("fleet.slices", [base.slices(m) for m in (16, 8)]),
+        [{"sync.merge": "mean", field: 0.032}],
+      ),
     )
   )
