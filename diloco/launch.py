@@ -22,6 +22,7 @@ from ml_collections import config_flags
 from diloco import config as config_lib
 from diloco import errors, methods, own_file, process, typed
 from diloco import run as run_lib
+from diloco.report import waste
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([^=]*)")
 # Options belong to the task, which knows their names.
@@ -72,6 +73,8 @@ def run(
   cut: str | None = None,
 ) -> int:
   """Trains and says how it went; returns the exit code."""
+  if told := waste.overshoot(config_lib.from_mapping(config)):
+    print(f"warning: {told}", file=sys.stderr)
   result = run_lib.train(config, workdir, quiet=quiet, cut=cut)
   if as_json:
     json.dump(result.summary, sys.stdout, indent=2)

@@ -1,5 +1,6 @@
 """The summary of a run: one JSON object of figures, exact where they count."""
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -8,7 +9,8 @@ import pathlib
 import threading
 from typing import Any
 
-from diloco import typed
+from diloco import config as config_lib
+from diloco import errors, typed
 from diloco.report import clock, costs, figures, liveness, totals, waste
 from diloco.report import goodput as goodput_lib
 from diloco.report import incidents as incidents_lib
@@ -191,6 +193,9 @@ def warnings(run: Run) -> list[str]:
   """Returns what its user should change, in words."""
   counts = run.ledger.tokens()
   found = [waste.warning(counts.trained, counts.discarded)]
+  with contextlib.suppress(errors.UserError):  # one of another version
+    config = typed.build(config_lib.RunConfig, run.view.config, "config")
+    found.append(waste.overshoot(config))
   if run.view.status == "finished":
     found.append(waste.left(counts.trained, counts.pending))
   return [text for text in found if text]

@@ -1,11 +1,14 @@
-"""Work done in vain, or not merged: when to warn of it, and what to change."""
+"""Work that is in vain, or not merged: when to warn, and what to change."""
 
 from collections.abc import Mapping
 
+from diloco import config as config_lib
 from diloco.report import figures
 from diloco.tape import fates
 
 LIMIT = 0.05  # share of the trained tokens
+# From this gain on runs with so frequent rounds were ruined (docs/results.md).
+_GAIN, _STEPS = 1.4, 24
 
 _SLOW_STORE = (
   "raise config.sync.every, so that islands publish less often, or set"
@@ -63,4 +66,24 @@ def left(trained: int, pending: int) -> str:
     " global version, since the store or the syncer was too slow for the end:"
     " 'diloco resume' with a greater config.total_tokens goes on with them;"
     f" {_SLOW_STORE}"
+  )
+
+
+def overshoot(config: config_lib.RunConfig) -> str:
+  """Says that momentum makes outer steps too long for so frequent rounds.
+
+  Measured only where rounds close without all islands; empty elsewhere.
+  """
+  outer, sync, islands = config.outer, config.sync, config.fleet.islands
+  alone = sync.quorum < islands
+  if not (outer.momentum and outer.gain >= _GAIN):
+    return ""
+  if not (alone and sync.every <= _STEPS):
+    return ""
+  return (
+    f"config.outer has a gain of {figures.number(outer.gain)}, rounds come"
+    f" every {sync.every} steps and close with {sync.quorum} of {islands}"
+    " islands:"
+    f" such runs were ruined from a gain of {_GAIN} on; set"
+    " config.outer.momentum = 0 and config.outer.learning_rate = 1"
   )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import matplotlib
+import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import figure
 
@@ -21,6 +22,7 @@ _PART = "## Studies of learning: "
 _COST = re.compile(r"\*\*([+-][\d.]+) %\*\* \[([+-][\d.]+), ([+-][\d.]+)\]")
 _GOAL = re.compile(r"\+[\d.]+ %")
 _NUMBER = re.compile(r"[+-]?\d+\.\d+")
+_PER_CENT = re.compile(r"([+-][\d.]+) %")
 _STYLE = {"svg.hashsalt": "diloco", "svg.fonttype": "none", "font.size": 9}
 
 
@@ -86,6 +88,18 @@ def changes(text: str) -> list[tuple[str, float]]:
   ]
 
 
+def grid(text: str) -> tuple[list[str], list[str], list[list[float]]]:
+  """Outer rates, momenta, and what each pair loses to the defaults, in %."""
+  *_, found = tables(text, "what the defaults should be, one by one")
+  head, *rows = found
+  lost = [[_PER_CENT.search(cell) for cell in row[1:]] for row in rows]
+  return (
+    [row[0] for row in rows],
+    head[1:],
+    [[float(m[1]) if m else np.nan for m in line] for line in lost],
+  )
+
+
 def _of(cell: str) -> str:
   found = _NUMBER.search(cell)
   assert found is not None, cell
@@ -95,11 +109,14 @@ def _of(cell: str) -> str:
 def draw(text: str, path: pathlib.Path) -> None:
   """Draws all that the page tells."""
   with matplotlib.rc_context(_STYLE):
-    made = figure.Figure(figsize=(8.2, 10.5), layout="constrained")
-    above, middle, below = made.subplots(3, height_ratios=[1.1, 1, 1.1])
+    made = figure.Figure(figsize=(8.2, 12.5), layout="constrained")
+    above, middle, below, last = made.subplots(
+      4, height_ratios=[1.4, 1, 1.1, 0.5]
+    )
     _draw_costs(above, costs(text))
     _draw_curves(middle, curves(text))
     _draw_changes(below, changes(text))
+    _draw_grid(last, *grid(text))
     made.savefig(path, metadata={"Date": None})
 
 
@@ -130,7 +147,7 @@ def _draw_curves(
   axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
   axes.set_xlabel("learning rate, one seed")
   axes.set_ylabel("held-out nats a byte")
-  axes.legend(frameon=False, loc="center right", bbox_to_anchor=(1, 0.4))
+  axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
 
 
 def _draw_changes(
@@ -141,9 +158,25 @@ def _draw_changes(
   axes.set_yticks(range(len(names)), names)
   axes.invert_yaxis()
   axes.axvline(0, color="#888", linewidth=0.8)
-  axes.set_xscale("symlog", linthresh=1)
-  axes.set_xticks([-1, 0, 1, 10], ["-1", "0", "1", "10"])
   axes.set_xlabel("held-out loss lost against the defaults, %, one seed")
+
+
+def _draw_grid(
+  axes: axes_lib.Axes,
+  rates: Sequence[str],
+  momenta: Sequence[str],
+  lost: Sequence[Sequence[float]],
+) -> None:
+  axes.imshow(
+    np.clip(lost, -1, 10), cmap="YlOrBr", aspect="auto", vmin=-2, vmax=16
+  )
+  for row, line in enumerate(lost):
+    for column, value in enumerate(line):
+      told = "diverged" if np.isnan(value) else f"{value:+.1f} %"
+      axes.text(column, row, told, ha="center", va="center")
+  axes.set_xticks(range(len(momenta)), momenta)
+  axes.set_yticks(range(len(rates)), rates)
+  axes.set_xlabel("held-out loss lost by outer rate and momentum, one seed")
 
 
 if __name__ == "__main__":

@@ -87,5 +87,7 @@ def test_picture_of_the_studies_is_of_the_tables_there_are(tmp_path):
   )
   names = [cost.arm for cost in figures.costs(text)]
   names += [*figures.curves(text), *(name for name, _ in figures.changes(text))]
+  rates, momenta, lost = figures.grid(text)
+  names += [*rates, *momenta, *(f"{x:+.1f} %" for row in lost for x in row)]
   assert [name for name in names if name not in anew] == []
   assert [name for name in names if name not in drawn] == []

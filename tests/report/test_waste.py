@@ -97,3 +97,34 @@ def test_defaults_give_nothing_up_at_adoption():
   config = config_lib.RunConfig()
   assert config.sync.adoption == "carry"
   assert (config.outer.learning_rate, config.outer.momentum) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+  ("momentum", "quorum", "every", "ruins"),
+  [
+    (0.9, 1, 12, True),
+    (0.3, 1, 12, False),  # a gain of 1
+    (0.9, 3, 12, False),
+    (0.9, 1, 100, False),
+    (0.0, 1, 12, False),
+  ],
+)
+def test_momentum_that_ruined_runs_is_told_before_and_after(
+  tmp_path, capsys, monkeypatch, momentum, quorum, every, ruins
+):
+  values = {
+    "fleet": {"slices": [{"kind": "cpu", "topology": "1"}] * 3},
+    "sync": {"quorum": quorum, "every": every, "num_fragments": 4},
+    "outer": {"learning_rate": 0.7, "momentum": momentum},
+  }
+  text = waste.overshoot(config_lib.from_mapping(values))
+  assert bool(text) is ruins and "\n" not in text
+  where = run_builder.simulate(tmp_path, run_builder.Plan())
+  run = summary.load(where)
+  run.view.config = values
+  assert (text in summary.warnings(run)) is ruins
+  result = run_lib.Result("finished", {"warnings": []}, tmp_path)
+  monkeypatch.setattr(run_lib, "train", lambda *_, **__: result)
+  launch.run(values, tmp_path)
+  told = capsys.readouterr().err
+  assert ("warning: config.outer has a gain" in told) is ruins
