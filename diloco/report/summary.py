@@ -193,7 +193,8 @@ def warnings(run: Run) -> list[str]:
   """Returns what its user should change, in words."""
   counts = run.ledger.tokens()
   found = [waste.warning(counts.trained, counts.discarded)]
-  with contextlib.suppress(errors.UserError):  # one of another version
+  # It may be of another version, or damaged.
+  with contextlib.suppress(errors.UserError, ZeroDivisionError):
     config = typed.build(config_lib.RunConfig, run.view.config, "config")
     found.append(waste.overshoot(config))
   if run.view.status == "finished":

@@ -128,3 +128,11 @@ def test_momentum_that_ruined_runs_is_told_before_and_after(
   launch.run(values, tmp_path)
   told = capsys.readouterr().err
   assert ("warning: config.outer has a gain" in told) is ruins
+
+
+@pytest.mark.parametrize("outer", [{"momentum": 1}, {"momentum": []}, None])
+def test_configuration_that_is_damaged_has_the_other_warnings(tmp_path, outer):
+  run = summary.load(run_builder.simulate(tmp_path, run_builder.Plan()))
+  before = summary.warnings(run)
+  run.view.config = {"outer": outer}
+  assert before and summary.warnings(run) == before
