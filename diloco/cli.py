@@ -85,7 +85,9 @@ def resume(args: argparse.Namespace) -> int:
   from diloco import launch
 
   values = launch.overridden(config, args.overrides)
-  return launch.run(values, args.dir, as_json=args.json, cut=args.cut)
+  return launch.run(
+    values, args.dir, as_json=args.json, quiet=args.quiet, cut=args.cut
+  )
 
 
 def _resume_at(url: str, args: argparse.Namespace) -> int:
@@ -101,7 +103,9 @@ def _resume_at(url: str, args: argparse.Namespace) -> int:
   found = moving.look(url, args.workdir, args.task)
   values = launch.overridden(found.config, args.overrides)
   cut = moving.bring(found, args.workdir, args.cut)
-  return launch.run(values, args.workdir, as_json=args.json, cut=cut)
+  return launch.run(
+    values, args.workdir, as_json=args.json, quiet=args.quiet, cut=cut
+  )
 
 
 def change(args: argparse.Namespace) -> int:

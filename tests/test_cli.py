@@ -877,6 +877,19 @@ def test_resume_checks_the_data_again(run_dir, capsys, place):
   check_refused(place, capsys, ["resume", "run"], "no file matches")
 
 
+@pytest.mark.parametrize("words", [[], ["--quiet"], ["--quiet", "--json"]])
+def test_resumed_run_is_as_quiet_as_it_is_asked_to_be(
+  run_dir, monkeypatch, words
+):
+  seen = {}
+  monkeypatch.setattr(
+    launch, "run", lambda *_, **given: seen.update(given) or 0
+  )
+  assert cli.main(["resume", str(run_dir), *words]) == 0
+  assert seen["quiet"] == ("--quiet" in words)
+  assert seen["as_json"] == ("--json" in words)
+
+
 def test_fields_the_file_leaves_out_can_be_overridden(place, monkeypatch):
   seen = {}
 

@@ -59,6 +59,7 @@ TRAIN: tuple[entry.Command, ...] = (
       entry.FIELD,
       entry.flag("--cut=N", "set the run back to cut N, or to the 'last' one"),
       entry.TASK,
+      entry.flag("--quiet", "show no live view"),
     ),
   ),
   entry.Command(
