@@ -76,10 +76,8 @@ def overshoot(config: config_lib.RunConfig) -> str:
   Measured only where rounds close without all islands; empty elsewhere.
   """
   outer, sync, islands = config.outer, config.sync, config.fleet.islands
-  alone = sync.quorum < islands
-  if not (outer.momentum and outer.gain >= _GAIN):
-    return ""
-  if not (alone and sync.every <= _STEPS):
+  long = outer.momentum > 0 and outer.gain >= _GAIN
+  if not (long and sync.every <= _STEPS and sync.quorum < islands):
     return ""
   return (
     f"config.outer has a gain of {figures.number(outer.gain)}, rounds come"
