@@ -289,6 +289,14 @@ def _check_times(config: config_lib.RunConfig) -> None:
     f" after config.controller.hang_secs = {times.hang_limit_secs}",
     "lower pace_step_secs or raise hang_secs",
   )
+  mtbi_secs = config.virtual.mtbi_secs
+  errors.require(
+    mtbi_secs == 0 or mtbi_secs >= step_secs,
+    f"config.virtual.mtbi_secs = {mtbi_secs:g}",
+    f"a step of the slowest slice takes {step_secs:g} s, so hardly any would"
+    " be done before its island dies",
+    "raise it to many steps, or set it to 0 for no deaths",
+  )
 
 
 def _check_codec(sync: config_lib.SyncConfig) -> None:
@@ -364,6 +372,27 @@ def _check_sync(config: config_lib.RunConfig) -> None:
     "it is 'adaptive' or a number of seconds",
     "write 'adaptive', or for instance '0.5'",
   )
+  errors.require(
+    sync.wait_secs > 0 or sync.wait_after == 0,
+    f"config.sync.wait_after = {sync.wait_after}",
+    "with config.sync.wait_secs = 0 islands wait for nothing",
+    "leave it out, or say by config.sync.wait_secs how long they wait at most",
+  )
+  if sync.adoption == "blend":
+    errors.require(
+      sync.wait_secs == 0 or sync.wait_after > 0,
+      "config.sync.adoption = 'blend' without overlap",
+      "islands wait for the answer before they do another step, so there is"
+      " nothing newer of their own to blend it with",
+      "set config.sync.wait_after to the steps that they do meanwhile, or"
+      " config.sync.adoption = 'overwrite'",
+    )
+    errors.require(
+      sync.blend_alpha < 1,
+      f"config.sync.blend_alpha = {sync.blend_alpha:g}",
+      "islands would keep all of their own, and adopt nothing",
+      "set it below 1",
+    )
   least = min(map(config.sync_every, range(config.fleet.islands)))
   errors.require(
     sync.wait_after < least,

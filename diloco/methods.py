@@ -38,6 +38,7 @@ _ONE_JOB_FIXED: Mapping[str, Any] = {
   "sync.quorum": 1,
   "sync.adoption": "carry",
   "sync.wait_secs": 0.0,
+  "sync.wait_after": 0,
   "sync.merge_clip": 0.0,
   "sync.down_codec": "f32",
   "outer.optimizer": "sgd",

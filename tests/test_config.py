@@ -98,6 +98,40 @@ REFUSALS = {
     "which the slowest island does after 2 steps",
     "lower config.sync.wait_after or raise config.sync.every",
   ),
+  "wait for nothing": (
+    {"sync": {"wait_after": 1}},
+    "config.sync.wait_after = 1",
+    "with config.sync.wait_secs = 0",
+    "leave it out",
+  ),
+  "blend without overlap": (
+    {"sync": {"adoption": "blend", "wait_secs": 9.0}},
+    "config.sync.adoption = 'blend' without overlap",
+    "before they do another step",
+    "set config.sync.wait_after",
+  ),
+  "blend without overlap, by its method": (
+    {"method": "streaming", "sync": {"wait_after": 0}},
+    "config.sync.adoption = 'blend' without overlap",
+    "before they do another step",
+    "set config.sync.wait_after",
+  ),
+  "blend that adopts nothing": (
+    {"sync": {"adoption": "blend", "blend_alpha": 1.0}},
+    "config.sync.blend_alpha = 1",
+    "adopt nothing",
+    "set it below 1",
+  ),
+  "lives of less than a step": (
+    {
+      "engine": "virtual",
+      "fleet": {"pace_step_secs": 0.1, "slices": [{"relative_speed": 0.5}]},
+      "virtual": {"mtbi_secs": 0.15},
+    },
+    "config.virtual.mtbi_secs = 0.15",
+    "takes 0.2 s",
+    "set it to 0",
+  ),
   "momentum over steps of many lengths": (
     {"outer": {"count_absent": True, "momentum": 0.5}},
     "config.outer.count_absent = True",

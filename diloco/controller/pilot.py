@@ -82,8 +82,11 @@ class Pilot:
       now = (step, tokens_per_step or self._tokens_per_step)
       self._rates[island] = [*rates, now]
     self._tokens += self._tokens_of(island) - before
-    every = self._config.programs.checkpoint_every_steps
-    self._next_checkpoint[island] = step + every
+    # What was due stays due: else lives that are shorter would never save.
+    due = step + self._config.programs.checkpoint_every_steps
+    self._next_checkpoint[island] = min(
+      due, self._next_checkpoint.get(island, due)
+    )
 
   def begin_anew(self) -> None:
     """The run was set back; how far islands are is known once they join."""

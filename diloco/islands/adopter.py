@@ -117,8 +117,7 @@ class Adopter:
   def _show(self, seen: watching.Seen) -> None:
     self._board = seen.board or self._board
     if seen.notices is not None:
-      offences = seen.notices.offences or self._notices.offences
-      self._notices = seen.notices._replace(offences=offences)
+      self._notices = seen.notices.after(self._notices)
 
   def _take_in(
     self, found: protocol.Fetched, newer_than: int

@@ -95,7 +95,15 @@ class Refused:
   """The syncer refuses what this island publishes."""
 
 
-Event = Stepped | Drain | Refused
+@dataclasses.dataclass(frozen=True)
+class Suspended:
+  """For so long the syncer looks at nothing that it publishes."""
+
+  secs: float
+  now: float  # monotonic seconds
+
+
+Event = Stepped | Drain | Refused | Suspended
 
 
 # Actions
@@ -225,7 +233,7 @@ class IslandCore:
     self._wait_secs = wait_secs
     self._wait_after = wait_after
     self._passes_by = passes_by
-    self._held_until = -math.inf
+    self._held_until = self._suspended_until = -math.inf
     self.resyncing = False
     self._just_told = False  # what is ready was fetched before
     self._some_muted = any(state.muted for state in self._fragments)
@@ -259,7 +267,8 @@ class IslandCore:
 
   def holds(self, now: float) -> bool:
     """Whether the next step is to wait for an answer."""
-    return now < self._held_until and self.unanswered
+    answers = self.resyncing or now >= self._suspended_until
+    return answers and now < self._held_until and self.unanswered
 
   @property
   def positions(self) -> tuple[Position, ...]:
@@ -282,6 +291,9 @@ class IslandCore:
           for p, f in enumerate(self._fragments)
           if self._has_news(f, draining=True)
         ]
+      case Suspended(secs, now):
+        self._suspended_until = now + secs
+        return []
       case Refused() if self.resyncing:
         return []  # of what it published before
       case Refused():

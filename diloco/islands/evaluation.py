@@ -34,6 +34,9 @@ def held_out_loss(
 
   Returns:
     `loss` in nats per token, `tokens` and `bits_per_token`.
+
+  Raises:
+    UserError: no token was counted.
   """
   stream = task.batches(split, share=0, num_shares=1, seed=0)
   try:
@@ -49,6 +52,12 @@ def held_out_loss(
     nats += float(np.asarray(batch_nats))
     tokens += float(np.asarray(batch_tokens))
     moved()
+  if not tokens > 0:
+    raise errors.UserError(
+      f"the loss of {len(sums)} held-out batches",
+      f"the task's eval_loss counted {tokens:g} tokens in them",
+      "return the number of tokens that the loss is the sum of",
+    )
   loss = nats / tokens
   return {
     "loss": loss,

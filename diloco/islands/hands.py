@@ -47,6 +47,8 @@ class Hands(abc.ABC):
   ) -> None:
     """Does what there is to do after this step; waits for nothing."""
     core, at_hand = self.core, self.at_hand
+    if heard.suspended_secs:
+      core.handle(core_lib.Suspended(heard.suspended_secs, now))
     if heard.offences:
       for _ in core.handle(core_lib.Refused()):
         at_hand.clear()

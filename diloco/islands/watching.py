@@ -37,6 +37,14 @@ class Notices(NamedTuple):
   cut: int = 0  # the newest cut asked for
   offences: int = 0  # of this incarnation, as newly told by the syncer
   request: records.PeerRequest | None = None  # to be answered if able
+  suspended_secs: float = 0.0  # of this or an earlier one, as newly told
+
+  def after(self, untold: Notices) -> Notices:
+    """With what an earlier look found that nobody was told of yet."""
+    return self._replace(
+      offences=self.offences or untold.offences,
+      suspended_secs=self.suspended_secs or untold.suspended_secs,
+    )
 
 
 class NoticeBoard:
@@ -61,20 +69,24 @@ class NoticeBoard:
     request = yield from attempt("calls", self._listener.listen(self._clock))
     cut = yield from attempt("cuts", protocol.newest_cut())
     # Last: a verdict counts as seen once it was read.
-    offences = yield from attempt("verdicts", self.offences())
-    return Notices(cut or 0, offences or 0, request)
+    verdict = yield from attempt("verdicts", self.verdict())
+    if verdict is None:
+      return Notices(cut or 0, 0, request)
+    mine = verdict.incarnation == self._incarnation
+    offences = verdict.offences if mine else 0
+    return Notices(cut or 0, offences, request, verdict.suspended_secs)
 
-  def offences(self) -> operations.Procedure[int]:
-    """Gives the number of offences if a new verdict tells of any, else 0."""
+  def verdict(self) -> operations.Procedure[records.Verdict | None]:
+    """Gives what the syncer newly has against any life of this island."""
     try:
       verdict, generation = yield self._read
     except errors.CorruptSnapshotError:
-      return 0  # the next offence brings a new one
-    if verdict is None or generation == self._seen:
-      return 0
+      return None  # the next offence brings a new one
+    if generation == self._seen:
+      return None
     self._seen = generation
-    offences: int = verdict.offences
-    return offences if verdict.incarnation == self._incarnation else 0
+    found: records.Verdict | None = verdict
+    return found
 
 
 class Seen(NamedTuple):

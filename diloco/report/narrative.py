@@ -94,6 +94,7 @@ _FATES = {
   "corrupt_record": "The record of their contribution could not be read.",
   "corrupt": "Their contribution was damaged or incomplete in the store.",
   "not_finite": "Their update held NaN or infinite values; quarantined.",
+  "no_weight": "All in their round were too stale for any weight.",
   "norm_mismatch": "The update was not what its record said of it.",
   "norm_outlier": (
     "The update was far longer than others had been; quarantined."

@@ -31,12 +31,13 @@ _REMEDIES = {
   "before_restore": _OLD_CUT,
   "too_stale": "raise config.sync.max_staleness",
   "norm_outlier": "raise config.sync.gate_factor, if those updates are sound",
-  "suspended": (
-    "lower the task's learning rate, or mend its loss; if those updates are"
-    " sound raise config.sync.gate_factor"
+  "not_finite": (
+    "their updates held NaN or infinite values, so lower the task's learning"
+    " rate, or mend its loss"
   ),
-  "not_finite": "lower the task's learning rate, or mend its loss",
+  "norm_overflow": "lower the task's learning rate",
 }
+_SUSPENDED = "suspended"  # for what was refused before: see that
 
 
 def warning(trained: int, discarded: Mapping[str, int]) -> str:
@@ -47,11 +48,16 @@ def warning(trained: int, discarded: Mapping[str, int]) -> str:
   total = sum(discarded.values())
   if total <= LIMIT * trained:
     return ""
-  reason = max(discarded, key=lambda name: discarded[name])
+  reason = what = max(discarded, key=lambda name: discarded[name])
+  offences = ("not_finite", "norm_outlier", "norm_overflow")
+  before = {name: discarded[name] for name in offences if name in discarded}
+  if reason == _SUSPENDED and before:
+    reason = max(before, key=lambda name: before[name])
+    what = f"{_SUSPENDED} after {reason}"
   remedy = _REMEDIES.get(reason, "see the report for why")
   return (
     f"{figures.percent(total / trained)} of the trained tokens were discarded,"
-    f" most of them as {reason}: {remedy}"
+    f" most of them as {what}: {remedy}"
   )
 
 

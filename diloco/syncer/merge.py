@@ -121,7 +121,7 @@ class Merger:
     the norm is that of them all.
 
     Args:
-      contributions: at least one, with a weight above 0 among them.
+      contributions: at least one.
       method: one of `config.MergeMethod`.
       theta: global parameters, C-contiguous float32 of any shape; updated.
       buffers: of the outer optimizer, as theta; updated.
@@ -129,8 +129,8 @@ class Merger:
 
     Raises:
       ContributionError: some contributions are damaged, not finite, or not
-        what their norms say; theta and buffers are as they were, or one by
-        one as those before have left them.
+        what their norms say, or none has a weight above 0; theta and buffers
+        are as they were, or one by one as those before have left them.
       OSError: the store could not be reached; as above.
     """
     if not self.rules.one_by_one:
@@ -164,6 +164,9 @@ class Merger:
   ) -> tuple[Result, float]:
     """Fills the accumulator up to a factor, and returns that too."""
     total_weight = sum(c.weight for c in contributions)
+    if not total_weight:
+      reasons = dict.fromkeys(range(len(contributions)), "no_weight")
+      raise passes.ContributionError(reasons)
     shares = [c.weight / total_weight for c in contributions]
     mix = averages.Mix(shares, [c.scale for c in contributions])
     agreement = None

@@ -56,13 +56,12 @@ class Island(hands.Hands):
     self.saver = island_recovery.Saver(self)
     self.board: records.Board | None = None
     self.present = self.draining = self.poisoned = False
-    self.offences = 0
+    self.notices = watching.Notices()
     self.answering = False
     self.answered = self.cleaned_up = True  # unless a fault kept it from that
     self.dropped: list[core_lib.Publish] = []  # not merely superseded
     self.started_at = 0
     self.spoken = _NOTHING_SAID
-    self.request: records.PeerRequest | None = None
     self.moments_finite = True
     self.epoch = self.cut = 0
     self.inbox = session_end.Channel(world, life)
@@ -130,10 +129,8 @@ class Island(hands.Hands):
     """What the main thread does between two steps."""
     if self.poisoned:
       self._spread_poison(step)
-    board, request, offences = self.board, self.request, self.offences
-    self.board = self.request = None
-    self.offences = 0
-    heard = watching.Notices(self.cut, offences, request)
+    board, heard = self.board, self.notices._replace(cut=self.cut)
+    self.board, self.notices = None, watching.Notices()
     self.act(step, board, heard, self.clock())
     every = self.world.save_every
     if step % every == self.index % every:
@@ -338,8 +335,7 @@ class Island(hands.Hands):
   def _hear(self, heard: watching.Notices) -> None:
     """What others want this island to know."""
     self.cut = max(self.cut, heard.cut)
-    self.offences = heard.offences or self.offences
-    self.request = heard.request
+    self.notices = heard.after(self.notices)
 
   # Saver and heartbeat
 

@@ -29,7 +29,8 @@ from diloco.syncer import syncer as syncer_lib
 from diloco.tape import events, recorder
 from diloco.tasks import replicated
 from diloco.tasks import task as task_lib
-from diloco.virtual import elastic, memory, scheduler
+from diloco.virtual import memory, scheduler
+from diloco.virtual import slices as slices_lib
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Fleet:
     )
     self.pilot = pilot.Pilot(config, task.tokens_per_batch)
     self._faults = list(config.faults)
+    self._winds_down = False
     self.islands = [Seat(self, m) for m in range(config.fleet.islands)]
     for entry in _trace(config):
       self.time.after(entry.secs, functools.partial(self._suffer, entry))
@@ -115,6 +117,11 @@ class Fleet:
     for seat in self.islands:
       seat.start()
 
+  @property
+  def spent(self) -> bool:
+    """Whether the budget is trained; who comes back later does not alter it."""
+    return self._winds_down or self.pilot.budget_spent
+
   def train_until(self, tokens: int) -> None:
     """Goes on until so many tokens are trained."""
     self.time.run(lambda: self.pilot.tokens >= tokens, _FOREVER_SECS)
@@ -127,6 +134,7 @@ class Fleet:
 
   def _wind_down(self) -> outcome_lib.Outcome:
     seats, time = self.islands, self.time
+    self._winds_down = True
     reason = "token budget trained"
     self.tape.record(events.RUN_STOPPING, reason=reason)
     there = [seat for seat in seats if seat.ready]
@@ -192,7 +200,7 @@ class Fleet:
     if self._due():
       # Not in the middle of what a thread is doing.
       self.time.after(0.0, self._strike_due)
-    return self.pilot.budget_spent
+    return self.spent
 
   def _due(self) -> list[config_lib.FaultConfig]:
     spent = self.pilot.tokens / self.config.total_tokens
@@ -210,7 +218,7 @@ class Fleet:
     if fault.target.startswith("island-"):
       seat = self.islands[int(fault.target.removeprefix("island-"))]
     there = seat.ready if seat else self._syncer is not None
-    if self.pilot.budget_spent or not there:
+    if self.spent or not there:
       return False
     self.tape.record(
       events.FAULT_INJECTED,
@@ -229,7 +237,7 @@ class Fleet:
 
   def _replace_syncer(self, secs: float) -> None:
     """Kills the syncer, and starts the next one after that time."""
-    if self._syncer is None or self.pilot.budget_spent:
+    if self._syncer is None or self.spent:
       return
     self._syncer.kill()
     self._syncer = None
@@ -328,17 +336,14 @@ class Seat:
     self._slice = config.fleet.slices[number]
     self._lives = 0
     self._process: scheduler.Process | None = None
-    self._random = np.random.default_rng([config.seed, 1, number])
-    self._slices: elastic.Slices | None = None
-    if config.elastic:
-      self._slices = elastic.Slices(config, fleet.time, self._regroup)
+    self._slices = slices_lib.Slices(config, number, fleet.time, self._regroup)
     self._outdated = False  # the slices are others than this life's
-    self._begun: list[tuple[int, int]] = []  # see `elastic.trained`
+    self._begun: list[tuple[int, int]] = []  # see `slices.trained`
 
   def start(self) -> None:
     """Starts its next life."""
     fleet, slice_ = self._fleet, self._slice
-    present = self._slices.present if self._slices else ()
+    present = self._slices.present if fleet.config.elastic else ()
     self._outdated = False
     self._task = replicated.on(fleet.task, present, self._scheduled)
     self._lives += 1
@@ -362,17 +367,10 @@ class Seat:
     self._tell(events.ISLAND_STARTED, pid=0, cores=[])
     steps = self._process.loop("steps", self._live(), self.island.execute)
     steps.start()
-    virtual = fleet.config.virtual
-    if virtual.mtbi_secs and self._slices is None:
-      # One synchronous job dies with any of its slices.
-      secs, repair_secs = elastic.draw(
-        virtual, self._random, fleet.config.replicas
-      )
-      self._process.after(secs, lambda: self.die(repair_secs))
 
   def _scheduled(self, step: int) -> int:
     """How far an elastic job's schedules are, in steps of its slices."""
-    tokens = elastic.trained(self._begun, step)
+    tokens = slices_lib.trained(self._begun, step)
     return round(tokens / self._task.tokens_per_batch)
 
   def _tell(self, event: str, **fields: Any) -> None:
@@ -390,7 +388,7 @@ class Seat:
     fleet.pilot.joined(self.number, island.step, self._task.tokens_per_batch)
     self._tell(events.ISLAND_READY, step=island.step)
     yield 0.0  # all that start together join before the first step
-    while not (fleet.pilot.budget_spent or self._outdated):
+    while not (fleet.spent or self._outdated):
       for name, args in self._wanted():
         match name:
           case "train":
@@ -402,7 +400,7 @@ class Seat:
             island.evaluate(**args)
           case "checkpoint":
             island.checkpoint(**args)
-    if not fleet.pilot.budget_spent:
+    if not fleet.spent:
       return (yield from self._reconfigure(island))
     yield from island.draining(fleet.times.drain_secs)
     self.drained = True
@@ -428,39 +426,41 @@ class Seat:
     return [(w.name, w.args) for w in wanted if w.island == self.number]
 
   def lose(self, number: int, repair_secs: float) -> None:
-    """One of its slices dies; a job that is not elastic dies with it."""
-    if self._slices is None:
-      self.die(repair_secs)
-    else:
-      self._slices.lose(number, repair_secs)
+    """One of its slices dies, by its number among those of all islands."""
+    self._slices.lose(number % self._fleet.config.replicas, repair_secs)
+
+  @property
+  def _can_live(self) -> bool:
+    """Whether it has slices enough; only an elastic job does with fewer."""
+    elastic = self._fleet.config.elastic
+    return bool(self._slices.present) if elastic else self._slices.complete
 
   def _regroup(self) -> None:
-    """Slices of an elastic job have gone or come back."""
-    assert self._slices is not None
-    if self._fleet.pilot.budget_spent:
+    """Slices have gone or come back."""
+    if self._fleet.spent:
       return
-    self._fleet.tape.record(
-      events.SLICES_CHANGED, island=self.number, present=self._slices.present
-    )
-    # At the end of the step: one that is under way counts, as if no slice had
-    # died in it.
-    self._outdated = True
-    if not self._slices.present:
+    if self._fleet.config.elastic:
+      self._fleet.tape.record(
+        events.SLICES_CHANGED, island=self.number, present=self._slices.present
+      )
+      # At the end of the step: one that is under way counts, as if no slice had
+      # died in it.
+      self._outdated = True
+    if not self._can_live:
       self.kill("SIGKILL")
     elif self.island is None:
       self.start()
 
   def die(self, repair_secs: float) -> None:
-    """Is killed, and comes back after that time."""
-    if self.island is None or self._fleet.pilot.budget_spent:
+    """Is killed, and comes back after that time, if its slices are there."""
+    if self.island is None or self._fleet.spent:
       return
     self.kill("SIGKILL")
     self._fleet.time.after(repair_secs, self._come_back)
 
   def _come_back(self) -> None:
-    nothing_left = self._slices is not None and not self._slices.present
-    spent = self._fleet.pilot.budget_spent
-    if self.island is None and not (spent or nothing_left):
+    spent = self._fleet.spent
+    if self.island is None and self._can_live and not spent:
       self.start()
 
   def kill(self, cause: str, *, told: bool = True) -> None:

@@ -57,6 +57,7 @@ class Process(workers.Threads):
     self.scheduler = scheduler
     self.link = link
     self.alive = True
+    self._releases: list[Callable[[], None]] = []
 
   def clock(self) -> float:
     """See `workers.Threads`."""
@@ -91,9 +92,15 @@ class Process(workers.Threads):
     """Has something done so many seconds from now, should it live then."""
     self.scheduler.after(secs, lambda: do() if self.alive else None)
 
+  def at_death(self, release: Callable[[], None]) -> None:
+    """See `workers.Threads`."""
+    self._releases.append(release)
+
   def kill(self) -> None:
-    """Ends all its threads where they are."""
+    """Ends all its threads where they are, and releases what they had."""
     self.alive = False
+    while self._releases:
+      self._releases.pop()()
 
 
 class _Loop(workers.Loop):
@@ -157,7 +164,7 @@ class _Loop(workers.Loop):
             pause = secs
           case float(secs):
             return self._later(secs, None)
-          case operations.Compute():
+          case operations.Compute() | operations.Point():
             continue
           case _:
             if link.latency_secs:

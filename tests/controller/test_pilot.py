@@ -179,17 +179,33 @@ def test_evaluation_that_an_earlier_controller_asked_for_counts_for_nothing():
   assert run.evaluation(free=True)["skipped"] == 0
 
 
-@pytest.mark.parametrize("step", [0, 13, 30, 500])
-def test_island_that_joins_again_saves_so_many_steps_after_that(step):
+@pytest.mark.parametrize(
+  ("step", "after"), [(0, 20), (13, 20), (33, 20), (40, 13), (500, 1)]
+)
+def test_island_that_joins_again_saves_no_later_than_was_due(step, after):
   run = make(checkpoint_every_steps=20)
   run.joined(0, 0)
   run.observe(0, 33)
   assert names(run.wanted({0: 0}), 0)[0] == "checkpoint"
-  run.joined(0, step)  # from a cut, or a saved state
+  run.joined(0, step)  # from a cut, a saved state, or a peer's
   for more in range(1, 21):
     run.observe(0, step + more)
     saves = "checkpoint" in names(run.wanted({0: 0}), 0)
-    assert saves == (more == 20)
+    assert saves == (more == after)
+
+
+def test_lives_shorter_than_the_time_between_checkpoints_save():
+  run = make(checkpoint_every_steps=20)
+  run.joined(0, 0)
+  saved, step = [], 0
+  for _ in range(8):
+    for _ in range(12):  # and dies
+      step += 1
+      run.observe(0, step)
+      if "checkpoint" in names(run.wanted({0: 0}), 0):
+        saved.append(step)
+    run.joined(0, step)
+  assert saved == [20, 40, 60, 80]
 
 
 def test_run_that_was_set_back_has_trained_what_its_islands_say():

@@ -117,14 +117,14 @@ def test_nothing_that_was_noticed_is_lost_to_an_island_in_a_long_step(
   thread.close()
   call = records.PeerRequest(1, 1, [0, 0])
   for board, found in [
-    (records.Board([1, 0], {}), watching.Notices(cut=1, offences=2)),
+    (records.Board([1, 0], {}), watching.Notices(1, 2, None, 9.0)),
     (None, watching.Notices(cut=2, request=call)),
     (None, None),  # could not look
   ]:
     thread._show(watching.Seen(board, found))
   news = thread.take()
   assert news.board.versions == [1, 0]
-  assert news.notices == watching.Notices(cut=2, offences=2, request=call)
+  assert news.notices == watching.Notices(2, 2, call, 9.0)
   # A call and a verdict are told once, a cut is asked for as long as it is.
   assert thread.take().notices == watching.Notices(cut=2)
   assert thread.take().board is None

@@ -103,6 +103,11 @@ def test_no_row_is_counted_twice(evaluator):
   assert evaluator.evaluate(evaluator.read(), 9)["tokens"] == 6
 
 
+def test_loss_of_no_token_is_the_tasks_mistake():
+  with pytest.raises(errors.UserError, match="eval_loss counted 0 tokens"):
+    evaluation.held_out_loss(Task(), 1, lambda _: (np.float32(3), np.int32(0)))
+
+
 @pytest.mark.parametrize("told", [None, 0, lambda self: 3, np.inf])
 def test_num_batches_that_is_no_count_bounds_no_evaluation(
   evaluator, monkeypatch, told

@@ -60,6 +60,18 @@ def test_next_step_waits_for_the_answer_but_not_for_ever():
   assert not state.holds(20.2)
 
 
+def test_island_whose_publications_nobody_looks_at_does_not_wait():
+  state = _waiting()
+  for step, now in ((1, 9.9), (2, 10.0)):
+    state.handle(core.Stepped(step, now=now))
+  state.handle(core.Suspended(2.0, 10.5))
+  assert not state.holds(10.5) and not state.holds(12.4)
+  assert state.holds(12.5)  # it may be heard again
+  state.handle(core.Suspended(2.0, 10.5))
+  state.handle(core.Refused())
+  assert state.holds(10.5)  # before it does a step it begins anew
+
+
 def test_first_step_of_a_life_waits_for_what_it_published_before_it():
   state = _waiting(step=1, follow=True)
   board = _board([0], p0=[1])

@@ -259,6 +259,7 @@ def test_core_does_what_its_publications_say(seed):
     when, _ISLAND, adoption, step=step, origins=origins, **settings
   )
   model, now = Model(when, adoption, step, origins, **settings), 0.0
+  deaf = 0.0  # until then nothing is answered
   for number in range(150):
     now += draw.choice([0.5, 1.0])
     kind = draw.random()
@@ -267,6 +268,9 @@ def test_core_does_what_its_publications_say(seed):
     elif kind < 0.05:
       assert state.handle(core.Refused()) == model.refused()
     elif kind < 0.06:
+      deaf = now + 3.0
+      assert state.handle(core.Suspended(3.0, now)) == []
+    elif kind < 0.07:
       when = schedule.Schedule(draw.randint(count, 5), count)
       state.reschedule(when)
       model.reschedule(when)
@@ -278,6 +282,7 @@ def test_core_does_what_its_publications_say(seed):
     assert state.unanswered == model.unanswered
     for late in (0.0, 1.5, 2.0):
       holds = now + late < model.until and model.unanswered
+      holds = holds and (now + late >= deaf or model.resyncing)
       assert state.holds(now + late) == holds
     sent = [p for p, one in enumerate(model.fragments) if one.sent]
     assert state.in_flight == sent

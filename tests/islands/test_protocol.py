@@ -190,23 +190,37 @@ def test_head_of_another_fragment_is_corrupt(run):
     operations.perform(protocol.fetch(0, -1), execute)
 
 
-def verdict(incarnation, offences):
-  return records.Verdict(ISLAND, incarnation, offences, 0, "not_finite", 0.0)
+def verdict(incarnation, offences, suspended_secs=0.0):
+  return records.Verdict(
+    ISLAND, incarnation, offences, 0, "not_finite", suspended_secs
+  )
 
 
 def test_verdict_is_told_once_and_only_to_the_life_it_is_about(run):
   watch = watching.NoticeBoard(ISLAND, 2, 0.0, lambda: 0.0)
   key = keys.verdict_key(ISLAND)
+
+  def look():
+    found = run.perform(watch.look(lambda _, look: look))
+    return found.offences, found.suspended_secs
+
   looks = []
-  for write in (None, verdict(1, 5), verdict(2, 1), None, verdict(2, 2)):
+  for write in (
+    None,
+    verdict(1, 5, 40.0),
+    verdict(2, 1),
+    None,
+    verdict(2, 6, 80.0),
+  ):
     if write is not None:
       run.store.write(key, write)
-    looks.append(run.perform(watch.offences()))
+    looks.append(look())
   spoil(run, key)
-  looks.append(run.perform(watch.offences()))
+  looks.append(look())
   run.store.write(key, verdict(2, 3))
-  looks.append(run.perform(watch.offences()))
-  assert looks == [0, 0, 1, 0, 2, 0, 3]
+  looks.append(look())
+  # How long nothing is answered is told to the next life too.
+  assert looks == [(0, 0), (0, 40), (1, 0), (0, 0), (6, 80), (0, 0), (3, 0)]
 
 
 class Search(protocol.Search):

@@ -19,7 +19,15 @@ from diloco.report import narrative, summary, waste
     ({"publish_dropped": 60}, "config.sync.every"),
     ({"lost_with_island": 51}, "config.programs.checkpoint_every_steps"),
     ({"rolled_back": 400}, "config.programs.cut_every_secs"),
-    ({"suspended": 90, "not_finite": 10}, "or mend its loss"),
+    (
+      {"suspended": 90, "not_finite": 10, "too_stale": 20},
+      "as suspended after not_finite: their updates held NaN or infinite",
+    ),
+    (
+      {"suspended": 90, "not_finite": 1, "norm_outlier": 9},
+      "as suspended after norm_outlier: raise config.sync.gate_factor",
+    ),
+    ({"suspended": 90}, "as suspended: see the report"),
     ({"a new reason": 60}, "see the report"),
   ],
 )

@@ -179,6 +179,13 @@ def test_zero_weight_is_absence(method):
   np.testing.assert_allclose(found, expected, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_contributions_without_any_weight_are_refused_by_name(method):
+  with pytest.raises(passes.ContributionError, match="no_weight") as caught:
+    apply(vectors_of(2, (30, 40)), [0.0, 0.0], method)
+  assert set(caught.value.reasons) == {0, 1}
+
+
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(
   method=st.sampled_from(METHODS),

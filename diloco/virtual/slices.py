@@ -1,7 +1,8 @@
-"""Slices of an elastic job: which are there, when they die and come back.
+"""Slices of islands: which are there, when they die and come back.
 
-Slice m lives and dies as island m of a decoupled run with the same seed does,
-so two methods may be compared under the same deaths.
+A slice of a data-parallel job lives and dies as the island of the same number
+of a decoupled run with the same seed does, whatever became of the job: so
+methods may be compared under the same deaths.
 """
 
 import functools
@@ -14,29 +15,35 @@ from diloco.virtual import scheduler
 
 
 class Slices:
-  """All slices of a job.
+  """All slices of an island: one, or as many as a job has replicas.
 
   Attributes:
-    present: numbers of those that are there, in order.
+    present: which of them are there, from 0 on, in order.
   """
 
   def __init__(
     self,
     config: config_lib.RunConfig,
+    island: int,
     time: scheduler.Scheduler,
     changed: Callable[[], None],
   ):
     """All are there; `changed` is called when one has gone or come back."""
-    self.present = tuple(range(config.replicas))
+    self._all = self.present = tuple(range(config.replicas))
     self._virtual = config.virtual
     self._time = time
     self._changed = changed
     self._random = [
-      np.random.default_rng([config.seed, 1, m]) for m in self.present
+      np.random.default_rng([config.seed, 1, island + m]) for m in self._all
     ]
     self._lives = [0] * config.replicas
-    for number in self.present:
+    for number in self._all:
       self._begin(number)
+
+  @property
+  def complete(self) -> bool:
+    """Whether all are there."""
+    return self.present == self._all
 
   def lose(self, number: int, repair_secs: float) -> None:
     """One dies, and comes back after that time; if it is there."""
@@ -55,7 +62,9 @@ class Slices:
     self._lives[number] += 1
     life = self._lives[number]
     if self._virtual.mtbi_secs:
-      secs, repair_secs = draw(self._virtual, self._random[number], 1)
+      rng = self._random[number]
+      secs = float(rng.exponential(self._virtual.mtbi_secs))
+      repair_secs = float(rng.exponential(self._virtual.repair_secs))
       self._time.after(
         secs,
         lambda: (
@@ -80,11 +89,3 @@ def trained(lives: Sequence[tuple[int, int]], step: int) -> int:
       tokens += (step - first) * tokens_per_step
       step = first
   return tokens
-
-
-def draw(
-  virtual: config_lib.VirtualConfig, rng: np.random.Generator, slices: int
-) -> tuple[float, float]:
-  """Seconds until the next death of any of some slices, and of its repair."""
-  secs = rng.exponential(virtual.mtbi_secs / slices)
-  return float(secs), float(rng.exponential(virtual.repair_secs))
