@@ -175,3 +175,47 @@ def test_mistake_of_the_users_own_is_theirs(tmp_path, engine):
   assert "test_engines.py:" in str(refused.value)
   logs = (tmp_path / "run" / "logs").glob("*")
   assert any("ZeroDivisionError: in my" in log.read_text() for log in logs)
+
+
+@pytest.mark.parametrize(
+  ("method", "fragments"), [("diloco", 1), ("eager", 2), ("data_parallel", 1)]
+)
+def test_synchronous_methods_make_the_same_versions_in_any_time(
+  tmp_path, method, fragments
+):
+  made = {}
+  for engine in ("inline", "virtual"):
+    config = make_config(engine, method=method, total_tokens=800)
+    config["sync"] |= {"num_fragments": fragments}
+    result = run_lib.train(config, tmp_path / engine, quiet=True)
+    assert result.status == "finished"
+    assert result.summary["tokens_unaccounted"] == 0
+    made[engine] = {
+      (line["fragment"], line["version"]): line["digest"]
+      for line in reader.read(tmp_path / engine, strict=True).events
+      # The last is of as many steps as were done until the end was heard of.
+      if line["event"] == "merged" and line["version"] <= 8
+    }
+  assert len(made["inline"]) == 8 * fragments
+  assert made["inline"] == made["virtual"]
+
+
+def test_methods_train_with_real_processes(tmp_path):
+  for method, sync, steps in (
+    ("streaming", {}, {0: 4, 1: 4}),
+    # H goes by speed.
+    ("async_local_sgd", {"every": 8, "num_fragments": 1}, {0: 8, 1: 4}),
+  ):
+    config = make_config("process", method=method, total_tokens=500)
+    config["sync"] |= sync
+    config["outer"] = {"momentum": 0.5}
+    result = run_lib.train(config, tmp_path / method, quiet=True)
+    assert result.status == "finished"
+    assert result.summary["tokens_unaccounted"] == 0
+    found = {0: 0, 1: 0}
+    for line in reader.read(tmp_path / method, strict=True).events:
+      if line["event"] == "merged":
+        for sent in line["contributions"]:
+          done = sent["step"] - sent["first_step"]
+          found[sent["island"]] = max(done, found[sent["island"]])
+    assert found == steps

@@ -141,10 +141,18 @@ def adamw(params, opt_state, batch, rate=RATE):
   return optax.apply_updates(params, updates), opt_state
 
 
-def inner_loop(params, opt_state, batches, rate=RATE):
+def inner_loop(params, opt_state, batches, rate=RATE, losses=None):
   for batch in batches:
+    if losses is not None:
+      losses.append(value_and_grad(params, batch)[0])
     params, opt_state = adamw(params, opt_state, batch, rate)
   return params, opt_state
+
+
+def losses_of(folder, island):
+  """What an island's steps have told, in order."""
+  log = folder / "metrics" / f"island-{island}.jsonl"
+  return [json.loads(line)["loss"] for line in log.read_text().splitlines()]
 
 
 def close(found, expected):
@@ -158,16 +166,19 @@ def test_diloco_is_the_loop_of_its_paper(tmp_path):
   outer_state = outer.init(params)
   streams = [Rows(m) for m in range(M)]
   states = [optax.adamw(RATE).init(params)] * M
+  losses = [[] for _ in range(M)]
   for _ in range(ROUNDS):
     ends = []
     for m in range(M):
       batches = itertools.islice(iter(streams[m].__next__, None), H)
-      end, states[m] = inner_loop(params, states[m], batches)
+      end, states[m] = inner_loop(params, states[m], batches, losses=losses[m])
       ends.append(end)
     grads = jax.tree.map(lambda a, *e: a - sum(e) / M, params, *ends)
     updates, outer_state = outer.update(grads, outer_state, params)
     params = optax.apply_updates(params, updates)
   close(train(tmp_path, "diloco"), params)
+  for m in range(M):
+    np.testing.assert_allclose(losses_of(tmp_path, m), losses[m], rtol=2e-4)
 
 
 def test_eager_updates_are_the_formula_of_their_paper(tmp_path):
@@ -219,8 +230,11 @@ def test_data_parallel_is_one_loop_over_the_joint_batch(tmp_path):
   for _ in range(H * ROUNDS):
     rows = [next(stream) for stream in streams]
     batches.append({n: np.concatenate([r[n] for r in rows]) for n in "xy"})
-  params, _ = inner_loop(params, optax.adamw(RATE).init(params), batches)
+  losses = []
+  state = optax.adamw(RATE).init(params)
+  params, _ = inner_loop(params, state, batches, losses=losses)
   close(train(tmp_path, "data_parallel"), params)
+  np.testing.assert_allclose(losses_of(tmp_path, 0), losses, rtol=2e-4)
 
 
 def test_elastic_data_parallel_is_one_loop_over_who_is_there(tmp_path):
@@ -358,9 +372,30 @@ def test_one_island_is_an_optimizer_around_muon_step_by_step(tmp_path):
     outer={"learning_rate": 0.7, "momentum": 0.6},
   )
   close(found, params)
-  log = (tmp_path / "metrics" / "island-0.jsonl").read_text()
-  told = [json.loads(line)["loss"] for line in log.splitlines()]
-  np.testing.assert_allclose(told, losses, rtol=2e-4)
+  np.testing.assert_allclose(losses_of(tmp_path, 0), losses, rtol=2e-4)
+
+
+@pytest.mark.parametrize("task", [Task(), MuonTask()])
+def test_one_island_that_merges_every_step_trains_to_the_same_bits(
+  tmp_path, task
+):
+  """Its outer step of 1 without momentum takes nothing from its own."""
+  told = {}
+  for name, every in (("merged", 1), ("alone", H * ROUNDS)):
+    folder = tmp_path / name
+    train(
+      folder,
+      "decoupled",
+      islands=1,
+      task=task,
+      sync={"every": every, "num_fragments": 1, "overlap_steps": 1},
+      outer={"learning_rate": 1.0, "momentum": 0.0},
+    )
+    told[name] = losses_of(folder, 0)
+    merges = reader.stream(folder, only_role="syncer").events
+    versions = [e["version"] for e in merges if e["event"] == "merged"]
+    assert versions[-1] == H * ROUNDS / every
+  assert told["merged"] == told["alone"] and len(told["alone"]) == H * ROUNDS
 
 
 @pytest.mark.parametrize(
