@@ -5,7 +5,7 @@ batch, learning rate and inner optimizer; and which quorum, H, tau, merge, outer
 rate, momentum and inner optimizer bring four decoupled islands nearest to it?
 
 Command: `diloco sweep --sweep=experiments/studies/tuning.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 51 runs of 3 to 8 minutes of one core.
+then `diloco compare DIR`. Cost: 70 runs of 3 to 8 minutes of one core.
 Variants: `:medium` (886 k parameters), `:smoke`.
 """
 
@@ -29,7 +29,16 @@ def get_sweep() -> list[hyper.Point]:
   batches = hyper.sweep("fleet.slices", [base.slices(n) for n in (1, 2, 4)])
   job = hyper.chain(
     hyper.product([base.ONE_JOB], batches, _rates(0.002, 0.004, 0.008)),
-    [base.ONE_JOB | base.MUON | rate for rate in _rates(0.008, 0.016, 0.032)],
+    [base.ONE_JOB | _rates(0.016)[0]],
+    [
+      base.ONE_JOB | base.MUON | more
+      for more in (
+        *_rates(0.008, 0.011, 0.016, 0.023, 0.032),
+        *hyper.sweep("task.options.muon_momentum", [0.9, 0.98]),
+        {"fleet.slices": base.slices(2)},
+        {"fleet.slices": base.slices(8)} | _rates(0.032)[0],
+      )
+    ],
   )
   alone = hyper.chain(  # K = 1
     hyper.product(
@@ -80,11 +89,19 @@ def get_sweep() -> list[hyper.Point]:
 
 def _near() -> list[hyper.Point]:
   """Muon: do islands come nearer that exchange more often?"""
-  settings = ((4, 4, 3), (2, 8, 6), (8, 2, 6), (8, 2, 3), (4, 2, 6), (4, 2, 3))
+  settings = (
+    *((4, 4, 3, rate) for rate in (0.016, 0.011, 0.023, 0.032)),
+    *((2, 8, every, 0.016) for every in (6, 3, 12)),
+    *((8, 2, 6, 0.016), (8, 2, 3, 0.016), (8, 2, 3, 0.011)),
+    *((4, 2, 6, 0.016), (4, 2, 3, 0.016), (4, 4, 12, 0.032), (4, 8, 3, 0.016)),
+    *((4, 8, 6, 0.016), (4, 8, 6, 0.032), (4, 16, 6, 0.032), (2, 16, 6, 0.016)),
+  )
   points: list[hyper.Point] = [
     {
-      "name": f"muon.m{islands}.rows-{rows}.every-{every}",
+      "name": f"muon.m{islands}.rows-{rows}.every-{every}"
+      + (f".learningrate-{rate}" if rate != 0.016 else ""),
       **base.MUON,
+      "task.options.learning_rate": rate,
       **base.TOGETHER,
       "fleet.slices": base.slices(islands),
       "sync.quorum": islands,
@@ -93,7 +110,7 @@ def _near() -> list[hyper.Point]:
       "sync.every": every,
       "sync.num_fragments": every,
     }
-    for islands, rows, every in settings
+    for islands, rows, every, rate in settings
   ]
   around: dict[str, hyper.Point] = {
     "outer-0.75": {"outer.learning_rate": 0.75},
