@@ -459,8 +459,7 @@ class Seat:
     self._fleet.time.after(repair_secs, self._come_back)
 
   def _come_back(self) -> None:
-    spent = self._fleet.spent
-    if self.island is None and self._can_live and not spent:
+    if self.island is None and self._can_live and not self._fleet.spent:
       self.start()
 
   def kill(self, cause: str, *, told: bool = True) -> None:
