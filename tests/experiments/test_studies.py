@@ -28,7 +28,8 @@ def test_every_point_of_a_study_keeps_its_rules(path, variant):
     options = config.task.options
     tokens = options["batch_size"] * options.get("seq_len", 1)
     steps = config.total_tokens / tokens / len(config.fleet.slices)
-    if variant != "smoke" and config.method != "data_parallel":
+    short = variant == "smoke" or path.stem == "quickstart"
+    if not short and config.method != "data_parallel":
       assert steps >= 100 * config.sync.every, point.name
 
 

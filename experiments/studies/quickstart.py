@@ -1,0 +1,58 @@
+"""The quickstart's own settings: what would its islands learn with others?
+
+Question: the quickstart in virtual time, its killed island included, with less
+H, the mean, other inner learning rates, a round for all three, and with Muon at
+equal tokens and at tokens that take the time of the processor which it has?
+Tokens are those of four minutes, so the studies' rules do not hold here: 2.7 a
+parameter, and some 65 rounds a fragment.
+
+Command: `diloco sweep --sweep=experiments/studies/quickstart.py --workdir=DIR`,
+then `diloco compare DIR`. Cost: 12 runs of four minutes of one core. Variants:
+`:smoke`. Expected: not measured.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from diloco import hyper
+from experiments.configs import quickstart
+from experiments.studies import base
+
+_MEAN = {"sync.merge": "mean"}
+
+
+def get_config(variant: str = "small") -> ml_collections.ConfigDict:
+  """The quickstart, with a held-out loss of eight times as many batches."""
+  config = quickstart.get_config("smoke" if variant == "smoke" else "")
+  config.engine = "virtual"
+  config.programs.final_eval_batches = 2 if variant == "smoke" else 256
+  config.virtual = ml_collections.ConfigDict(dict(latency_secs=0.01))
+  return config
+
+
+def get_sweep() -> list[hyper.Point]:
+  """One setting after another on the quickstart's own seed."""
+  return base.named(
+    hyper.product(
+      [{"seed": base.TUNING_SEED}],
+      [
+        {},
+        _often(12),
+        _often(6),
+        _MEAN,
+        _MEAN | _often(12),
+        _MEAN | _often(6),
+        {"task.options.learning_rate": 0.0015},
+        {"task.options.learning_rate": 0.006},
+        {"task.options.learning_rate": 0.012},
+        {"sync.quorum": 3},
+        base.MUON,
+        base.MUON | {"total_tokens": 1_370_000},
+      ],
+    )
+  )
+
+
+def _often(every: int) -> dict[str, Any]:
+  return {"sync.every": every, "sync.num_fragments": every}
