@@ -53,7 +53,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
 
   config.sync = ml_collections.ConfigDict(
     dict(
-      num_fragments=24, every=24, overlap_steps=2, quorum=1, adoption="carry"
+      num_fragments=12, every=12, overlap_steps=2, quorum=1, adoption="carry"
     )
   )
   config.outer = ml_collections.ConfigDict(

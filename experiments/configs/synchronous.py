@@ -27,6 +27,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   config.faults = ()
   config.sync.update(
     num_fragments=1,
+    every=8 if variant == "smoke" else 24,
     quorum=len(config.fleet.slices),
     adoption="overwrite",
     merge="mean",
