@@ -121,7 +121,7 @@ def fit(
   num_failures: int = _FAILURES,
   seed: int = 0,
 ) -> Fit:
-  """Fits the times of `FITTED`, from `start` on; all others are as there."""
+  """Fits the times of `FITTED`, all others as in `start`, or the defaults."""
   start = start or dataclasses.replace(defaults.Times(), **GUESS)
   target = np.array(RIGID + ELASTIC)
 

@@ -51,6 +51,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   )
   config.fleet.pace_step_secs = 0.09
 
+  # H by a study of its own, `experiments/studies/quickstart.py`.
   config.sync = ml_collections.ConfigDict(
     dict(
       num_fragments=12, every=12, overlap_steps=2, quorum=1, adoption="carry"

@@ -4,11 +4,12 @@ Question: the quickstart in virtual time, its killed island included, with less
 H, the mean, other inner learning rates, a round for all three, and with Muon at
 equal tokens and at tokens that take the time of the processor which it has?
 Tokens are those of four minutes, so the studies' rules do not hold here: 2.7 a
-parameter, and some 65 rounds a fragment.
+parameter, and some 65 periods of H = 24.
 
 Command: `diloco sweep --sweep=experiments/studies/quickstart.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 22 runs of five minutes of one core. Variants:
-`:smoke`. Expected: not measured.
+then `diloco compare DIR`. Cost: 22 runs of five to eight minutes of one
+core. Variants: `:smoke`. Expected: 1.2 % less loss with H = 12 than with 24, 1.6
+with 6.
 """
 
 from typing import Any
