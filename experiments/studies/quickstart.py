@@ -7,8 +7,8 @@ Tokens are those of four minutes, so the studies' rules do not hold here: 2.7 a
 parameter, and some 65 periods of H = 24.
 
 Command: `diloco sweep --sweep=experiments/studies/quickstart.py --workdir=DIR`,
-then `diloco compare DIR`. Cost: 22 runs of five to eight minutes of one
-core. Variants: `:smoke`. Expected: 1.2 % less loss with H = 12 than with 24, 1.6
+then `diloco compare DIR`. Cost: 22 runs of 5 to 8 minutes of one core.
+Variants: `:smoke`. Expected: 1.2 % less loss with H = 12 than with 24, and 1.6
 with 6.
 """
 
