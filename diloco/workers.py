@@ -8,6 +8,7 @@ begins anew from the store.
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from diloco.snapshots import operations
 logger = logging.getLogger(__name__)
 
 _UNEXPECTED = 4  # times in a row that an error nobody expected is tried again
+_LESS_URGENT = 10  # steps of niceness: a tenth of a core that others want
 
 
 @contextlib.contextmanager
@@ -266,6 +268,16 @@ class Threads:
   def wall(self) -> float:
     """Seconds since the epoch, for tapes."""
     return time.time()
+
+  def give_way(self) -> None:
+    """Has the calling thread, and threads it starts, leave cores to others.
+
+    What they do may then take ten times as long on cores that are never idle.
+    For good: only a privileged process may take it back.
+    """
+    thread = threading.get_native_id()
+    nice = os.getpriority(os.PRIO_PROCESS, thread) + _LESS_URGENT
+    os.setpriority(os.PRIO_PROCESS, thread, nice)  # at most the greatest
 
   def loop(
     self,

@@ -1,7 +1,7 @@
 """Saving in the background: checkpoints, and an island's part of cuts.
 
-The main thread starts copies and goes on; this thread writes them. When they
-count is in `diloco.islands.saving`.
+The main thread starts copies and goes on; this thread writes them with what the
+steps leave of the cores. When they count is in `diloco.islands.saving`.
 """
 
 import functools
@@ -32,6 +32,7 @@ class Saver(saving.Saves):
     self._copies = states.of_run(setting.run_dir, setting.snapshots)
     self._plan = setting.learner.plan
     self._tape = setting.tape
+    self._threads = threads
     self._clock = threads.clock
     self._writer = checkpoints.checkpointer()
     threads.at_death(self._writer.close)
@@ -40,6 +41,11 @@ class Saver(saving.Saves):
     execute = setting.snapshots.execute
     self._loop = threads.loop("saver", self.save_all(), execute)
     self._loop.start()
+
+  def save_all(self) -> operations.Script[None]:
+    """See `Saves`."""
+    yield operations.Compute(self._threads.give_way)
+    yield from super().save_all()
 
   def save(self, job: saving.Job) -> None:
     """Queues a job; never blocks."""

@@ -67,6 +67,9 @@ class Process(workers.Threads):
     """See `workers.Threads`; the run began at the epoch."""
     return self.scheduler.now
 
+  def give_way(self) -> None:
+    """See `workers.Threads`; whoever computes here holds all up."""
+
   def loop(
     self,
     name: str,

@@ -1,6 +1,7 @@
 """When a saved state counts, and what is left of one that does not."""
 
 import gc
+import os
 import threading
 import types
 import weakref
@@ -147,6 +148,14 @@ def test_marker_is_written_last_and_says_what_was_saved(disk):
   assert told["durable"] and told["reason"] == ""
   assert (told["step"], told["serial"], told["cut"]) == (1, 1, 0)
   assert told["bytes"] == marker.num_bytes > 0 and told["secs"] >= 0.0
+
+
+def test_what_is_written_leaves_the_core_to_the_steps(disk):
+  disk.hold()
+  nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+  (thread,) = (t for t in threading.enumerate() if t.name == "saver")
+  given = os.getpriority(os.PRIO_PROCESS, thread.native_id)
+  assert given == min(nice + 10, 19)
 
 
 def test_save_counts_only_once_what_it_takes_for_published_is(disk):
