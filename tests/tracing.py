@@ -5,7 +5,8 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
-_LATE_SECS = 0.2
+_LATE_SECS = 0.01
+_LATE_TIMES = 20
 
 
 @contextlib.contextmanager
@@ -14,11 +15,13 @@ def traced() -> Iterator[None]:
 
   Threads of TensorStore may still come back from what was asked of them, and
   CPython 3.11 dies if one waits for the interpreter, to enter what it has
-  allocated, when the accounts are thrown away. So they are let through first.
+  allocated, when the accounts are thrown away. So they are let through first,
+  again and again: a machine that stalls may take one long pause whole.
   """
   tracemalloc.start()
   try:
     yield
   finally:
-    time.sleep(_LATE_SECS)
+    for _ in range(_LATE_TIMES):
+      time.sleep(_LATE_SECS)
     tracemalloc.stop()

@@ -32,12 +32,21 @@ _PATIENCE_SECS = 60.0  # two Python starts on a busy machine
 class Seats:
   """A run directory with syncer processes, and what they say."""
 
-  def __init__(self, run_dir: pathlib.Path, num_fragments: int):
+  def __init__(
+    self,
+    run_dir: pathlib.Path,
+    num_fragments: int,
+    takeover_secs: float = 0.0,
+  ):
     """Makes the directory and its store; starts nothing yet."""
     self.dir = run_dir
     self.num_fragments = num_fragments
-    sync = {"num_fragments": num_fragments}
-    config = config_lib.from_mapping({"sync": sync})
+    config = config_lib.from_mapping(
+      {
+        "sync": {"num_fragments": num_fragments},
+        "controller": {"takeover_secs": takeover_secs},
+      }
+    )
     process.write_config(config, run_dir)
     self.store = store.SnapshotStore(process.store_url(run_dir))
     tensors = [

@@ -48,6 +48,7 @@ def test_cores_follow_speed(speeds, cores, expected):
   assert resources.divide_cores(speeds, cores) == expected
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
   st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9),
   st.sets(st.integers(0, 99), min_size=1, max_size=20),
@@ -149,6 +150,7 @@ def test_spare_goes_to_one_island_and_others_try_what_was_left(lost, expected):
   assert [manager.bind(m)[0] for m in range(3)] == expected
 
 
+@hypothesis.settings(deadline=None)
 @hypothesis.given(
   st.integers(1, 4),
   st.integers(0, 3),

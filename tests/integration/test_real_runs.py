@@ -81,6 +81,8 @@ def story(tmp_path_factory):
     tmp_path_factory.mktemp("story"),
     total_tokens=real_run.ENDLESS,
     fleet=real_run.fleet(0.12),
+    # A busy machine silences no leader for as long as its lease then lasts.
+    controller={"restart_base_secs": 0.1, "takeover_secs": 3.0},
   ) as run:
     story = Story(run)
     story.start(started=2)

@@ -17,7 +17,7 @@ _PATIENCE_SECS = 60.0
 
 @pytest.fixture
 def seats(tmp_path):
-  made = takeover.Seats(tmp_path / "run", num_fragments=8)
+  made = takeover.Seats(tmp_path / "run", num_fragments=8, takeover_secs=3.0)
   yield made
   made.close()
 

