@@ -88,19 +88,24 @@ def get_config(
 
 
 def against_one_job(
-  rates: Sequence[float], job: float, islands: float
+  rates: Sequence[float],
+  job: float,
+  islands: float,
+  *more: tuple[hyper.Point, float],
 ) -> list[hyper.Point]:
   """Four islands and one job: learning rates by one seed, then five seeds.
 
   Args:
-    rates: learning rates that both are tuned by.
+    rates: learning rates that all are tuned by.
     job: the rate with which the job is confirmed.
     islands: that with which four islands are, with half the studies' H.
+    more: other arms, each with its own.
   """
   merged = {"sync.merge": "mean", "sync.every": 6, "sync.num_fragments": 6}
   arms: tuple[tuple[hyper.Point, float], ...] = (
     (ONE_JOB, job),
     (merged, islands),
+    *more,
   )
   field = "task.options.learning_rate"
   tuning = hyper.product([arm for arm, _ in arms], hyper.sweep(field, rates))

@@ -36,22 +36,12 @@ def get_config(variant: str = "small") -> ml_collections.ConfigDict:
 
 def get_sweep() -> list[hyper.Point]:
   """Learning rates by one seed, then the best of each arm by five."""
-  rates, field = (0.008, 0.016, 0.032), "task.options.learning_rate"
   often: hyper.Point = {
     **base.TOGETHER,
     "sync.merge": "mean",
     "sync.every": 3,
     "sync.num_fragments": 3,
   }
-  oftener = hyper.chain(
-    hyper.product(
-      [{"seed": base.TUNING_SEED}], [often], hyper.sweep(field, rates)
-    ),
-    hyper.product(
-      hyper.sweep("seed", base.CONFIRMING_SEEDS), [often | {field: 0.016}]
-    ),
+  return base.against_one_job(
+    (0.008, 0.016, 0.032), 0.016, 0.016, (often, 0.016)
   )
-  return [
-    *base.against_one_job(rates, job=0.016, islands=0.016),
-    *base.named(oftener),
-  ]
